@@ -10,7 +10,8 @@ namespace ckpt::library {
 namespace {
 
 constexpr uint64_t kAlignment = 64;
-// From here on pages of their own, which are zeros and need no writing.
+// From this size on, buffers get pages of their own, which are zeros and need
+// no writing.
 constexpr uint64_t kPages = uint64_t{2} << 20;
 
 }  // namespace
@@ -21,7 +22,7 @@ Aligned::Aligned(uint64_t bytes) : size_(bytes) {
       pages_ = std::make_unique<io::Buffer>(bytes);
       data_ = pages_->data();
       return;
-    } catch (const Error&) {  // a process may have so many mappings: the heap
+    } catch (const Error&) {  // the number of mappings is limited: use the heap
     }
   }
   const uint64_t blocks = std::max<uint64_t>(1, bytes / kAlignment + 1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C interface: every call catches what the library throws and hands it out
-// as JSON.
+// The C interface: every call catches what the library throws and returns it as
+// JSON.
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -47,7 +47,7 @@ struct ckpt_checkpoint {
 };
 
 struct ckpt_data {
-  // Arrays of other libraries may hold it too.
+  // Arrays of other libraries may share it.
   std::shared_ptr<const void> owner;
   std::span<const std::byte> bytes;
 };
@@ -103,7 +103,7 @@ struct Exported {
   std::shared_ptr<const void> owner;
 };
 
-// DLPack's number of a dtype, and nothing for those that it lacks.
+// DLPack's number for a dtype; nothing for those that it lacks.
 std::optional<uint8_t> dlpack_code(DType dtype) {
   switch (dtype) {
     case DType::i8:
@@ -185,12 +185,12 @@ std::string error_text(const Error& error) {
         {"tensor", text_or_null(error.where().tensor)},
         {"message", error.problem()},
         {"hint", text_or_null(error.hint())}}}};
-  // Names may be bytes of any kind.
+  // Names may contain any bytes.
   return said.dump(-1, ' ', false,
                    nlohmann::ordered_json::error_handler_t::replace);
 }
 
-// In a handler. Sets `*error`, and returns the exit status.
+// Called in a handler. Sets `*error` and returns the exit status.
 int report(char** error) {
   Error said(ExitCode::kBug, {}, "an exception of unknown type");
   try {
@@ -213,7 +213,7 @@ int report(char** error) {
   return static_cast<int>(said.code());
 }
 
-// What `call` returns, or null and `*error`.
+// Returns what `call` returns, or null, with `*error` set.
 template <class Call>
 auto guarded(char** error, Call&& call) -> decltype(call()) {
   if (error) *error = nullptr;
@@ -243,7 +243,7 @@ std::vector<std::string> texts_of(const char* const* list) {
   return texts;
 }
 
-// What its tensors are made of may be looked up late: the copy is its own.
+// Its tensors' sources may be looked up late, so it has a copy of its own.
 ckpt_checkpoint* changed(const ckpt_checkpoint& from,
                          const std::function<Catalog(Catalog)>& change) {
   Catalog copy = from.open.catalog();
@@ -278,7 +278,7 @@ Layout layout_of(const char* path, const char* format,
               target.ends_with(".safetensors") || target.ends_with(".pt")};
 }
 
-// C's texts end at the first NUL: two names could be one.
+// C strings end at the first NUL, so two names could become one.
 void refuse_nul(const Catalog& catalog) {
   for (const Tensor& tensor : catalog.tensors)
     if (tensor.name.find('\0') != tensor.name.npos)

@@ -17,7 +17,7 @@ const Tensor& named(const Catalog& catalog, const std::string& name) {
       .with_hint(near.empty() ? "" : "did you mean " + near + "?");
 }
 
-// read(catalog, tensor), once the tensor's pieces have been looked for.
+// Calls read(catalog, tensor) once the tensor's pieces have been located.
 template <class Read>
 auto located(const Catalog& catalog, const Tensor& tensor, Read read) {
   if (!catalog.archive_opener) return read(catalog, tensor);
@@ -69,7 +69,7 @@ library::Aligned library::read_aligned(const Checkpoint& checkpoint,
   return located(
       checkpoint.catalog(), tensor,
       [&](const Catalog& catalog, const Tensor& found) {
-        // What is outside is refused before any of it is filled.
+        // A box that is outside is refused before any of it is filled.
         const bool fits = inside(box, found.shape);
         Aligned data(fits ? byte_size(found.dtype, box.shape).value_or(0) : 0);
         reshard::read_box(catalog, found, box, data.bytes());

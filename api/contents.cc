@@ -30,7 +30,7 @@ uint64_t span_of(const Tensor& tensor, const Piece& piece) {
   return last;
 }
 
-// Of each file of the target, in order.
+// For each file of the target, in order.
 std::vector<Ranges> payload_of(const Catalog& catalog) {
   std::vector<Ranges> payload(catalog.files.size());
   for (const Tensor& tensor : catalog.tensors)
@@ -43,7 +43,7 @@ std::vector<Ranges> payload_of(const Catalog& catalog) {
   return payload;
 }
 
-// What lies between, as a manifest has it.
+// The ranges between, in a manifest's form.
 std::vector<uint64_t> gaps(const Ranges& payload, uint64_t size) {
   std::vector<uint64_t> result;
   uint64_t at = 0;
@@ -58,7 +58,7 @@ std::vector<uint64_t> gaps(const Ranges& payload, uint64_t size) {
   return result;
 }
 
-// A .distcp file is one zip behind the other, none of the whole.
+// A .distcp file is one zip after another; the whole is not a zip.
 bool is_zip(const io::Handle& file) {
   return !file.path().ends_with(".distcp") && file.size() >= 22 &&
          file.read_string(0, 4) == "PK\3\4";
@@ -75,7 +75,7 @@ void add_contents(const Prepared& prepared, const std::string& root,
     std::vector<uint64_t> ranges;
     if (f < payload.size() && !payload[f].empty()) {
       ranges = gaps(payload[f], file.size);
-      if (ranges.empty()) continue;  // tensors and nothing else
+      if (ranges.empty()) continue;  // nothing but tensors
     }
     const io::Handle handle = io::Handle::open_read(io::join(root, file.path));
     manifest.contents[file.path] = {sha256_of(handle, ranges), ranges};

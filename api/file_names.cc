@@ -11,10 +11,10 @@
 namespace ckpt::library {
 namespace {
 
-constexpr size_t kLongestName = 255;  // of Linux's file systems
+constexpr size_t kLongestName = 255;  // on Linux's file systems
 
-// The tensor that a file is named after: the longest name that stands in the
-// path; "" if none does.
+// The tensor that a file is named after: the longest name in the path; "" if
+// there is none.
 std::string tensor_of(const Target& target, std::string_view path) {
   std::string_view found;
   for (const Tensor& tensor : target.catalog.tensors)

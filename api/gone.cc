@@ -60,7 +60,7 @@ std::vector<FlatRange> gone_elements(const Tensor& tensor, const Piece& piece,
   const uint64_t size = element_size(tensor.dtype);
   const uint64_t begin = piece.extent.offset;
   if (gone.empty() || total == 0) return elements;
-  if (size == 0) {  // bits: one byte holds several
+  if (size == 0) {  // less than a byte: one byte holds several
     if (overlaps(gone, begin, begin + byte_size(tensor)))
       elements.push_back({0, total});
   } else if (is_packed(tensor, piece)) {

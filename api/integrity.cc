@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Is a checkpoint whole? What megatron-core checks when it saves and loads,
-// asked of what is stored.
+// Is a checkpoint whole? Checks what megatron-core checks when it saves and
+// loads, on what is stored.
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -29,8 +29,8 @@ Problem problem_of(const Error& error) {
                 error.problem());
 }
 
-// Bytes of a piece from its first to behind its last, as far as they can be
-// known before its archive is opened.
+// Where a piece's bytes end, as far as that can be known before its archive is
+// opened.
 uint64_t end_of(const Tensor& tensor, const Piece& piece) {
   const Extent& extent = piece.extent;
   if (extent.archive)
@@ -52,7 +52,7 @@ uint64_t end_of(const Tensor& tensor, const Piece& piece) {
   return checked_add(extent.offset, bytes).value_or(UINT64_MAX);
 }
 
-// What the index names has to be in a file.
+// Checks that what the index names is in a file.
 class Places {
  public:
   explicit Places(const Catalog& catalog) : catalog_(catalog) {
@@ -70,12 +70,12 @@ class Places {
            tensor.name},
           "a piece ends at byte {} of a file of {}", end,
           file < sizes_.size() ? sizes_[file] : 0));
-      return;  // one for each tensor says enough
+      return;  // one per tensor is enough
     }
   }
 
  private:
-  // Bytes that extents may see: none if the file is not there any more.
+  // Bytes that extents may cover: none if the file no longer exists.
   static uint64_t size_of(const File& file) {
     if (file.codec == Codec::kMemory || file.codec == Codec::kFill)
       return file.size;
@@ -91,7 +91,7 @@ class Places {
   std::vector<uint64_t> sizes_;
 };
 
-// KEY/shard_AT_GRID: all entries of a grid are there.
+// KEY/shard_AT_GRID: checks that all entries of a grid are there.
 void check_grids(const Catalog& catalog, std::vector<Problem>& problems) {
   struct Grid {
     Dims shape;
@@ -117,9 +117,9 @@ void check_grids(const Catalog& catalog, std::vector<Problem>& problems) {
   }
 }
 
-// Tensor by tensor, so that one hole does not hide the next. `one` has the
-// files and is lent a tensor at a time: copies of catalogs with many thousands
-// of files would cost more than the check.
+// Works tensor by tensor, so that one hole does not hide the next. `one` has
+// the files and holds one tensor at a time: copying catalogs with many
+// thousands of files would cost more than the check.
 void check_tensor(Catalog& one, Tensor& tensor, bool deep,
                   std::vector<Problem>& problems) {
   one.tensors.resize(1);
@@ -155,7 +155,7 @@ std::vector<Problem> validate_sharding_integrity(const Catalog& catalog,
     } catch (const Error& error) {
       if (!is_answer(error)) throw;
       problems.push_back(problem_of(error));
-      return problems;  // where nothing is located, nothing can be read
+      return problems;  // what can't be located can't be read
     }
   }
   std::vector<Tensor> tensors = std::move(one.tensors);

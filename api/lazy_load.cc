@@ -13,14 +13,14 @@
 namespace ckpt {
 namespace {
 
-// Boxes one after the other: what a rank holds, in the order it holds it.
-// With groups a rank's rows come from several places of the tensor.
+// Reads boxes one after another: what a rank holds, in its order. With groups,
+// a rank's rows come from several places in the tensor.
 std::vector<std::byte> read_boxes(const Catalog& catalog, const Tensor& tensor,
                                   const std::vector<cuts::Part>& parts,
                                   const Shape& local) {
   if (parts.size() == 1)
     return reshard::read_box(catalog, tensor, parts[0].box);
-  // Parts differ in one dimension only: interleave their runs below it.
+  // Parts differ in only one dimension: interleave their runs below it.
   const uint64_t element = element_size(tensor.dtype);
   std::vector<std::byte> bytes(byte_size(tensor.dtype, local).value_or(0));
   const Dims strides = row_major_strides(local);
@@ -50,7 +50,8 @@ void check_rank(const Topology& topology, const Rank& rank) {
                       rank.pp, rank.dp, rank.ep, to_string(topology));
 }
 
-// Before the first shard: a loader that ends amid a model has wasted its time.
+// Called before the first shard: a loader that fails amid a model has wasted
+// its time.
 void check_rules(const Catalog& catalog, uint32_t tp) {
   if (tp == 1) return;
   for (const Tensor& tensor : catalog.tensors) {
@@ -77,7 +78,7 @@ LazyLoad Checkpoint::lazy_load(const Topology& topology,
   if (no_rules || catalog->archive_opener || topology.pp != 1 ||
       topology.ep != 1) {
     auto part = std::make_shared<Catalog>(*catalog_);
-    // Of the whole model: a stage may lack what tells the rules.
+    // Rules are taken from the whole model: a stage may lack what decides them.
     if (no_rules) library::add_rank_rules(*part, topology.tp);
     *part = library::rank_part(std::move(*part), topology, rank);
     locate(*part);

@@ -69,7 +69,7 @@ std::string source_manifest(const Catalog& source) {
 
 namespace {
 
-// The tensors that are not what is stored: an adapter was added.
+// The tensors that differ from what is stored because an adapter was added.
 std::set<std::string_view> made_tensors(const Catalog& source) {
   std::set<std::string_view> names;
   for (const Tensor& tensor : source.tensors)
@@ -79,18 +79,19 @@ std::set<std::string_view> made_tensors(const Catalog& source) {
   return names;
 }
 
-// Megatron-Bridge's adapters, whose rows are arranged for the target's ranks
-// (formats/megatron/canonical/adapter_rows.h). The name stays.
+// True for Megatron-Bridge's adapters, whose rows are rearranged for the
+// target's ranks (formats/megatron/canonical/adapter_rows.h). Names don't
+// change.
 bool may_be_arranged(std::string_view name) {
   return name.find(".linear_fc1.adapter.") != name.npos;
 }
 
 }  // namespace
 
-// If the source was written by ckpt, its manifest says what was written. By
-// the name that it is stored by; where names are others now, by any digest
-// that is the same. What remains was cut, taken apart or put together on the
-// way, and is read again as it stands.
+// If the source was written by ckpt, its manifest says what was written.
+// Tensors are found by their stored name or, if names have changed, by any
+// equal digest. Those that remain were cut, taken apart or put together on the
+// way, and are read again as stored.
 void check_source_manifest(const Prepared& prepared,
                            const reshard::RunResult& result,
                            const reshard::RunOptions& options) {
@@ -106,13 +107,13 @@ void check_source_manifest(const Prepared& prepared,
   const auto made = made_tensors(prepared.source);
   const std::set<std::string> decoded = decoded_tensors(prepared.source);
   bool rearranged = !decoded.empty();
-  std::set<std::string> cut;  // or of another shape, with the same bytes
+  std::set<std::string> cut;  // or tensors of another shape with the same bytes
   for (size_t i = 0; i < prepared.plan.tensors.size(); ++i) {
     const std::string& name = prepared.plan.tensors[i].name;
     if (decoded.contains(name)) continue;
     const Edit edit = edit_of(prepared.edits, name);
     const auto entry = manifest.tensors.find(edit.stored);
-    if (made.contains(name)) {  // of what the manifest has
+    if (made.contains(name)) {  // made of what the manifest has
       rearranged = true;
       continue;
     }

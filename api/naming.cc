@@ -25,13 +25,13 @@ namespace {
 constexpr std::string_view kKeep = "keep";
 constexpr std::string_view kMegatron = "mcore";
 
-// Something says that another dialect is wanted, if not which.
+// True if something says that another dialect is wanted, even if not which.
 bool is_asked(const families::TranslateOptions& options) {
   return !options.family.empty() || !options.family_file.empty() ||
          !options.config_from.empty();
 }
 
-// What only a conversion between dialects looks at.
+// Refuses what only a conversion between dialects uses.
 void check_unused(const Naming& naming, const std::string& to_format,
                   std::string_view from) {
   const bool takes_size = formats::traits_of(to_format).pads_rows;
@@ -57,7 +57,7 @@ void check_unused(const Naming& naming, const std::string& to_format,
   }
 }
 
-// The files of --config-from in the place of the source's own.
+// Takes the files of --config-from in place of the source's own.
 void take_config(Catalog& source, const std::string& directory) {
   Catalog beside;
   formats::add_sidecars(directory, beside);
@@ -119,8 +119,8 @@ Catalog translated(Catalog source, const families::TranslateOptions& options,
   return source;
 }
 
-// A container of any dialect gets transformers' names, if it can be done.
-// `why`: what hinders it, if the names stay.
+// Gives a container of any dialect transformers' names if possible. `why`: the
+// reason if the names stay.
 Catalog try_hf(Catalog source, std::string_view from,
                families::TranslateOptions options, const Naming& naming,
                std::string& why) {
@@ -143,8 +143,8 @@ Catalog try_hf(Catalog source, std::string_view from,
   return source;
 }
 
-// A tied head that stands a second time: elsewhere it is not there. In a target
-// that `repeats` it, both are to be the same.
+// A tied head that is stored a second time; elsewhere it is omitted. In a
+// target that `repeats` it, both must be the same.
 void settle_tied_head(Catalog& source, const Naming& naming, bool repeats) {
   const families::Values config = families::values_of(source, "hf");
   if (config.source.empty() || families::repeats_tied_head(source) == repeats)
@@ -164,8 +164,8 @@ void settle_tied_head(Catalog& source, const Naming& naming, bool repeats) {
       "tie_word_embeddings");
 }
 
-// Rotary frequencies that the target's loader computes: those that are left
-// out are what it has.
+// Rotary frequencies that the target's loader computes: those left out equal
+// what it has.
 Naming leave_frequencies(Catalog& source, std::string_view loader,
                          Naming naming) {
   const auto is_one = [](const Tensor& tensor) {
@@ -190,8 +190,9 @@ Naming leave_frequencies(Catalog& source, std::string_view loader,
   return naming;
 }
 
-// A trainer's names for a model of transformers, in a directory of weights.
-// Without the model's numbers they stay, unless they `must` not.
+// Replaces a trainer's names for a model of transformers, in a directory of
+// weights, by transformers' own. Without the model's numbers they stay, unless
+// they `must` not.
 void take_transformers_names(Catalog& source, const Naming& naming, bool must) {
   Catalog copy = source;
   if (!naming.config_from.empty()) take_config(copy, naming.config_from);
@@ -212,7 +213,7 @@ void take_transformers_names(Catalog& source, const Naming& naming, bool must) {
   source = std::move(copy);
 }
 
-// The dialect that is asked for, or that the target's format has; "": any.
+// The dialect requested, or that of the target's format; "": any.
 std::string wanted_dialect(const std::string& asked,
                            const std::string& to_format) {
   if (!asked.empty()) return asked;
@@ -264,7 +265,7 @@ Catalog into_dialect(Catalog source, const Naming& naming,
   }
   if (translate.to.empty() || translate.to == from) {
     const auto problems = families::check_beside(source, translate);
-    // A container gets transformers' names, or hears why not.
+    // A container gets transformers' names, or a note why not.
     if (naming.note && !problems.empty() && !target.is_container)
       naming.note(problems);
   }
@@ -281,7 +282,7 @@ Catalog into_dialect(Catalog source, const Naming& naming,
     translate.to = "hf";
   }
   if (from == "hf") settle_tied_head(source, naming, target.repeats_tied_head);
-  // Rows are the target's own matter where it pads them.
+  // If the target pads rows, their number is its own business.
   if (naming.vocab_size && from == "hf" && !target.pads_rows &&
       (translate.to.empty() || translate.to == from)) {
     const NewVocabulary done = set_vocabulary(source, naming.vocab_size);
@@ -300,8 +301,8 @@ Catalog into_dialect(Catalog source, const Naming& naming,
   if (translate.to.empty() && from == kMegatron &&
       target.target_ranks == formats::Traits::Ranks::kSources)
     translate.to = "hf";
-  // What a container does not say of its names, they do themselves. Megatron's
-  // may be those of its files, with layers stacked: its writer looks at them.
+  // If a container does not say whose its names are, the names do. Megatron's
+  // may be those of its files, with layers stacked: its writer checks them.
   if (source.dialect.empty() && translate.to == from && from != kMegatron)
     source.dialect = from;
   const bool copies_config = from == "hf" && !naming.config_from.empty() &&
@@ -313,10 +314,11 @@ Catalog into_dialect(Catalog source, const Naming& naming,
     check_unused(rest, to_format, from);
     return source;
   }
-  // Names that no dialect has: the format's writer says what it makes of them.
+  // Names that no dialect has: the format's writer decides what to do with
+  // them.
   const bool foreign = from.empty() && naming.dialect.empty();
-  // A trainer's folder keeps names, or has those of its own: for these the
-  // configuration says the model's numbers.
+  // A trainer's folder keeps names or has its own: for those, the configuration
+  // gives the model's numbers.
   if (translate.to.empty() && !naming.config_from.empty() &&
       target.target_ranks == formats::Traits::Ranks::kSources) {
     take_config(source, naming.config_from);

@@ -45,7 +45,7 @@ ranks::Share OpenWrite::share_of(uint32_t rank, uint32_t neighbours) const {
   ranks::Share share = ranks::make_share(prepared_.plan, prepared_.source,
                                          &prepared_.target, parts_.at(rank));
   share.root = staging_->root();
-  // Its lock keeps a later run out while this rank may still write.
+  // Its lock excludes a later run while this rank may still write.
   if (rank != 0)
     share.journal = fmt::format("{}.{}", staging_->journal_path(), rank);
   share.max_mem = run.max_mem;

@@ -72,7 +72,7 @@ bool is_output(std::string_view name) {
   return has_any(name, kParts);
 }
 
-// The tokens' rows, which a model without an output layer ends with too.
+// The tokens' rows, which also end a model without an output layer.
 bool is_token_embedding(std::string_view name) {
   constexpr std::string_view kParts[] = {
       "embed_tokens", "word_embeddings", "tok_embeddings",  "wte",
@@ -103,7 +103,7 @@ class Stages {
   bool holds(const Tensor& tensor, uint32_t stage) const {
     const std::string_view name = name_of(tensor);
     const uint32_t last = stages_ - 1;
-    if (is_tower(name)) return stage == 0;  // with the input
+    if (is_tower(name)) return stage == 0;  // at the input
     if (is_prediction(name)) return stage == last;
     if (const auto layer = layer_of(name))
       return stage_of(before(tensor) + *layer) == stage;
@@ -117,7 +117,7 @@ class Stages {
     return stage == last;
   }
 
-  // Rows [first, second) of what stacks layers.
+  // Rows [first, second) of a tensor that stacks layers.
   std::pair<uint64_t, uint64_t> rows(const Tensor& tensor,
                                      uint32_t stage) const {
     const uint64_t first = before(tensor);
@@ -164,7 +164,7 @@ class Stages {
   std::map<std::string, uint64_t, std::less<>> layers_;
 };
 
-// A run of what a dimension stacks.
+// A run of a dimension that stacks things.
 struct Span {
   uint64_t begin = 0;
   uint64_t end = 0;
@@ -194,7 +194,8 @@ class Experts {
                              ranks);
   }
 
-  // False: another rank's. What stacks experts is cut to this rank's.
+  // False if it belongs to another rank. Tensors that stack experts are cut to
+  // this rank's.
   bool take(const Catalog& catalog, Tensor& tensor, uint32_t rank) const {
     if (ranks_ == 1) return true;
     const ExpertName name = parse_expert_name(name_of(tensor));
@@ -236,7 +237,7 @@ Catalog rank_part(Catalog catalog, const Topology& topology, const Rank& rank) {
   const Experts experts(catalog, topology.ep);
   std::vector<Tensor> kept;
   for (Tensor& tensor : catalog.tensors) {
-    // Experts first: whether layers are stacked is read from the whole shape.
+    // Experts first: whether layers are stacked is decided by the whole shape.
     if (!experts.take(catalog, tensor, rank.ep)) continue;
     if (stacked_layers(catalog, tensor) != 0 && !is_tower(name_of(tensor))) {
       const auto [begin, end] = stages.rows(tensor, rank.pp);

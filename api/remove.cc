@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Takes tensors out of a distributed checkpoint where it stands. The order of
-// the steps is what makes it safe: the old index serves until the new one is
-// whole and on the disk, and nothing that an index names is ever deleted.
+// Removes tensors from a distributed checkpoint in place. The order of the
+// steps makes it safe: the old index is in use until the new one is whole and
+// on the disk, and nothing that an index names is ever deleted.
 //
 //   .metadata.tmp written and synced
 //   .metadata.bck = .metadata            a link
@@ -37,8 +37,7 @@ constexpr char kIndex[] = ".metadata";
 constexpr char kIntegrity[] = "integrity.json";
 constexpr uint64_t kMostIntegrity = uint64_t{256} << 20;
 
-// The index as the value tree that it is, so that what nobody here knows stays
-// as it was.
+// The index as a value tree, so that what is unknown here stays as it was.
 class Index {
  public:
   explicit Index(const std::string& path) : path_(path) {
@@ -51,7 +50,7 @@ class Index {
     if (!document_->is(state_, Type::kDict)) damaged("its root has no fields");
   }
 
-  // Leaves out what `goes` is true for; tells what item was where.
+  // Leaves out what `goes` is true for, and reports where each item was.
   template <class Goes, class Item>
   void filter(Goes goes, Item item) {
     std::vector<Id> fields = items(state_);
@@ -60,7 +59,7 @@ class Index {
       if (name == "all_local_plans") {
         fields.erase(fields.begin() + static_cast<std::ptrdiff_t>(i),
                      fields.begin() + static_cast<std::ptrdiff_t>(i) + 2);
-        i -= 2;  // the plans of the writers speak of what is gone
+        i -= 2;  // the writers' plans refer to what was removed
       } else if (name == "storage_data") {
         fields[i + 1] = filtered(fields[i + 1], [&](Id key, Id value) {
           const std::string fqn(text(field(key, "fqn")));
@@ -150,8 +149,8 @@ void remove_file(const std::string& path) {
     throw io_error(path, "cannot delete", errno);
 }
 
-// integrity.json without the files that went, and with the new index. Ckpt's
-// own manifest is left out: it changes after this.
+// integrity.json without the removed files, and with the new index. ckpt's own
+// manifest is left out: it changes after this.
 std::string new_integrity(const std::string& directory,
                           const std::vector<std::string>& gone,
                           const std::string& index) {
@@ -224,8 +223,8 @@ RemovedTensors remove_sharded_tensors(const std::string& directory,
   if (!io::is_file(path))
     throw missing_error({directory, {}}, "there is no .metadata in it")
         .with_hint("tensors are removed from dcp and megatron_torch_dist only");
-  // Checks what this function relies on: names of files that stay inside of
-  // the directory, above all.
+  // Checks what this function relies on: above all, file names that stay inside
+  // the directory.
   const dcp::Metadata metadata = dcp::read_metadata(path, {});
   RemovedTensors removed;
   const auto goes = [&](const std::string& name) {
@@ -239,7 +238,7 @@ RemovedTensors remove_sharded_tensors(const std::string& directory,
 
   Index index(path);
   std::set<std::string> needed;
-  std::map<std::string, uint64_t> left;  // bytes of what goes, by file
+  std::map<std::string, uint64_t> left;  // bytes removed, by file
   index.filter(goes, [&](const Index::Place& place, bool gone) {
     if (gone)
       left[place.file] += place.bytes;

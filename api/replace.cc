@@ -58,7 +58,7 @@ bool is_known_file(const std::string& path) {
       });
 }
 
-// Nothing is lost with an empty one.
+// With an empty one, nothing is lost.
 void check_file(const std::string& target) {
   if (!io::is_file(target) || io::file_size(target) == 0) return;
   if (is_known_file(target)) return;
@@ -75,7 +75,7 @@ void check_directory(const Prepared& prepared) {
   std::map<std::string_view, std::string_view> copies;
   for (const TargetFile& file : prepared.target.files)
     if (!file.copy_of.empty()) copies[file.path] = file.copy_of;
-  // What the run writes there again as it stands is not lost either.
+  // What the run writes there again unchanged is not lost either.
   const auto is_listed = [&](const std::string& path) {
     if (manifest.files.contains(path)) return true;
     // The claim of a run that publishes: this one's, or it will be refused.
@@ -136,7 +136,7 @@ void check_place(const std::string& target,
                            "the working directory is in it: a target is "
                            "written beside its name and takes its place")
         .with_hint("choose a name of its own for the target");
-  // In its own place is what the other checks are for.
+  // A target in its own place is left to the other checks.
   for (const std::string& source : sources)
     if (!source.empty() && resolved(source) == place) return;
   for (const std::string& source : sources) {

@@ -36,7 +36,7 @@ void check_by_reading(const Catalog& source, const Manifest& manifest,
                       const std::string& manifest_path,
                       const std::set<std::string>& names,
                       const reshard::RunOptions& options) {
-  // A trainer's step is more than the container that its format names.
+  // A trainer's step is more than the container named by its format.
   Catalog again = formats::open(source.path,
                                 source.run ? std::string() : source.format, {});
   std::erase_if(again.tensors, [&](const Tensor& tensor) {

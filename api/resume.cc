@@ -16,7 +16,7 @@ reshard::Journal start_journal(uint64_t work, io::Staging& staging,
       auto journal = reshard::Journal::open(staging.journal_path(), work);
       if (journal) return std::move(*journal);
     } catch (const Error&) {
-      staging.keep();  // it may be the options that are wrong
+      staging.keep();  // the options may be to blame
       throw;
     }
     staging.clear();

@@ -26,7 +26,7 @@ Salvager::Salvager(const std::string& source, const std::string& target,
 
 namespace {
 
-// What is wrong with the other step's path is nothing that SRC is to blame for.
+// An error in the other step's path must not be blamed on SRC.
 void check_like(const std::string& like) {
   if (like.empty()) return;
   try {
@@ -128,7 +128,7 @@ void Salvager::open() {
             "what was where");
   }
   report_.format = catalog_.format;
-  // What is left as damage is lost: a state that its step has no more.
+  // Damage that remains is lost: a state that its step no longer has.
   for (const Problem& problem : catalog_.problems) {
     salvage::Note note{shown(problem.file), shown(problem.message), false};
     if (problem.severity == Problem::Severity::kDamage)
@@ -138,7 +138,7 @@ void Salvager::open() {
   }
 }
 
-// Tensors that the manifest names, and nothing else does.
+// Finds tensors that only the manifest names.
 void Salvager::check_names() {
   report_.tensors = catalog_.tensors.size();
   if (!manifest()) return;
@@ -153,9 +153,9 @@ void Salvager::check_names() {
            false});
 }
 
-// As any reader sees it, with every element in its place once.
+// Checks it as any reader sees it: every element is in place exactly once.
 void Salvager::prove() {
-  // A trainer's step is no directory of the format that its parts are of.
+  // A trainer's step is not a directory of its parts' format.
   Catalog whole = formats::open(files_.path(),
                                 catalog_.run ? options_.from : catalog_.format,
                                 options_.read);
@@ -164,7 +164,7 @@ void Salvager::prove() {
   const reshard::Plan plan = reshard::make_read_plan(whole, true);
   reshard::Output nowhere;
   const reshard::RunResult result = reshard::run(plan, whole, nowhere, run_);
-  // Gaps are filled, so that replicas differ, and no digest says anything.
+  // Gaps are filled, so replicas differ and digests prove nothing.
   if (!report_.whole()) return;
   reshard::check_replicas(plan, result, whole);
   proven_.format = proven_.source_format = report_.format;
@@ -176,7 +176,7 @@ void Salvager::prove() {
                                               .source = {}};
 }
 
-// Checksums of records that were filled, or came from elsewhere.
+// Writes the checksums of records that were filled or came from elsewhere.
 void Salvager::seal() {
   for (const auto& [file, ranges] : files_.crcs) {
     files_.edit(file);
@@ -201,7 +201,7 @@ void Salvager::finish() {
   if (!writes()) return;
   prove();
   SaveOptions save = options_.save;
-  // It would call whole what is not.
+  // It would call a partial checkpoint whole.
   save.manifest = save.manifest && report_.whole();
   prepared.known = std::move(proven_);
   if (options_.dry_run) {

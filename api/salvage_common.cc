@@ -23,7 +23,7 @@ std::string archive(const Document& document, Id root) {
   return std::move(plan.file.literals[0].bytes);
 }
 
-// The args, one after the other, and where each comes from.
+// The args one by one, and where each comes from.
 class Args {
  public:
   explicit Args(const Catalog& catalog) : catalog_(catalog) {
@@ -67,7 +67,7 @@ class Args {
     tell(name, *value ? "True" : "False", "names and shapes");
   }
 
-  // The grid that objects of this key stand in; empty if there are none.
+  // The grid of the objects with this key; empty if there are none.
   std::vector<uint64_t> grid_of(std::string_view key) const {
     for (const Object& object : catalog_.objects)
       if (const auto parsed = megatron::parse_object_key(object.name);
@@ -119,8 +119,8 @@ class Args {
     add_heads();
   }
 
-  // A norm of each head has its size; without one, only products of it and the
-  // number of heads are known.
+  // A norm of each head has the head's size. Without one, only products of that
+  // size and the number of heads are known.
   void add_heads() {
     const Tensor* norm = ending("self_attention.q_layernorm.weight");
     const Tensor* out = ending("self_attention.linear_proj.weight");

@@ -113,7 +113,7 @@ Digest Salvager::digest_of(const Catalog& catalog, Tensor tensor) {
   return reshard::run(plan, one, nowhere, run_).source.at(0);
 }
 
-// A digest that is wrong says nothing of where; a copy may have it right.
+// A wrong digest does not say where the damage is; a copy may be right.
 void Salvager::check_digests() {
   for (size_t t = 0; t < gone_.size(); ++t) {
     Tensor& tensor = catalog_.tensors[t];
@@ -140,8 +140,8 @@ void Salvager::check_digests() {
   }
 }
 
-// A tensor that two parts of a model share is stored twice, under two names:
-// the manifest has one digest for both.
+// A tensor shared by two parts of a model is stored twice, under two names: the
+// manifest has one digest for both.
 void Salvager::from_tied() {
   if (!manifest()) return;
   for (size_t t = 0; t < gone_.size(); ++t) {
@@ -159,7 +159,7 @@ void Salvager::from_tied() {
   }
 }
 
-// Another step's tensor, if its digest is the one that this one had.
+// Takes another step's tensor if its digest is the one that this one had.
 void Salvager::from_like() {
   Catalog* like = files_.like();
   if (!like) return;
@@ -175,7 +175,7 @@ void Salvager::from_like() {
   }
 }
 
-// False if nothing proves that it is the same.
+// False if nothing proves that they are the same.
 bool Salvager::take_same(const Catalog& from, const Tensor& other, size_t t) {
   const Tensor& tensor = catalog_.tensors[t];
   const Manifest::Entry* entry = entry_of(tensor);
@@ -207,7 +207,7 @@ void Salvager::take_piece(const Catalog& from, const Tensor& other, size_t t,
   gone_[t][p].clear();
 }
 
-// Elements are gone if no copy of them is left; every copy is filled.
+// Elements are gone if no copy of them is left; then every copy is filled.
 void Salvager::list_gone() {
   for (size_t t = 0; t < gone_.size(); ++t) {
     const Tensor& tensor = catalog_.tensors[t];

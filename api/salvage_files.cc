@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What megatron-core writes whatever the model is.
+// What megatron-core writes for any model.
 constexpr std::string_view kDistMetadata =
     R"({"sharded_backend": "torch_dist", "sharded_backend_version": 1, )"
     R"("common_backend": "torch", "common_backend_version": 1})";
@@ -44,8 +44,8 @@ bool is_torch(std::string_view file) {
   return ends_with_any(file, {".pt", ".pth", ".bin", ".ckpt", ".th"});
 }
 
-// What says where things are, or what the model is, and is the same in all
-// steps of a run.
+// True for files that say where things are or what the model is, and are the
+// same in all steps of a run.
 bool is_structure(std::string_view file) {
   const std::string name = io::base_name(file);
   for (const std::string_view known :
@@ -173,8 +173,7 @@ io::Handle SalvageFiles::edit(const std::string& file) {
   return shadow_.edit(file);
 }
 
-// The directory of a rank says that there was one, also when its files are
-// lost.
+// A rank's directory shows that the rank existed, even if its files are lost.
 void SalvageFiles::make_directories() {
   std::error_code failed;
   fs::recursive_directory_iterator at(source_, failed);
@@ -212,12 +211,12 @@ void SalvageFiles::repair(const std::string& file) {
   links_[file] = source_of(file);
 }
 
-// True if it was rebuilt, false if it is as it should be, or nobody can tell.
+// True if it was rebuilt, false if it is as it should be or nobody can tell.
 bool SalvageFiles::repair_contents(const std::string& file) {
   const std::string path = source_of(file);
   const io::Handle handle = io::Handle::open_read(path);
   const std::string other = like_of(file);
-  // Locks of Megatron's flattened writes are empty ones.
+  // The locks of Megatron's flattened writes are empty .zarray files.
   if (handle.size() == 0 && file.ends_with(".sync/.zarray")) return false;
   if (handle.size() == 0) {
     if (is_torch(file) || is_structure(file) ||
@@ -249,7 +248,7 @@ bool SalvageFiles::repair_contents(const std::string& file) {
 }
 
 void SalvageFiles::give_up(const std::string& file, const std::string& why) {
-  // Once all shards are there that can be.
+  // Done once all the shards that can be there are.
   if (formats::is_index_name(io::base_name(file), ".safetensors"))
     broken_indexes_.emplace(file, why);
   else
@@ -301,14 +300,14 @@ void SalvageFiles::give_up_others(const std::string& file,
   salvage::Repair repair = salvage::from_template(other, std::move(payload));
   repair.notes[0].what = why + "; " + repair.notes[0].what;
   take(file, repair);
-  // Values beside the tensors (steps, seeds) are another step's.
+  // Values besides tensors (steps, seeds) belong to the other step.
   uint64_t others = 0;
   for (const salvage::Copy& copy : repair.copies) others += copy.size;
   if (others && !is_structure(file) && !file.ends_with(".safetensors"))
     report_.lost.push_back({file, "its values are those of " + other, true});
 }
 
-// What another step has, or the manifest lists, and this one lacks.
+// Finds what another step has or the manifest lists, but this one lacks.
 void SalvageFiles::find_missing() {
   std::set<std::string> missing;
   if (!options_.like.empty() && io::is_directory(options_.like))
@@ -354,12 +353,12 @@ std::string SalvageFiles::folder_without_common() const {
   return {};
 }
 
-// Data whose description is gone, and no other file tells what it held.
+// Finds data whose description is gone, if no other file tells what it held.
 void SalvageFiles::find_lost_structure() {
   std::set<std::string> there, told;
   for (const std::string& name : shadow_.files()) {
     there.insert(name);
-    if (name.ends_with(".metadata"))  // of a rank: __0.metadata
+    if (name.ends_with(".metadata"))  // a rank's: __0.metadata
       there.insert((fs::path(name).parent_path() / ".metadata").string());
   }
   for (const salvage::Note& note : report_.lost) told.insert(note.file);
@@ -373,7 +372,7 @@ void SalvageFiles::find_lost_structure() {
         !told.contains(metadata))
       unknown_.emplace(metadata, "it is missing");
     if (!zarr || !is_chunk(name)) continue;
-    // Chunks whose indexes are joined by "/" lie in folders of their own.
+    // Chunks whose indexes are joined by "/" are in folders of their own.
     fs::path array = folder;
     while (!there.contains((array / ".zarray").string()) &&
            is_chunk(array.string()))
@@ -383,7 +382,8 @@ void SalvageFiles::find_lost_structure() {
   }
 }
 
-// Files of items that are cut or lost: .metadata knows how long they were.
+// Checks for files of items that are cut or lost: .metadata knows their
+// lengths.
 void SalvageFiles::check_items() {
   const std::vector<std::string> files = shadow_.files();
   for (const std::string& file : files) {
@@ -391,13 +391,13 @@ void SalvageFiles::check_items() {
     try {
       check_items(file);
     } catch (const Error& error) {
-      if (error.code() != ExitCode::kDamaged) throw;  // its reader will say
+      if (error.code() != ExitCode::kDamaged) throw;  // left to its reader
     }
   }
 }
 
 void SalvageFiles::check_items(const std::string& metadata) {
-  // Far more than a file has; the file system stores nothing of it.
+  // Far more than any file has; the file system stores none of it.
   constexpr uint64_t kLong = uint64_t{1} << 42;
   const fs::path folder = fs::path(metadata).parent_path();
   const std::string path = shadow_.path(metadata);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Indexes over safetensors files: rebuilt from the headers of their own shards,
-// held against them where they can be read. Files beside the set (another
-// precision, an adapter) are no part of it.
+// Indexes over safetensors files: rebuilt from the headers of their own shards
+// or, if readable, compared with them. Files beside the set (another precision,
+// an adapter) are not part of it.
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -40,8 +40,8 @@ std::string stem_of(const std::string& index) {
          name.substr(variant, name.size() - kJson.size() - variant);
 }
 
-// The numbered files called `stem`, or STEM.safetensors. Of two sets the one
-// that is whole, or else the larger: an older save may have left the other.
+// The numbered files called `stem`, or STEM.safetensors. Of two sets, the whole
+// one or else the larger: the other may be left from an older save.
 std::vector<std::string> own_shards(const std::vector<std::string>& names,
                                     const std::string& stem) {
   std::map<uint32_t, std::vector<std::string>> sets;
@@ -81,7 +81,7 @@ std::set<uint64_t> layers_in(const IndexJson& weight_map) {
   return found;
 }
 
-// What config.json says of a model whose family is known.
+// What config.json says about a model of a known family.
 uint64_t layers_of(const std::string& config) {
   if (!io::is_file(config)) return 0;
   try {
@@ -105,7 +105,7 @@ struct Shard {
   std::map<std::string, uint64_t> bytes;
 };
 
-// An index, and what its shards hold.
+// An index and what its shards hold.
 class Completion {
  public:
   Completion(IndexJson& root, const std::vector<Shard>& shards)
@@ -115,7 +115,7 @@ class Completion {
         holders_[tensor].emplace(shard.name, size);
   }
 
-  // Tensors that no shard holds are taken out and returned, with the shard.
+  // Removes tensors that no shard holds, and returns them with the shard.
   std::vector<std::pair<std::string, std::string>> apply() {
     std::vector<std::pair<std::string, std::string>> lost;
     for (const auto& [tensor, holders] : holders_) {
@@ -169,7 +169,7 @@ void SalvageFiles::lose(const std::string& file, std::string what) {
   report_.lost.push_back({file, std::move(what), false});
 }
 
-// A set says how many files it had. What was in the others, nothing tells.
+// A set says how many files it had. Nothing tells what was in the missing ones.
 void SalvageFiles::list_missing(const std::string& folder,
                                 const std::vector<std::string>& shards) {
   constexpr uint32_t kMost = 1000;
@@ -229,8 +229,8 @@ void SalvageFiles::check_layers(const std::string& index) {
                      layers, fmt::join(missing, ", ")));
 }
 
-// What an index names and no shard has is listed and taken out of it; what its
-// shards have and it does not name is added.
+// Lists and removes what an index names but no shard has. Adds what its shards
+// have but it does not name.
 void SalvageFiles::complete_index(const std::string& file) {
   auto root = text::parse_python_json(
       io::read_file(shadow_.path(file), kLongIndex), file);
@@ -280,14 +280,14 @@ void SalvageFiles::complete_index(const std::string& file) {
          false);
 }
 
-// Shards without an index get one.
+// Gives shards without an index one.
 void SalvageFiles::index_sets() {
   std::set<std::string> indexes;
   for (const std::string& file : shadow_.files()) {
     const std::string name = io::base_name(file);
     const auto numbered = formats::parse_numbered(name);
-    // DCP's shards (shard-00001-model-00001-of-…) have no index of their own,
-    // nor have nanotron's (model_weight_pp-rank-0-of-1_tp-rank-0-of-2).
+    // Neither DCP's shards (shard-00001-model-00001-of-…) nor nanotron's
+    // (model_weight_pp-rank-0-of-1_tp-rank-0-of-2) have an index of their own.
     if (!numbered || numbered->rest != kSafetensors || numbered->count < 2 ||
         name.starts_with("shard-") ||
         name != formats::numbered_name(numbered->stem, numbered->number,

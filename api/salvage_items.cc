@@ -8,7 +8,7 @@
 
 namespace ckpt::library {
 
-// Items that can't be opened are gone, one by one.
+// Each item that can't be opened is gone, but not its neighbours.
 void Salvager::locate_all() {
   Catalog all = catalog_;
   try {
@@ -41,8 +41,8 @@ void Salvager::locate_all() {
   catalog_.archive_opener = nullptr;
 }
 
-// Values in items of their own: another step's is better than none, but it
-// is another step's.
+// Values in items of their own: another step's is better than none, but it is
+// not this step's.
 void Salvager::check_objects() {
   try {
     Catalog all = catalog_;
@@ -110,7 +110,7 @@ void Salvager::rebuild_item(const Tensor& tensor, Piece& piece,
        fmt::format("{}: the frame of the item at byte {}", tensor.name, begin),
        false});
   auto& gone = files_.gone[file];
-  // What is gone of the item is now its payload, or nothing.
+  // What is still gone of the item is now its payload, or nothing.
   std::vector<salvage::Range> rest;
   for (const salvage::Range& range : gone)
     std::ranges::copy(
@@ -145,8 +145,8 @@ void Salvager::check_crcs() {
   progress_.end();
 }
 
-// Where the checksum of a record stands: in the descriptor behind it and in
-// its directory entry.
+// Where a record's checksum is stored: in the descriptor after it and in its
+// directory entry.
 void Salvager::remember_crc(const std::string& file, const StoredCrc& crc) {
   constexpr uint64_t kFar = 1 << 16;
   const io::Handle handle = io::Handle::open_read(files_.shadow().path(file));

@@ -23,7 +23,7 @@ Manifest SalvageFiles::manifest_of_source() const {
   return {};
 }
 
-// What the digests prove is not inferred: another choice of items with the same
+// What the digests prove is not a guess: another choice of items with the same
 // digest has the same bytes.
 void SalvageFiles::match_metadata(const Manifest& manifest) {
   for (auto at = unknown_.begin(); at != unknown_.end();) {
@@ -60,7 +60,7 @@ void SalvageFiles::match_metadata(const Manifest& manifest) {
   }
 }
 
-// What was inferred may be what another one is inferred from.
+// What was inferred may serve to infer more.
 void SalvageFiles::infer_arrays(const Manifest& manifest) {
   for (bool found = true; found;) {
     found = false;
@@ -96,8 +96,8 @@ void SalvageFiles::infer_arrays(const Manifest& manifest) {
            false});
 }
 
-// Values of training are stored nowhere else. What tensors and grids of objects
-// say of the model and its ranks is written, so that the rest can be loaded.
+// Training values are stored nowhere else. Writes what tensors and grids of
+// objects say about the model and its ranks, so that the rest can be loaded.
 void SalvageFiles::infer_common_part() {
   const std::string folder = folder_without_common();
   std::string file;

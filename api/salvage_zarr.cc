@@ -15,7 +15,7 @@
 namespace ckpt::library {
 namespace {
 
-// What the files of the chunks tell: their grid, and the bytes of each.
+// What the chunks' files tell: their grid, and the bytes of each.
 struct Chunks {
   Dims grid;
   uint64_t bytes = 0;
@@ -33,7 +33,7 @@ std::optional<Dims> index_of(std::string_view name) {
   }
 }
 
-// Nothing if a chunk is missing or they differ in size: packed, or cut.
+// Nothing if a chunk is missing or sizes differ (packed or cut).
 std::optional<Chunks> chunks_in(const std::string& directory) {
   Chunks chunks;
   uint64_t found = 0;
@@ -100,7 +100,7 @@ std::string bucket_of(std::string_view name) {
              : "";
 }
 
-// Why another array has the shape of this one; "" if it need not.
+// Why another array must have the shape of this one; "" if it need not.
 std::string kinship(const std::string& name, const std::string& other) {
   const megatron::Key a = megatron::parse_key(name);
   const megatron::Key b = megatron::parse_key(other);
@@ -172,7 +172,7 @@ class Finder {
       try {
         if (zarr::is_array(path)) others_[name] = zarr::read_array(path);
       } catch (const Error&) {
-        continue;  // its own damage is told elsewhere
+        continue;  // its own damage is reported elsewhere
       }
     }
   }
@@ -199,7 +199,7 @@ class Finder {
   }
   bool is_optimizer() const { return is_optimizer(name_); }
 
-  // Of arrays like this one: of the model, or of its optimizer.
+  // Types of arrays like this one: those of the model, or of its optimizer.
   std::set<DType> types_in_use() const {
     std::set<DType> types;
     for (const auto& [name, other] : others_)
@@ -207,7 +207,7 @@ class Finder {
     return types;
   }
 
-  // Nothing unless exactly one of the types makes chunks of that size.
+  // Nothing unless exactly one of the types gives chunks of that size.
   std::optional<Inferred> describe(const Shape& shape,
                                    const std::set<DType>& types,
                                    const std::string& from) const {

@@ -23,7 +23,7 @@ bool is_main(const std::vector<uint64_t>& replica) {
   return std::ranges::all_of(replica, [](uint64_t n) { return n == 0; });
 }
 
-// Boxes of a tensor, in an order.
+// An order for the boxes of a tensor.
 struct ByBox {
   bool operator()(const Box& a, const Box& b) const {
     if (const auto order = a.offset <=> b.offset; order != 0) return order < 0;
@@ -31,8 +31,8 @@ struct ByBox {
   }
 };
 
-// Every box has one main replica. (That these cover the tensor and don't
-// overlap, the planner proves.)
+// Checks that every box has one main replica. (The planner proves that these
+// cover the tensor and don't overlap.)
 void check_replicas(const std::string& name,
                     const std::vector<const ShardedTensor*>& shards) {
   std::map<Box, uint64_t, ByBox> mains;
@@ -56,7 +56,7 @@ void check_tensors(const std::vector<ShardedTensor>& shards) {
     check_replicas(std::string(name), all);
 }
 
-// torch has no grids: there each rank's values have keys of their own.
+// torch has no grids: each rank's values have keys of their own there.
 std::string unique_key(const ShardedObject& object, bool megatron) {
   if (object.grid.empty()) return object.key;
   if (megatron) return megatron::object_key(object.key, object.at, object.grid);
@@ -206,7 +206,7 @@ Saver::Saver(uint32_t ranks, Layout layout, std::string path,
 }
 
 Saver::~Saver() {
-  // Whoever waits for ranks that will not come is told.
+  // Tells those who wait for ranks that will not come.
   const std::lock_guard lock(state_->mutex);
   if (state_->waiting_for == 0) return;
   state_->promise.set_exception(std::make_exception_ptr(usage_error(

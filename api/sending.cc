@@ -56,8 +56,8 @@ void Sending::follow(reshard::Output& output, reshard::RunOptions& run) {
   run.finished = [&](uint32_t item) { parts_.finished(item); };
 }
 
-// Parts that are begun, those that wait for the network, and what stays until
-// the end: all that is not payload, and small files.
+// Room for begun parts, those waiting for the network, and what stays until the
+// end: everything but payload, and small files.
 uint64_t spool_bytes(const Prepared& prepared) {
   constexpr uint64_t kWaiting = 48;  // parts
   constexpr uint64_t kMostSmall = uint64_t{256} << 20;

@@ -87,7 +87,7 @@ void Shadow::build(const std::string& file, const salvage::Repair& repair) {
   seal(file, repair.crcs);
 }
 
-// Through a link a write would go to the source.
+// A write through a link would change the source.
 io::Handle Shadow::edit(const std::string& file) const {
   if (fs::is_symlink(path(file)))
     throw bug_error({path(file), {}}, "a link is written into");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a distributed checkpoint holds, and loads of parts of it.
+// What a distributed checkpoint holds, and how to load parts of it.
 #include "ckpt/sharded.h"
 
 #include <fmt/ranges.h>
@@ -21,7 +21,7 @@
 namespace ckpt {
 namespace {
 
-// A catalog of one's own, to be changed.
+// Opens a catalog that the caller may change.
 Catalog open_catalog(const std::string& path, const OpenOptions& options) {
   return formats::open(path, options.format,
                        {.family = options.family,
@@ -44,7 +44,7 @@ constexpr std::array<StrictWord, 8> kStrictWords{{
     {"ignore_all", StrictHandling::kIgnoreAll},
 }};
 
-// Rows of `part` go to where they belong in `whole`, which is larger.
+// Copies the rows of `part` to where they belong in `whole`, which is larger.
 void paste(const TensorData& part, TensorData& whole) {
   const uint64_t element = element_size(part.dtype);
   const Dims from = row_major_strides(part.shape);
@@ -91,7 +91,7 @@ TensorData library::read_request(const Catalog& catalog, const Tensor& tensor,
   if (!stored) return data;
   const TensorData part{tensor.dtype, stored->shape,
                         reshard::read_box(catalog, tensor, *stored)};
-  // Both begin at the box's offset: what is stored ends sooner, if at all.
+  // Both begin at the box's offset; if they differ, the stored one is shorter.
   paste(part, data);
   return data;
 }
@@ -112,11 +112,11 @@ Catalog library::open_for(const std::string& path,
       missing.push_back(tensor.name);
   std::ranges::sort(missing);
   const Strictness strictness(options, catalog.path);
-  result.unexpected =
-      strictness.unexpected({unexpected.begin(), unexpected.end()});
-  result.missing = strictness.missing(std::move(missing));
+  result.unexpected = {unexpected.begin(), unexpected.end()};
+  result.missing = std::move(missing);
+  strictness.judge(result.unexpected, result.missing);
 
-  // Only what is wanted is looked for in the files.
+  // Only what is wanted is located in the files.
   std::erase_if(catalog.tensors, [&](const Tensor& tensor) {
     return !asked.contains(tensor.name);
   });

@@ -11,7 +11,7 @@ namespace ckpt::library {
 namespace {
 
 std::string list_of(const std::vector<std::string>& names) {
-  constexpr size_t kMost = 5;
+  constexpr size_t kMost = 20;
   const size_t shown = std::min(names.size(), kMost);
   std::string text = fmt::format(
       "{}",
@@ -24,35 +24,27 @@ std::string list_of(const std::vector<std::string>& names) {
 
 }  // namespace
 
-std::vector<std::string> Strictness::unexpected(
-    std::vector<std::string> names) const {
+void Strictness::judge(std::vector<std::string>& unexpected,
+                       std::vector<std::string>& missing) const {
   using enum StrictHandling;
   const StrictHandling mode = options_.strict;
-  apply(names, "requested and not in the checkpoint",
-        mode == kAssumeOkUnexpected || mode == kRaiseUnexpected ||
-            mode == kRaiseAll,
-        mode == kLogUnexpected || mode == kLogAll);
-  if (mode != kReturnUnexpected && mode != kReturnAll) names.clear();
-  return names;
-}
-
-std::vector<std::string> Strictness::missing(
-    std::vector<std::string> names) const {
-  using enum StrictHandling;
-  const StrictHandling mode = options_.strict;
-  apply(names, "in the checkpoint and not requested", mode == kRaiseAll,
-        mode == kLogAll);
-  if (mode != kReturnAll) names.clear();
-  return names;
-}
-
-void Strictness::apply(const std::vector<std::string>& names,
-                       std::string_view what, bool raise, bool log) const {
-  if (names.empty()) return;
-  const std::string line =
-      fmt::format("{} {}: {}", names.size(), what, list_of(names));
-  if (raise) throw unfaithful_error({path_, {}}, "{}", line);
-  if (log && options_.log) options_.log(line);
+  const bool raises = mode == kAssumeOkUnexpected || mode == kRaiseUnexpected ||
+                      mode == kRaiseAll;
+  const bool logs = mode == kLogUnexpected || mode == kLogAll;
+  std::string line;
+  const auto add = [&](const std::vector<std::string>& names,
+                       std::string_view what) {
+    if (names.empty()) return;
+    line += fmt::format("{}{} {}: {}", line.empty() ? "" : "; ", names.size(),
+                        what, list_of(names));
+  };
+  add(unexpected, "requested and not in the checkpoint");
+  if (mode == kRaiseAll || mode == kLogAll)
+    add(missing, "in the checkpoint and not requested");
+  if (!line.empty() && raises) throw unfaithful_error({path_, {}}, "{}", line);
+  if (!line.empty() && logs && options_.log) options_.log(line);
+  if (mode != kReturnUnexpected && mode != kReturnAll) unexpected.clear();
+  if (mode != kReturnAll) missing.clear();
 }
 
 }  // namespace ckpt::library

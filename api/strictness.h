@@ -15,15 +15,13 @@ class Strictness {
   Strictness(const LoadOptions& options, const std::string& path)
       : options_(options), path_(path) {}
 
-  // Requested and not in the checkpoint; what is to be returned of them.
-  std::vector<std::string> unexpected(std::vector<std::string> names) const;
-  // In the checkpoint and not requested.
-  std::vector<std::string> missing(std::vector<std::string> names) const;
+  // `unexpected`: requested and not in the checkpoint; `missing`: in it and not
+  // requested. Raises or tells what is to be, of both at once as the peer does,
+  // and leaves what is to be returned.
+  void judge(std::vector<std::string>& unexpected,
+             std::vector<std::string>& missing) const;
 
  private:
-  void apply(const std::vector<std::string>& names, std::string_view what,
-             bool raise, bool log) const;
-
   const LoadOptions& options_;
   const std::string& path_;
 };

@@ -21,8 +21,8 @@ using pickle::Id;
 using pickle::kNoId;
 using pickle::Type;
 
-// Deeper trees come from nobody's trainer. With the count it bounds what a
-// value can cost that holds itself, or one thing many times.
+// No trainer makes deeper trees. Together with the count, it bounds the cost of
+// a value that holds itself, or one thing many times.
 constexpr size_t kMostDepth = 200;
 constexpr uint64_t kMostValues = 10'000'000;
 
@@ -45,7 +45,8 @@ std::string dump(const nlohmann::ordered_json& json) {
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-// Two keys of a dict are one if these texts are equal: 1 and True, not "1".
+// Two keys of a dict are the same if these texts are equal: 1 and True, but not
+// "1".
 std::string key_text(const Node& key) {
   if (key.type() == Type::kString)
     return '"' + std::string(key.document.text(key.id));
@@ -76,7 +77,7 @@ std::string type_of(const Node& node) {
 
 bool is_list(const Node& node) { return node.type() == Type::kList; }
 
-// The values of a dict by their keys' texts, with the keys.
+// A dict's keys and values, by the keys' texts.
 using Entries = std::map<std::string, std::pair<Id, Id>>;
 Entries entries_of(const Document& document, const std::vector<Id>& pairs) {
   Entries entries;
@@ -85,7 +86,7 @@ Entries entries_of(const Document& document, const std::vector<Id>& pairs) {
   return entries;
 }
 
-// What a walk may still look at.
+// How much a walk may still visit.
 class Budget {
  public:
   void spend(size_t depth) {
@@ -182,7 +183,7 @@ class Same {
     return texts(a) == texts(b);
   }
 
-  // ("storage", class, key, location, numel …): the key is a file's own.
+  // ("storage", class, key, location, numel …): the key is specific to a file.
   bool same_storages(const Node& a, const Node& b, size_t depth) {
     const auto id = [](const Node& node) {
       const Id tuple = node.document.items(node.id)[0];
@@ -294,7 +295,7 @@ class Differ {
   TreeDifference found_;
 };
 
-// Puts the right tree into the left one; both are in the same document.
+// Merges the right tree into the left one; both are in the same document.
 class Merger {
  public:
   explicit Merger(Document& document) : document_(document) {}
@@ -348,7 +349,7 @@ std::string json_of(const Object& object) {
 namespace {
 
 // The tag of canonical JSON in a dict ({"!float": "0.5"}), or "". A dict whose
-// own keys begin so is {"!dict": …} there.
+// own keys begin like that is {"!dict": …} there.
 std::string_view tag_of(const Document& document, Id id) {
   if (!document.is(id, Type::kDict)) return {};
   const auto pairs = document.as_pairs(id);
@@ -371,8 +372,8 @@ Id add_number(Document& document, std::string_view tag, std::string_view text) {
   return tag == "!float" && whole ? document.add_float(real) : kNoId;
 }
 
-// Numbers that canonical JSON tags are numbers again. What else it tags is of a
-// class that JSON lacks: as a dict it would be another value.
+// Turns numbers that canonical JSON tags back into numbers. Anything else it
+// tags is of a class that JSON lacks, and would be another value as a dict.
 void undo_tags(const Document& from, Id root, Document& document) {
   std::unordered_map<Id, Id> numbers;
   for (size_t node = 0; node < from.size(); ++node) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is asked of a checkpoint as a whole.
+// Operations on a checkpoint as a whole.
 #include <algorithm>
 #include <functional>
 #include <unordered_map>
@@ -17,8 +17,8 @@ std::string text_of(const Object& object) {
       .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-// The objects, opened. Of a catalog with millions of pieces the rest is not
-// copied for it.
+// The objects, opened. Doesn't copy the rest of the catalog, which may have
+// millions of pieces.
 std::vector<Object> opened_objects(const Catalog& catalog) {
   if (!catalog.object_opener) return catalog.objects;
   Catalog opened;
@@ -40,8 +40,8 @@ ObjectIndex index_of(const std::vector<Object>& objects) {
   return index;
 }
 
-// Long bytes and large values are shown in part: then more than the text has
-// to be looked at.
+// Long bytes and large values are shown in part, so comparing the text is not
+// enough.
 bool same_values(const Object& a, const std::string& left, const Object& b,
                  const std::string& right) {
   if (left != right) return false;
@@ -67,7 +67,7 @@ std::map<std::string, TensorData> load_plain_tensors(
   if (!optimizer)
     std::erase_if(catalog.tensors,
                   [](const Tensor& t) { return t.kind == Kind::optim; });
-  locate(catalog);  // once, not for each of them
+  locate(catalog);  // once, not for each tensor
   const Checkpoint checkpoint(std::move(catalog));
   std::map<std::string, TensorData> all;
   for (const Tensor& tensor : checkpoint.catalog().tensors)
@@ -115,8 +115,8 @@ void apply_prefix_mapping(
                ? name
                : first->second + name.substr(first->first.size());
   };
-  // State that is named after its parameter is renamed with it: the prefix is
-  // one of both names.
+  // State named after its parameter is renamed with it: both names share the
+  // prefix.
   rename_tensors(catalog, mapped);
 }
 

@@ -45,9 +45,9 @@ bool is_cast(const Tensor& tensor) {
   return wide && tensor.kind != Kind::optim;
 }
 
-// Gives the tensors the dtypes of the target, for the writer to see; returns
-// those that are stored. (A copy of a catalog of millions of pieces would cost
-// more than all else.)
+// Gives the tensors the target's dtypes, for the writer to see; returns the
+// stored ones. (Copying a catalog of millions of pieces would cost more than
+// everything else.)
 std::vector<DType> set_dtypes(Catalog& source, std::optional<DType> dtype) {
   std::vector<DType> stored;
   stored.reserve(source.tensors.size());
@@ -68,7 +68,8 @@ std::vector<DType> set_dtypes(Catalog& source, std::optional<DType> dtype) {
   return stored;
 }
 
-// What a review found is told with what the writer did: it is about the target.
+// Reports what a review found together with what the writer did: it is about
+// the target.
 void tell_review(const Catalog& source, size_t problems, size_t assumptions,
                  Target& target) {
   const auto from = [](const auto& all, size_t first) {
@@ -82,7 +83,7 @@ void tell_review(const Catalog& source, size_t problems, size_t assumptions,
                             source.assumptions.end());
 }
 
-// Sidecars that no file holds are literals.
+// Writes as literals the sidecars that no file holds.
 void write_sidecars(const Catalog& source, Target& target) {
   for (const Sidecar& sidecar : source.sidecars) {
     if (!sidecar.text) continue;
@@ -132,7 +133,7 @@ reshard::RunResult fill(Prepared& prepared, io::Staging& staging,
     sending->follow(output, run);
   }
   progress.begin("copying", prepared.plan.bytes_read);
-  staging.share_lock();  // with the other ranks
+  staging.share_lock();  // shared with the other ranks
   const reshard::RunResult result =
       ranks::run(prepared.plan, prepared.source, output, run,
                  {.target = &target,
@@ -153,13 +154,14 @@ reshard::RunResult fill(Prepared& prepared, io::Staging& staging,
       check_stored_crcs(io::Handle::open_read(file.copy_of));
     copy_sidecar(file, staging.root());
   }
-  // Again, if it was done before: files that are not sent in parts lack CRCs.
+  // Possibly for the second time: files that are not sent in parts lack CRCs.
   write_rest(prepared, output, staging.root(), !sending);
   progress.end();
   return result;
 }
 
-// Every file that the target is made of, also what other ranks read.
+// Watches every file that the target is made from, including what other ranks
+// read.
 void watch_source(const Prepared& prepared, const std::string& staging) {
   std::vector<std::string> paths;
   for (const File& file : prepared.source.files)
@@ -189,7 +191,7 @@ reshard::RunOptions limits(const Prepared& prepared,
   return run;
 }
 
-// A source that was rewritten is seldom read again.
+// A source that was rewritten is rarely read again.
 reshard::RunOptions writing(const Prepared& prepared,
                             const SaveOptions& options) {
   reshard::RunOptions run = limits(prepared, options);
@@ -198,8 +200,8 @@ reshard::RunOptions writing(const Prepared& prepared,
   return run;
 }
 
-// Large plans are counted before they are made: what doesn't fit into the bound
-// is refused before it takes the memory.
+// Counts large plans before they are made, so that those that exceed the bound
+// are refused before they take the memory.
 void make_plan(const Catalog& source, Prepared& prepared,
                const SaveOptions& options, const PlanSeen& seen) {
   constexpr uint64_t kCounted = 1 << 17;
@@ -248,7 +250,7 @@ bool has_lost_layers(const Problem& problem) {
          problem.severity == Problem::Severity::kDamage;
 }
 
-// What would be written is a model of fewer layers, and whole by its looks.
+// Refuses what would be written as a model of fewer layers that looks whole.
 void check_layers(const Catalog& source) {
   const auto found = std::ranges::find_if(source.problems, has_lost_layers);
   if (found == source.problems.end()) return;
@@ -258,8 +260,8 @@ void check_layers(const Catalog& source) {
           "'*' writes the layers that are here");
 }
 
-// A format of any tensors over ranks cuts what no reader said by the dialect
-// that names it.
+// A format that splits any tensors over ranks gets the rules that no reader
+// gave from the dialect of the names.
 void add_rules_of_names(const Layout& layout, const formats::Traits& target,
                         Catalog& source) {
   if (layout.topology.tp <= 1 || !target.any_tensors || target.is_container ||
@@ -314,7 +316,8 @@ Prepared prepare(Catalog source, Layout layout, const std::string& path,
   prepared.target = format.writer->lay_out(source, layout);
   for (size_t i = 0; i < stored.size(); ++i)
     source.tensors[i].dtype = stored[i];
-  // They were made of the source's; their pieces count in their shapes.
+  // They were made from the source's; their pieces are counted in their own
+  // shapes.
   for (Tensor& tensor : prepared.target.catalog.tensors) tensor.grid = {};
   formats::settle_files(source, prepared.target);
   write_sidecars(source, prepared.target);
@@ -378,7 +381,7 @@ reshard::RunResult execute(Prepared& prepared, const SaveOptions& options,
   if (prepared.shown_only)
     throw bug_error({prepared.path, {}}, "a plan that was to be shown is run");
   constexpr uint64_t kSaturated = 2;
-  constexpr uint64_t kNoSums = 1;  // such a journal can't be gone on with
+  constexpr uint64_t kNoSums = 1;  // such a journal can't be resumed
   const InterruptScope scope;
   check_target(prepared, options);
   io::Staging staging(prepared.path, staging_options(prepared, options));

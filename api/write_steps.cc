@@ -30,7 +30,7 @@ void carry(const Prepared& prepared, const TargetFile& file,
   }
 }
 
-// Something came to stand there while the target was written.
+// Something appeared there while the target was written.
 [[noreturn]] void keep_whole(const Error& error, io::Staging& staging) {
   staging.keep();
   throw error.with_hint(
@@ -46,9 +46,9 @@ void carry(const Prepared& prepared, const TargetFile& file,
 
 }  // namespace
 
-// A run that nobody asks for digests need not look at the bytes, but for those
-// of replicas: it is faster, and where blocks can be shared with the source
-// nothing is read at all.
+// A run without digests need not read any bytes except those of replicas. It is
+// faster, and where blocks can be shared with the source, nothing is read at
+// all.
 bool wants_sums(const Prepared& prepared, const SaveOptions& options) {
   return options.manifest || prepared.sums ||
          (!options.ignore_checksums &&
@@ -73,7 +73,7 @@ void make_files(const Prepared& prepared, io::Staging& staging, bool resuming) {
     staging.create(file.path, file.size);
 }
 
-// What is not payload.
+// Writes what is not payload.
 void write_rest(const Prepared& prepared, reshard::Output& output,
                 const std::string& root, bool carried) {
   for (uint32_t f = 0; f < prepared.target.files.size(); ++f) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts what the program allocates with new (lib/heap.h). Not where a
-// sanitizer has its own operator new.
+// Counts what the program allocates with new (lib/heap.h), unless a sanitizer
+// has its own operator new.
 #include "lib/heap.h"
 
 #include <malloc.h>
@@ -51,7 +51,7 @@ void release(void* bytes) noexcept {
 
 }  // namespace
 
-// The forms for arrays and the nothrow ones call these.
+// The array and nothrow forms call these.
 void* operator new(std::size_t bytes) { return allocate(bytes, 0); }
 void* operator new(std::size_t bytes, std::align_val_t alignment) {
   return allocate(bytes, static_cast<std::size_t>(alignment));

@@ -10,7 +10,8 @@
 namespace ckpt::app {
 namespace {
 
-// A rank that can't go on takes all others with it: they wait for it.
+// A rank that can't continue takes all others with it, because they wait for
+// it.
 int work_for(ranks::Link& link) {
   try {
     return ranks::serve(link);
@@ -44,7 +45,7 @@ int run_in_job(const std::function<int()>& command) {
   try {
     link = ranks::join_job();
   } catch (const Error& error) {
-    // They all fail alike: one says so.
+    // They all fail alike, so only one says so.
     return ranks::find_launch().rank == 0 ? report_current_exception()
                                           : static_cast<int>(error.code());
   }

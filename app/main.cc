@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What surrounds a command: signals, limits, ranks, and how it ended.
+// What surrounds a command: signals, limits, ranks, and its exit status.
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -12,9 +12,9 @@
 namespace ckpt::app {
 namespace {
 
-// A checkpoint of thousands of ranks has as many files, and shells begin with
-// a limit of 1024. The limit is this process's own; what is opened stays open
-// as long as it allows (reshard/sources.h).
+// A checkpoint of thousands of ranks has as many files, but shells start with a
+// limit of 1024. The limit is this process's own; files stay open as long as it
+// allows (reshard/sources.h).
 void raise_file_limit() {
   constexpr rlim_t kWanted = 16384;
   rlimit limit;
@@ -24,7 +24,7 @@ void raise_file_limit() {
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-// The exit status; says what went wrong.
+// Returns the exit status; reports what went wrong.
 int run_guarded(const std::vector<std::string>& words) {
   try {
     const int status = run_words(words);
@@ -33,7 +33,7 @@ int run_guarded(const std::vector<std::string>& words) {
     return status;
   } catch (...) {
     const int failure = report_current_exception();
-    // What was printed before the failure still goes out.
+    // What was printed before the failure is still flushed.
     try {
       flush();
     } catch (const std::exception&) {

@@ -23,6 +23,9 @@ function(ckpt_unity target)
   list(REMOVE_ITEM sources ${arg_APART})
   foreach(source IN LISTS sources)
     get_filename_component(group ${source} DIRECTORY)
+    # Units are linked in the order of their names: where the build lies, as
+    # sources do that it makes, may not decide it.
+    string(REPLACE "${CMAKE_BINARY_DIR}" "made" group "${group}")
     foreach(part IN LISTS arg_PARTS)
       if(source MATCHES "^${part}")
         set(group ${part})

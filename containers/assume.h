@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where payload lies, as far as a dry run has to know.
+// Where payload is, as far as a dry run has to know.
 //
-// An index says where each item begins and ends; where in it the elements are,
-// shows only the item. A run opens all of them before it plans
-// (ckpt::locate). A dry run writes nothing and prints no offsets: sizes and
-// sums depend on boxes and dtypes alone, and that the bytes of each box fit
-// into its item the index says itself. (Not on strides either: a transposed
-// tensor is as many bytes.) So one item of each file is opened, the last,
-// to see that the files are there, whole, and of the kind that the index says;
-// the others are taken to be like them.
+// An index says where each item begins and ends; only the item itself shows
+// where in it the elements are. A run opens all items before it plans
+// (ckpt::locate). A dry run writes nothing and prints no offsets. Sizes and
+// sums depend on boxes and dtypes alone (not on strides: a transposed tensor
+// has as many bytes), and the index itself says that the bytes of each box fit
+// into its item. So only the last item of each file is opened, to see that the
+// files are there, whole, and of the kind that the index says; the others are
+// assumed to be alike.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@
 namespace ckpt::formats {
 
 // Instead of ckpt::locate, for a plan that is only shown. Returns the number of
-// items that were not opened. Opens all where their bytes are going to be read
-// (claims), or the format has no cheaper way.
+// items that were not opened. Opens all of them if their bytes will be read
+// (claims) or the format has no cheaper way.
 uint64_t assume_places(Catalog& catalog);
 
 }  // namespace ckpt::formats

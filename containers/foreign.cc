@@ -76,7 +76,7 @@ struct Ending {
   Foreign foreign;
 };
 
-// Formats without a magic number, and zips that are known by their name.
+// Formats without a magic number, and zips recognised by their name.
 constexpr auto kEndings = std::to_array<Ending>({
     {".npz", {"a NumPy archive (.npz), which ckpt does not read", kNumpy}},
     {".onnx", {"an ONNX model, which ckpt does not read", kOnnx}},

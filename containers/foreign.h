@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a file is that is none of ours, told from its first bytes or its name,
-// so that an error can say more than "unknown".
+// Recognises files that are none of ours by their first bytes or their name, so
+// that an error can say more than "unknown".
 #pragma once
 
 #include <optional>
@@ -15,15 +15,15 @@ struct Foreign {
   std::string_view hint;  // what to do; may be empty
 };
 
-// A name in a directory that tells what the directory is.
+// A name in a directory that shows what the directory is.
 struct ForeignDirectory {
   std::string_view name;
-  bool exact;  // else: names that end so
+  bool exact;  // otherwise: names with this ending
   Foreign foreign;
 };
 std::span<const ForeignDirectory> foreign_directories();
 
-// How many bytes of the front tell it.
+// How many bytes from the front are enough.
 inline constexpr size_t kForeignHead = 512;
 
 std::optional<Foreign> recognise(std::string_view head,

@@ -29,7 +29,7 @@ constexpr std::string_view kAdapter = ".adapter.";
 constexpr std::string_view kWeight = ".weight";
 constexpr uint64_t kAnyPieces = UINT64_MAX;
 
-// Parts of a fused matrix, by the ends of transformers' names.
+// Parts of a fused matrix, by the endings of transformers' names.
 struct Part {
   std::string_view hf, bridge;
 };
@@ -57,7 +57,7 @@ std::string without_weight(const std::string& name) {
   return name.substr(0, name.size() - kWeight.size());
 }
 
-// Why the adapter of a module can't go over; "" if it can.
+// Why a module's adapter can't be converted; "" if it can.
 std::string hindrance_of(const Instance& one) {
   if (one.to.find(".experts.") != one.to.npos)
     return "Megatron-Bridge has one adapter for all experts of a rank";
@@ -129,9 +129,9 @@ class Modules {
   std::map<std::string, std::string, std::less<>> why_not_;
 };
 
-// lora_A is linear_in; both are a matrix.
+// lora_A is linear_in; each is a matrix.
 struct Factor {
-  std::string module;  // PEFT's, without base_model.model.
+  std::string module;  // PEFT's name, without base_model.model.
   bool in = false;
 };
 
@@ -192,7 +192,7 @@ class ToMegatron {
     megatron::halved(View::of(tensor), ranks_, false).into(tensor, kAnyPieces);
   }
 
-  // Bridge's modules call all of their parts.
+  // Bridge's modules use all of their parts, so none may be missing.
   void check_complete() const {
     const Globs allowed(options_.allow_missing);
     for (const Module& module : modules_.all()) {
@@ -242,7 +242,7 @@ class ToPeft {
          uint64_t ranks)
       : source_(source), modules_(modules), numbers_(numbers), ranks_(ranks) {}
 
-  // Which modules have adapters, by their last names; and their rank.
+  // The last names of the modules that have adapters, and their rank.
   AdapterModules run() {
     for (const Tensor& tensor : source_.tensors) take(tensor);
     source_.tensors = std::move(made_);

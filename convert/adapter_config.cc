@@ -34,7 +34,7 @@ std::optional<double> number(const Config& config, std::string_view key) {
   return std::nullopt;
 }
 
-// What Bridge's classes of these names compute is what PEFT's LoRA does.
+// Bridge's classes of these names compute the same as PEFT's LoRA.
 void check_class(const Catalog& source, const Config& config) {
   const auto found = config.find("peft._target_");
   if (found == config.end()) return;

@@ -9,8 +9,8 @@
 namespace ckpt::families {
 namespace {
 
-// The dialect's own table of shapes, where it has one (fairseq2): from the
-// configuration that the numbers make.
+// The dialect's own table of shapes, if it has one (fairseq2), computed from
+// the configuration that the numbers make.
 KeyTable table_of(const Numbers& numbers) {
   const Dialect& dialect = numbers.dialect();
   if (dialect.name != "fairseq2" || dialect.config.is_null()) return {};
@@ -83,7 +83,7 @@ class Checker {
   void use(const Instance& one, const std::vector<Shape>& shapes) {
     for (const std::string& name : one.hf) {
       const bool again = !used_.insert(name).second;
-      // Slices of one stacked tensor, and copies, share their source.
+      // Slices of one stacked tensor share their source, and so do copies.
       const bool shared = one.rule->alias || indexed(*one.rule);
       if (again && !shared) find("doubled", name, "used again by " + one.to);
     }

@@ -47,7 +47,7 @@ void check_numbers(const Catalog& source, const TranslateOptions& options) {
   const Values config = values_of(source, "hf");
   if (!family || config.source.empty()) return;
   check_type(source, options, *family);
-  std::vector<Tensor> named;  // shapes and names are all that is looked at
+  std::vector<Tensor> named;  // only shapes and names are checked
   for (const Tensor& tensor : source.tensors)
     if (tensor.kind == Kind::model) {
       Tensor& one = named.emplace_back();
@@ -105,7 +105,7 @@ std::vector<Problem> check_beside(Catalog& source,
   check_type(source, options, *family);
   Facts said = read_facts(family, from, own, options.set);
   const Facts beside = read_facts(family, "hf", config, options.set);
-  // What --set says, is so.
+  // --set takes precedence.
   for (const FactDifference& one : differing(said, beside))
     if (one.source_b.ends_with("--set")) said[one.name] = beside.at(one.name);
   const auto differences = differing(said, beside, from);

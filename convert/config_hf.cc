@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// config.json: kept, corrected, or made of what the source says.
+// config.json: kept, corrected, or made from what the source says.
 #include <algorithm>
 
 #include "ckpt/error.h"
@@ -12,8 +12,8 @@
 
 namespace ckpt::families {
 
-// config.json that goes along says what --set says: each key that follows from
-// it, and no other.
+// Makes a config.json that is kept say what --set says: changes each key that
+// follows from it, and no other.
 void Configuration::correct_kept(Catalog& catalog) const {
   if (options_.set.empty() || from_ != "hf" || !out_) return;
   const Json& formula = out_->dialect().hf_config;
@@ -24,7 +24,7 @@ void Configuration::correct_kept(Catalog& catalog) const {
         config_table(formula, Numbers(family_, out_->dialect(), "hf",
                                       carried_.values, carried_.source, {}));
   } catch (const Error&) {
-    return;  // the file lacks what --set says
+    return;  // the file lacks what --set gives
   }
   Json kept = carried_.values;
   const auto correct = [](Json& object, const std::string& key,
@@ -48,7 +48,7 @@ void Configuration::correct_kept(Catalog& catalog) const {
   add_text(catalog, kHfConfig, kept.dump(2) + "\n");
 }
 
-// Of the weights, as they will be written.
+// The dtype of the weights as they will be written.
 DType Configuration::dtype_of(const Catalog& catalog) const {
   return options_.dtype ? *options_.dtype : model_dtype(catalog.tensors);
 }
@@ -85,7 +85,7 @@ Json Configuration::hf_config(const Catalog& catalog) const {
   config[carried_.source.empty() ? "torch_dtype" : "dtype"] =
       torch_name(dtype_of(catalog));
   if (carried_.source.empty()) return nested(std::move(config));
-  // It agrees, and says more than a table can: kept key for key.
+  // It agrees, and says more than a table can, so it is kept key for key.
   Json kept = carried_.values;
   for (const char* key : {"dtype", "torch_dtype"})
     if (kept.contains(key)) kept[key] = config["dtype"];
@@ -104,7 +104,7 @@ Json Configuration::hf_config(const Catalog& catalog) const {
   return kept;
 }
 
-// What is of the language model goes into an object of its own.
+// Keys of the language model go into an object of their own.
 Json Configuration::nested(Json config) const {
   const HfSide& hf = family_->hf();
   if (hf.text_type.empty() || !config.is_object()) return config;

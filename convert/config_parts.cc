@@ -51,8 +51,8 @@ void warn_of_unsaid(const std::vector<FactDifference>& unsaid,
   if (unsaid.empty()) return;
   std::string list;
   for (const FactDifference& one : unsaid)
-    list += fmt::format("{}{} is {}", list.empty() ? "" : ", ", one.name,
-                        shown_fact(one.a));
+    list += fmt::format("{}{} is {} (there: {})", list.empty() ? "" : ", ",
+                        one.name, shown_fact(one.a), shown_fact(one.b));
   catalog.problems.push_back(
       warning("unsaid", {catalog.path, {}},
               "{} can't say all of the model: {}; what is built from it "

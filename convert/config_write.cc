@@ -29,7 +29,7 @@ void write_yaml_value(const Json& value, std::string& text, size_t indent) {
   }
 }
 
-// OLMo-core says it of each module.
+// OLMo-core states the dtype of each module.
 void set_dtype(const std::string& dtype, Json& config) {
   for (auto& [key, value] : config.items()) {
     if (value.is_object()) set_dtype(dtype, value);
@@ -49,12 +49,12 @@ std::vector<FactDifference> Configuration::say(const std::string& side,
   return std::move(unsaid.near);
 }
 
-// Such args are for the way back alone. Whoever wants the tensors under
-// Megatron's names, for code of their own, says so.
+// Such args serve only the way back. Users who want the tensors under
+// Megatron's names, for their own code, say so.
 void Configuration::check_own_args(const Json& args, Catalog& catalog) const {
   if (options_.lenient) return;
   std::vector<FactDifference> own = own_args(args);
-  // Of towers, beside which GPTModel is the language model.
+  // These belong to towers, beside which GPTModel is the language model.
   std::erase_if(own, [&](const FactDifference& one) {
     return std::ranges::any_of(
         family_->hf().outer,
@@ -112,7 +112,8 @@ void Configuration::write_params(Catalog& catalog) const {
   add_object(catalog, "params", params);
 }
 
-// Of as small a number: said, and refused where nothing may be left open.
+// A difference between small numbers: warned about, or refused if nothing may
+// be left open.
 void Configuration::note_near(Catalog& catalog,
                               const FactDifference& one) const {
   if (options_.strict_config)
@@ -147,7 +148,7 @@ void Configuration::write_yaml(Catalog& catalog) const {
   add_text(catalog, kYaml, std::move(text));
 }
 
-// {"model": …}, as a trainer's file has it.
+// {"model": …}, as in a trainer's file.
 void Configuration::write_olmo(Catalog& catalog) const {
   if (!out_ || !out_->dialect().config.is_object()) {
     catalog.problems.push_back(

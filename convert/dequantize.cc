@@ -22,7 +22,7 @@ bool is_eight_bits(DType dtype) {
          dtype == DType::f8_e4m3fnuz || dtype == DType::f8_e5m2fnuz;
 }
 
-// By dtype and name alone. Codes that are made on the way (--quantize) are not
+// By dtype and name alone. Codes made on the way (--quantize) are not the
 // source's.
 bool may_be_codes(const Catalog& catalog, const Tensor& tensor) {
   const bool fits =
@@ -49,8 +49,8 @@ Shape in_three(const Shape& shape) {
 
 uint64_t up(uint64_t count, uint64_t by) { return (count + by - 1) / by; }
 
-// How many elements of `size` share one of `scales` scales; `said`: what the
-// configuration says, or 0. Nothing if they don't fit.
+// How many elements of `size` share one of `scales` scales; `said`: the
+// configuration's number, or 0. Nothing if they don't fit.
 std::optional<uint64_t> block_of(uint64_t size, uint64_t scales,
                                  uint64_t said) {
   constexpr uint64_t kUsual = 128;
@@ -177,7 +177,7 @@ class Finder {
     const Tensor* scales = get(name + "_scale_inv");
     if (!scales) scales = get(name + "_scale");
     const bool fp8 = is_eight_bits(codes.dtype);
-    // Plain numbers of eight bits are in no quantized model.
+    // A quantized model has no plain eight-bit numbers.
     const bool has_scale =
         fp8 ? config_.there : config_.method == "compressed-tensors";
     if (!scales && is_weight && has_scale && codes.shape.size() > 1)
@@ -185,7 +185,7 @@ class Finder {
     if (!scales || get(name + "_scale_2") || codes.shape.size() < 2 ||
         codes.shape.size() > 3)
       return;
-    // Two e2m1 to a byte are i8, too, with scales of this name.
+    // Two e2m1 values to a byte are i8, too, with scales of this name.
     if (!fp8 && scales->name.ends_with("_scale_inv")) return;
     if (get(name + "_g_idx"))
       throw unfaithful_error(where(codes),
@@ -228,7 +228,7 @@ class Finder {
   }
 
   // gpt-oss: a_blocks [experts, rows, groups, 16], a_scales [experts, rows,
-  // groups]. The model has them turned: [experts, columns, rows].
+  // groups]. The model has them transposed: [experts, columns, rows].
   void mxfp4(const Tensor& codes) {
     const std::string stem = codes.name.substr(0, codes.name.size() - 7);
     const Tensor& scales = need(codes, stem + "_scales");
@@ -314,7 +314,7 @@ class Finder {
     found_.push_back(std::move(weight));
   }
 
-  // Rows of a group: as many as are said, where that makes as many groups.
+  // Rows of a group: the stated number, if that makes as many groups.
   uint64_t group_rows(uint64_t in, const Tensor& scales) const {
     const uint64_t said = config_.group_size, groups = scales.shape[0];
     if (said && up(in, said) == groups) return said;
@@ -428,7 +428,7 @@ void dequantize(Catalog& catalog, DType dtype) {
       if (!part->shape.empty())
         fold_pieces(*by_name.at(part->name), catalog, *part);
     made.name = weight.name;
-    // Casts count what is too large for f16, so they are left to do it.
+    // Casts count values too large for f16, so that is left to them.
     made.dtype = dtype == DType::bf16 ? dtype : DType::f32;
   }
   const auto files = std::make_shared<const std::vector<File>>(catalog.files);
@@ -460,7 +460,8 @@ void dequantize(Catalog& catalog, DType dtype) {
          .extent = {.offset = 0,
                     .strides = {},
                     .file = static_cast<uint32_t>(catalog.files.size())}}};
-    // All of it: journals tell by the path whether the work is the same.
+    // Everything, because journals tell by the path whether the work is the
+    // same.
     std::string path = fmt::format("made:{} {} {} bits {} zeros +{}",
                                    weight.name, weight.method, weight.bits,
                                    weight.block, weight.made.zero_offset);

@@ -10,7 +10,7 @@
 namespace ckpt::families {
 namespace {
 
-// A name that models of one dialect alone have.
+// A name that only models of one dialect have.
 struct NameRow {
   std::string_view glob, dialect;
 };
@@ -54,7 +54,7 @@ std::string_view owner_of(std::string_view dialect) {
 std::string_view dialect_of(const Catalog& catalog) {
   const formats::Traits& traits = formats::traits_of(catalog.format);
   const auto dialect = traits.dialect;
-  // A conversion has been here: into_dialect, or vLLM's unfused.
+  // Already converted: by into_dialect, or unfused from vLLM's.
   const bool changed = !catalog.dialect.empty() && catalog.dialect != dialect;
   const bool open = traits.mixed_dialects || changed;
   if (!dialect.empty() && !open) return dialect;
@@ -71,7 +71,7 @@ std::string_view dialect_of(const Catalog& catalog) {
 
 namespace {
 
-// What ckpt noted in OLMo-core's configuration, which names no family.
+// The family that ckpt noted in OLMo-core's configuration, which names none.
 std::shared_ptr<const Family> noted_family(const Json& config) {
   if (!config.is_object()) return nullptr;
   const Json note = config.value("ckpt", Json());
@@ -95,7 +95,7 @@ std::shared_ptr<const Family> find_family(const Catalog& source,
     std::shared_ptr<const Family> family;
     if (native) family = Family::for_fairseq2(name, values.values);
     if (!family && Family::exists(name)) family = Family::by_name(name);
-    // olmo3 is a model type, and one of OLMo 2's.
+    // olmo3 is a model type of OLMo 2's family.
     if (!family) family = Family::for_config({{"model_type", name}});
     if (family && !native && !family->fits_text(values.values)) family.reset();
     return family;

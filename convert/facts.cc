@@ -78,8 +78,9 @@ class Reader {
     return found == sides.end() ? nullptr : &*found;
   }
 
-  // What changes the function and has a name in config.json alone: Megatron's
-  // args hold it as ckpt_config, for the way back and for who builds the model.
+  // What changes the function but has a name only in config.json: Megatron's
+  // args hold it as ckpt_config, for the way back and for whoever builds the
+  // model.
   void add_carried(Facts& facts) const {
     const Json keys = values_.at("trait").value("carry", Json::array());
     if (keys.empty() || (side_ != "hf" && side_ != "mcore")) return;
@@ -109,7 +110,8 @@ class Reader {
     }
   }
 
-  // A number that this side does not say, rather than one that makes no sense.
+  // True for a number that this side does not state, rather than one that makes
+  // no sense.
   static bool is_unsaid(const Error& error) {
     std::string_view text = error.problem();
     const size_t quoted = text.rfind("\": ");  // behind the expression
@@ -146,10 +148,10 @@ class Reader {
     return collapsed(std::move(list));
   }
 
-  // "config.json rope_theta", or what the absence of the key means. Names of
-  // the ledger's own are left out.
+  // "config.json rope_theta", or what the key's absence means. The ledger's own
+  // names are left out.
   std::string source_of(const std::string& from) const {
-    std::set<std::string> sorted;  // which is looked up first, compilers choose
+    std::set<std::string> sorted;  // compilers choose which is looked up first
     for (size_t at = 0; at < from.size();) {
       const size_t end = std::min(from.find(", ", at), from.size());
       std::string name = from.substr(at, end - at);
@@ -188,7 +190,13 @@ Facts read_facts(const std::shared_ptr<const Family>& family,
                  const std::string& side, const Values& values,
                  const Overrides& overrides) {
   if (!in_ledger(*family)) return {};
-  return Reader(family, side, values, overrides).run();
+  Facts facts = Reader(family, side, values, overrides).run();
+  // Args of a run say how many rows there are with padding, and often not how
+  // many are tokens: whoever says that contradicts nothing.
+  if (const auto rows = facts.find("vocab_size");
+      side == "mcore" && rows != facts.end() && rows->second.value.is_null())
+    facts.erase(rows);
+  return facts;
 }
 
 Facts facts_of(const Catalog& catalog) {
@@ -206,7 +214,7 @@ Facts facts_of(const Catalog& catalog) {
 
 Facts config_facts_of(const Catalog& catalog) {
   const Values config = values_of(catalog, "hf");
-  // OLMo-core's own file has that name too.
+  // OLMo-core's own file has the same name.
   if (config.source.empty() || (dialect_of(catalog).starts_with("olmo") &&
                                 !config.values.contains("model_type")))
     return {};

@@ -33,7 +33,7 @@ Json number_or(const Json& object, const char* key, double fallback) {
   return value.is_number() ? value : Json(fallback);
 }
 
-// By the class; that may be missing, so by what only one of them has too.
+// By the class or, since that may be missing, by what only one of them has.
 std::string kind_of(const Json& scaling) {
   const Json& name = at(scaling, "_CLASS_");
   const std::string text = name.is_string() ? name.get<std::string>() : "";
@@ -104,11 +104,11 @@ Json without_scaling(Json block) {
   return block;
 }
 
-// What the layers scale by. Blocks that differ in more are no model that
-// another dialect has.
+// What the layers scale by. Blocks that differ in more than that are a model
+// that no other dialect has.
 struct Scaling {
-  Json value;                  // of those that scale
-  std::string layers = "all";  // or "full", those without a window; "some"
+  Json value;                  // of the layers that scale
+  std::string layers = "all";  // or "full" (those without a window), or "some"
   bool odd = false;
 };
 
@@ -146,7 +146,7 @@ Scaling scaling_of(const Json& model, const Json& block, const Json& windows) {
   return found;
 }
 
-// Sizes of windows, as short as they repeat.
+// Sizes of windows, cut to the shortest list that repeats.
 Json pattern_of(const Facts& facts, size_t layers) {
   const auto window = facts.find("window");
   Json list = Json::array();
@@ -175,7 +175,7 @@ Json value_of(const Facts& facts, const char* name) {
   return found == facts.end() ? Json() : found->second.value;
 }
 
-// A number that OLMo-core has as an int, if it is one.
+// A whole number as an int, as OLMo-core stores it.
 Json as_whole(const Json& value) {
   if (!value.is_number_float()) return value;
   const double number = value.get<double>();
@@ -210,8 +210,8 @@ Json scaling_from(const Facts& facts) {
   return scaling;
 }
 
-// Of each norm: the table has what the source's dialect says, which fairseq2
-// fixes in its code.
+// Sets it for each norm: the table has what the source's dialect says, which
+// fairseq2 fixes in its code.
 void set_epsilon(const Json& epsilon, Json& config) {
   if (!epsilon.is_number() || !config.is_structured()) return;
   for (auto& [key, value] : config.items()) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Facts that have names of ours in Megatron's args, for want of Megatron's.
+// Facts that have names of our own in Megatron's args, for lack of Megatron's.
 #include <algorithm>
 
 #include "convert/facts.h"
@@ -15,8 +15,8 @@ bool says_something(const Json& value) {
   return !value.is_null() && value != Json(false);
 }
 
-// "off" of a key are values that change nothing, or that other arguments say
-// too; "*": any. A list is harmless if each of its values is.
+// A key's "off" lists the values that change nothing or that other arguments
+// say too; "*" is any. A list is harmless if each of its values is.
 bool is_harmless(const Json& entry, const Json& value) {
   if (value.is_array() && !value.empty())
     return std::ranges::all_of(
@@ -26,7 +26,7 @@ bool is_harmless(const Json& entry, const Json& value) {
       off, [&](const Json& one) { return one == value || one == Json("*"); });
 }
 
-// Without notes for the way home, and Megatron's own (ckpt_format, ckpt_step).
+// Without notes for the way back, or Megatron's own (ckpt_format, ckpt_step).
 Json without_notes(const Json& args) {
   Json rest = Json::object();
   for (const auto& [key, value] : args.items())
@@ -35,8 +35,8 @@ Json without_notes(const Json& args) {
   return rest;
 }
 
-// The row of the table "megatron" that names the family, or the nearest of
-// those that it extends.
+// The row of the table "megatron" that names the family or, failing that, the
+// nearest one that it extends.
 const Json* megatron_row(const Family& family) {
   std::vector<std::string> names{family.name()};
   names.insert(names.end(), family.bases().begin(), family.bases().end());
@@ -72,7 +72,7 @@ MegatronModel megatron_model(const Catalog& target) {
   const Json name = args.value("ckpt_family", Json());
   if (!name.is_string() || !Family::exists(name.get<std::string>())) return {};
   MegatronModel model = megatron_model(*Family::by_name(name));
-  // What one model of the family has, and another lacks.
+  // What some models of the family have and others lack.
   const bool own = !own_args(without_notes(args)).empty();
   if (own && model.program.ends_with("Model"))
     model.program = "code of your own";

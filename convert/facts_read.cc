@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Configurations, as the ledger's expressions read them.
+// Configurations, in the form that the ledger's expressions read.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -19,7 +19,7 @@ const Json& at(const Json& object, const char* key) {
   return found == object.end() ? kNull : *found;
 }
 
-// Sizes: a configuration without them says nothing, whatever the class has.
+// Sizes: a configuration without them says nothing, whatever its class has.
 constexpr auto kSizes =
     std::to_array<std::string_view>({"num_hidden_layers",
                                      "hidden_size",
@@ -52,7 +52,8 @@ void merge(Json& into, const Json& from) {
     if (!value.is_null()) into[key] = value;
 }
 
-// What is said though it follows from the rest, and what follows from it.
+// Settles what is stated although it follows from the rest, and what follows
+// from it.
 void settle_yarn(const Json& values, Json& rope) {
   const Json& most = at(values, "max_position_embeddings");
   const Json& first = at(rope, "original_max_position_embeddings");
@@ -73,14 +74,14 @@ void settle_yarn(const Json& values, Json& rope) {
 Json hf_rope(const Json& values, const Json& defaults) {
   Json rope = Json::object();
   const Json& usual = at(defaults, "rope");
-  // Any rope of its own takes the place of the class's scaling.
+  // Any rope of its own replaces the class's scaling.
   if (!truthy(at(values, "rope_parameters")) &&
       !truthy(at(values, "rope_scaling")))
     merge(rope, usual);
   for (const char* key : {"rope_theta", "partial_rotary_factor"})
     if (!at(usual, key).is_null()) rope[key] = at(usual, key);
-  // Of both spellings transformers takes the old one, and nothing of the other
-  // unless that is by type of layer.
+  // Given both spellings, transformers takes the old one and nothing of the
+  // other, unless that is by type of layer.
   const Json& old = at(values, "rope_scaling");
   const Json& both = at(values, "rope_parameters");
   const Json& full = at(both, "full_attention");
@@ -113,14 +114,14 @@ Json mcore_window(const Json& values) {
       size[0] >= 0)
     window["size"] = size[0].get<int64_t>() + 1;
   else if ((size.is_number_integer() && size > 0) || size.is_string())
-    window["size"] = size;  // a text is refused
+    window["size"] = size;  // a string is refused
   const Json& skip = at(values, "window_attn_skip_freq");
   if (skip.is_array()) window["list"] = skip;
   if (skip.is_number_integer() && skip > 0) window["every"] = skip;
   return window;
 }
 
-// A class reads one of them; the others of a config.json are left over.
+// A class reads one of them; any others in a config.json are leftovers.
 void keep_epsilon(const Json& defaults, Json& values) {
   constexpr const char* kEpsilons[] = {"rms_norm_eps", "layer_norm_eps",
                                        "layer_norm_epsilon", "norm_epsilon",
@@ -136,7 +137,7 @@ void prepare_hf(const Json& defaults, Json& values,
   const Json text = at(values, "text_config");
   const Json tied = at(values, "tie_word_embeddings");
   merge(values, text);
-  // The model's, which its language model's class does not look at.
+  // The model's own, which its language model's class does not read.
   if (!tied.is_null()) values["tie_word_embeddings"] = tied;
   values["rope"] = hf_rope(values, defaults);
   keep_epsilon(defaults, values);
@@ -160,7 +161,7 @@ Json listed(const Json& items) {
 void prepare_fairseq2(Json& values) {
   if (values.contains("layer_types"))
     values["layer_types"] = listed(values["layer_types"]);
-  // Its code scales no model without windows.
+  // Its code does not scale models without windows.
   if (at(values, "sliding_window").is_null()) values.erase("yarn_scale_config");
   const Json factors =
       listed(at(at(values, "rope_scale"), "frequency_factors"));

@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kDeepest = 64;
 
-// Whether the configuration is an object of objects, whose leaves have names.
+// True if the configuration is an object of objects, whose leaves have names.
 bool is_nested(const std::string& side) {
   return side == "olmo_core" || side == "fairseq2";
 }
@@ -64,7 +64,7 @@ class Known {
                          : how->get<std::string>());
   }
 
-  // "model.block.layer_norm.eps": each of its words is one that is looked at.
+  // "model.block.layer_norm.eps": each of its words counts as known.
   void add(const std::string& expression) {
     const Expr parsed(expression);
     for (const std::string& name : parsed.names())
@@ -103,7 +103,7 @@ void find_unknown(const Known& known, const Json& table, bool nested,
   }
 }
 
-// The keys that the family's variables are made of.
+// The keys from which the family's variables are made.
 std::set<std::string> keys_of_variables(const Family& family) {
   std::set<std::string> keys;
   for (const Dialect& dialect : family.dialects())
@@ -125,7 +125,8 @@ void look_at_parts(const Json& config, Look look) {
   if (text != config.end() && text->is_object()) look(*text, "text_config.");
 }
 
-// What the expressions of the ledger have as "rope.NAME", and spellings.
+// The names that the ledger's expressions use as "rope.NAME", and their
+// spellings.
 const std::set<std::string>& keys_of_rope() {
   static const std::set<std::string> known = [] {
     std::set<std::string> keys{"rope_type",
@@ -148,7 +149,7 @@ const std::set<std::string>& keys_of_rope() {
   return known;
 }
 
-// Of a scaling by type of layer, those of each.
+// In a scaling by type of layer, the keys of each type.
 void find_unknown_of_rope(const Json& rope, const std::string& before,
                           std::vector<std::string>& unknown) {
   if (!rope.is_object()) return;

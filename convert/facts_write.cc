@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A configuration made to say the facts of another.
+// Makes a configuration say the facts of another.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -53,7 +53,7 @@ class FactScope : public Expr::Scope {
     if (window.is_array()) values_["window_list"] = std::move(list);
   }
 
-  // Layers with rotary positions, of those without.
+  // Adds the layers with rotary positions, given those without.
   void add_rope_layers() {
     const Json none = value("no_rope_layers"), layers = value("layers");
     if (none.is_null() || !layers.is_number_integer() || layers < 0 ||
@@ -132,7 +132,7 @@ class Sayer {
     return differing(facts_, read_facts(family_, side_, {table_, ""}));
   }
 
-  // OLMo 3 is OLMo 2 with windows: transformers has a class for each.
+  // OLMo 3 is OLMo 2 with windows, but transformers has a class for each.
   void choose_type() {
     const auto windowed = traits_.find("windowed");
     if (side_ != "hf" || windowed == traits_.end() ||
@@ -153,7 +153,7 @@ class Sayer {
   void write(const Json& group) {
     const auto writes = group.find("write");
     if (writes == group.end() || !writes->contains(side_)) return;
-    // What the source does not say stays as the family's table has it.
+    // What the source does not say remains as in the family's table.
     const auto said = [&](const auto& item) {
       return facts_.contains(item.key());
     };
@@ -183,11 +183,11 @@ class Sayer {
       const Json& own = hf_defaults(model_type_of(*family_, table_));
       const bool rotary = key.starts_with("ro") || key.starts_with("partial");
       if (!own.contains(key) && !rotary) return;
-      // Absence would mean the scaling of the class.
+      // Absence would mean the class's scaling.
       if (key == "rope_scaling" && value.is_null() &&
           own.value("rope", Json::object()).contains("rope_type"))
         value = {{"rope_type", "default"}};
-      // Absence would mean the default of the class.
+      // Absence would mean the class's default.
       if (value.is_null() && own.contains(key) && !own.at(key).is_null()) {
         table_[key] = nullptr;
         return;
@@ -199,7 +199,7 @@ class Sayer {
       table_[key] = std::move(value);
   }
 
-  // True where the class has a default other than none in families of a trait.
+  // True if, in families with a trait, the class has a default other than none.
   bool needs_null(const std::string& key) const {
     const Json& nulls = facts_table().at("nulls");
     if (!nulls.contains(side_)) return false;
@@ -250,7 +250,7 @@ Unsaid say_facts(const std::shared_ptr<const Family>& family,
 
 namespace {
 
-// What Megatron takes without the flag.
+// True for the value that Megatron uses without the flag.
 bool is_default(const std::string& key, const Json& value) {
   const bool off_by_flag =
       key == "bias_gelu_fusion" || key == "bert_binary_head";
@@ -261,7 +261,7 @@ bool is_default(const std::string& key, const Json& value) {
   return key == "moe_router_score_function" && value == "softmax";
 }
 
-// (3, 0) is said as 3,0: its parser cuts at commas.
+// (3, 0) is written as 3,0: Megatron's parser splits at commas.
 std::string flag_value(const std::string& key, const Json& value) {
   if (value.is_string()) return value.get<std::string>();
   const std::string text = value.dump();
@@ -269,8 +269,9 @@ std::string flag_value(const std::string& key, const Json& value) {
   return text.substr(1, text.size() - 2);
 }
 
-// A run's args have all the defaults of Megatron's argument reader: of latent
-// attention, delta nets and state space mixers in models without them, too.
+// A run's args have all the defaults of Megatron's argument reader, including
+// those for latent attention, delta nets and state space mixers in models
+// without them.
 bool is_of_other_models(const std::string& key, const Json& args) {
   const auto says = [&](const Json& part) {
     const Json value = args.value(part.get<std::string>(), Json());

@@ -47,7 +47,8 @@ class Expander {
   }
 
  private:
-  // What the dialect can't say of a model, so that nothing would tell.
+  // Checks what the dialect can't say about a model, so that nothing would
+  // tell.
   void check_requirements() const {
     const auto conditions = dialect_.section.find("requires");
     if (conditions == dialect_.section.end()) return;
@@ -64,7 +65,7 @@ class Expander {
   void repeat(size_t depth) {
     if (depth == names_.size()) return add();
     const uint64_t count = numbers_.count(names_[depth]);
-    // Counts before it goes through them: `when` may refuse all of them.
+    // Counts them before the loop: `when` may refuse all of them.
     claim(count);
     for (uint64_t i = 0; i < count; ++i) {
       index_[names_[depth]] = i;

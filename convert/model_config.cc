@@ -24,15 +24,16 @@ bool describes(std::string_view name) {
   return name == kHfConfig || name == kYaml || name == kParams;
 }
 
-// Of Megatron's: what the other dialect's configuration says, what is about the
-// format alone, and that nothing was trained yet.
+// True for those of Megatron's objects that repeat what the other dialect's
+// configuration says, concern only the format, or say that nothing was trained
+// yet.
 bool is_told_otherwise(const Object& object) {
   if (object.name == "args" || object.name == "checkpoint_version") return true;
   return object.name == "iteration" && object.document &&
          object.document->as_int(object.node) == 0;
 }
 
-// Where the numbers of a model stand, in each dialect.
+// The file that holds a model's numbers in each dialect.
 std::string_view file_of(std::string_view dialect) {
   if (dialect == "mcore") return "args";
   if (dialect == "meta") return kParams;
@@ -54,7 +55,7 @@ Configuration::Configuration(const Catalog& source,
                  : values_of_file(options.config_from, "hf");
   if (from_.starts_with("olmo") && options.config_from.empty() &&
       !carried_.values.contains("model_type"))
-    carried_ = {};  // OLMo-core's own file has that name too
+    carried_ = {};  // OLMo-core's own file has the same name
   if (own_.source.empty() && carried_.source.empty() && options.set.empty())
     throw unfaithful_error({source.path, {}},
                            "nothing says the model's numbers (layers, heads "
@@ -78,25 +79,27 @@ void Configuration::read_all_facts(const Catalog& source) {
   Facts other = read_facts(family_, "hf", carried_, options_.set);
   if (!options_.lenient) check_types(other, source.path);
   if (own && !options_.lenient) {
-    // What --set says, is so.
+    // --set takes precedence.
     for (const FactDifference& one : differing(facts_, other))
       if (one.source_b.ends_with("--set"))
         facts_[one.name] = other.at(one.name);
     check_agreement(facts_, other, from_, source.path);
-    // What the source's own dialect can only say nearly, config.json says.
+    // config.json states what the source's own dialect can only approximate.
     for (const FactDifference& one : differing(facts_, other))
       facts_[one.name] = other.at(one.name);
   }
   facts_.merge(other);
 }
 
-// What --vocab-size says is so: args say how many rows were in use before.
+// --vocab-size takes precedence: args say how many rows were in use before.
 void Configuration::settle_vocabulary() {
   const auto given = options_.set.find("V");
-  const auto fact = facts_.find("vocab_size");
-  if (given == options_.set.end() || fact == facts_.end()) return;
+  if (given == options_.set.end()) return;
+  // Args may not say it: read_facts.
+  if (!facts_.contains("vocab_size") && (facts_.empty() || from_ != "mcore"))
+    return;
   const Json rows = Json::parse(given->second, nullptr, false);
-  if (rows.is_number_integer()) fact->second = {rows, "--vocab-size"};
+  if (rows.is_number_integer()) facts_["vocab_size"] = {rows, "--vocab-size"};
 }
 
 void Configuration::note_unknown(const Catalog& source, const std::string& side,
@@ -117,7 +120,8 @@ void Configuration::note_unknown(const Catalog& source, const std::string& side,
       text::printable(fmt::format("{}", fmt::join(keys, ", ")))));
 }
 
-// A key that has one value in all models of the family, and another here.
+// Checks for a key that has one value in all models of the family, but another
+// here.
 void Configuration::check_denied(const Catalog& source, const Values& values) {
   for (const FactDifference& one : denied_keys(*family_, values.values)) {
     const std::string said = text::printable(
@@ -156,7 +160,7 @@ const Numbers& Configuration::numbers(const Dialect& dialect) {
   return *in_;
 }
 
-// Where a configuration that is not transformers' has them.
+// Token ids from a configuration that is not transformers'.
 Json Configuration::token_ids() const {
   Json found = Json::object();
   const auto take = [&](const Json& from) {
@@ -170,7 +174,7 @@ Json Configuration::token_ids() const {
   return found;
 }
 
-// What the source's own numbers leave open, config.json may say.
+// Takes from config.json what the source's own numbers leave open.
 void Configuration::complete(const Dialect& dialect) {
   const Numbers hf(family_, dialect, "hf", carried_.values, carried_.source,
                    options_.set);
@@ -202,7 +206,7 @@ const Numbers& Configuration::hf_numbers(const Dialect& dialect) {
   return *out_;
 }
 
-// A params.json beside the weights of transformers: nothing was made of it.
+// Notes a params.json beside weights of transformers, which was not used.
 void Configuration::note_unread(Catalog& catalog) const {
   for (const Sidecar& sidecar : catalog.sidecars)
     if (describes(sidecar.name) && sidecar.name != file_of(from_) &&

@@ -24,13 +24,13 @@ class Params {
     if (dim > kMaxRank) throw unfaithful_error({}, "{}: dim {}", op_.name, dim);
     return static_cast<uint32_t>(dim);
   }
-  // A list of expressions; empty if it is not given.
+  // A list of expressions; empty if not given.
   std::vector<uint64_t> list(const char* name) const {
     const auto found = op_.params.find(name);
     return found == op_.params.end() ? std::vector<uint64_t>()
                                      : numbers_of(*found);
   }
-  // A list for each tensor.
+  // One list for each tensor.
   std::vector<std::vector<uint64_t>> lists(const char* name) const {
     std::vector<std::vector<uint64_t>> all;
     for (const Json& one : op_.params.at(name)) all.push_back(numbers_of(one));
@@ -59,7 +59,7 @@ const View& only(const Op& op, const std::vector<View>& views) {
   return views[0];
 }
 
-// Dimension 0 cut into `factors`; the others stay.
+// Cuts dimension 0 into `factors` and keeps the others.
 Shape split_rows(const Shape& shape, std::initializer_list<uint64_t> factors) {
   Shape result(factors);
   for (size_t d = 1; d < shape.size(); ++d) result.push_back(shape[d]);
@@ -199,7 +199,7 @@ std::vector<View> ungroup_gated(const Op& op, const Heads& h,
   return qkv;
 }
 
-// Rows of one group; sizes are a configuration's, so that any number comes.
+// Rows of one group. Sizes come from a configuration, so expect any number.
 uint64_t rows_of(const Op& op, uint64_t groups,
                  const std::vector<uint64_t>& sizes) {
   std::optional<uint64_t> all = 0;
@@ -321,7 +321,7 @@ View index_of(const Op& op, const Instance& instance, const View& view) {
   return view.slice(0, at->second, 1).reshape(rest);
 }
 
-// Older files have some matrices as [columns, rows].
+// Older files store some matrices as [columns, rows].
 View upright(const Op& op, const Params& params, const View& view) {
   const Shape shape{params("rows", "0"), params("columns", "0")};
   if (view.shape() == shape && shape[0] != shape[1]) return view;
@@ -332,7 +332,7 @@ View upright(const Op& op, const Params& params, const View& view) {
                          shape[0] == shape[1] ? ", which look the same" : "");
 }
 
-// The first `rows` rows go behind the others.
+// Moves the first `rows` rows behind the others.
 View rolled(const Op& op, const View& view, uint64_t rows, bool forward) {
   const uint64_t all = view.shape().empty() ? 0 : view.shape()[0];
   if (rows == 0 || rows >= all)

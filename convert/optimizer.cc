@@ -22,7 +22,8 @@ using text::printable;
 constexpr std::string_view kMoments[] = {"exp_avg", "exp_avg_sq"};
 constexpr char kWithout[] = "--model-only converts the model alone";
 
-// Of a tensor's own shape, so that it is arranged as its parameter is.
+// Adds state of a tensor's own shape, so that it is arranged like its
+// parameter.
 void add_state(const Catalog& source, const Tensor& tensor, const Shape& shape,
                const std::string& state, Optimizer& optimizer) {
   if (shape != tensor.shape)
@@ -55,7 +56,7 @@ Shapes shapes_of(const Catalog& source) {
   return shapes;
 }
 
-// The parameters that are saved in the place of those that are trained.
+// The parameters that are saved in place of those that are trained.
 using SavedNames = std::unordered_map<std::string, std::vector<std::string>>;
 
 void rename_in_groups(const SavedNames& saved, Optimizer& optimizer) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Translated state beside a translated model.
+// Puts translated state beside a translated model.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -35,7 +35,7 @@ void warn(Catalog& target, const char* kind, std::string text) {
       warning(kind, {target.path, {}}, "{}", std::move(text)));
 }
 
-// Options of the target's parameters, by those that they are made of.
+// Options of the target's parameters, from those they are made of.
 class Options {
  public:
   Options(const Catalog& target, const Optimizer& optimizer,
@@ -46,7 +46,7 @@ class Options {
         group_of_.emplace(param, g);
   }
 
-  // The source's group of a parameter of the target.
+  // The source's group for a parameter of the target.
   size_t of(const std::string& param) const {
     std::optional<size_t> found;
     const auto parents = parents_.find(param);
@@ -96,7 +96,7 @@ Tensor as_state(Tensor tensor, const std::string& state,
   return tensor;
 }
 
-// Moments are written in f32, as Megatron has them; 16-bit ones widen exactly.
+// Moments are written in f32, as in Megatron; 16-bit ones widen exactly.
 void check_f32(const Catalog& target, const Tensor& tensor) {
   if (tensor.dtype == DType::f32 || tensor.dtype == DType::bf16 ||
       tensor.dtype == DType::f16)
@@ -111,7 +111,7 @@ struct Decay {
   std::optional<size_t> decaying, others;  // groups of the source
 };
 
-// Megatron's two groups, each with the options of all that it holds.
+// Megatron's two groups, each with the options of everything in it.
 Decay groups_in_megatron(Catalog& target, const Optimizer& optimizer,
                          const Options& options) {
   Decay found;
@@ -134,7 +134,7 @@ Decay groups_in_megatron(Catalog& target, const Optimizer& optimizer,
   return found;
 }
 
-// What torch's Adam has and Megatron's does not.
+// Checks what torch's Adam has and Megatron's does not.
 megatron::GroupOptions options_in_megatron(const Optimizer& optimizer,
                                            size_t group) {
   constexpr auto kTorch =
@@ -173,8 +173,8 @@ Object content_metadata() {
   return value("content_metadata", std::move(document), dict);
 }
 
-// Megatron's training does not load an optimizer without a scheduler. Its
-// rule is the job's; it counts samples, and nothing says how many a step had.
+// Megatron's training does not load an optimizer without a scheduler. The job
+// sets its rule; it counts samples, and nothing says how many a step had.
 Object scheduler(const Document& from, Id peak, Id decay, int64_t step) {
   auto document = std::make_shared<Document>();
   const Id dict = document->add_container(Type::kDict);
@@ -291,8 +291,8 @@ void put_in_megatron(Catalog& target, Optimizer optimizer,
 
 namespace {
 
-// f32 weights that an optimizer updates, in the place of those in use. Returns
-// how many are of another dtype.
+// Takes the f32 weights that an optimizer updates in place of those in use.
+// Returns how many have another dtype.
 size_t take_mains(Catalog& target, std::vector<Tensor>& mains) {
   std::unordered_map<std::string_view, Tensor*> models;
   for (Tensor& tensor : target.tensors) models.emplace(tensor.name, &tensor);
@@ -318,7 +318,7 @@ size_t take_mains(Catalog& target, std::vector<Tensor>& mains) {
   return count;
 }
 
-// torch.optim.AdamW's, where Megatron's groups say nothing.
+// Adds torch.optim.AdamW's options where Megatron's groups say nothing.
 void add_torch_options(Document& document, runs::AdamGroup& group) {
   const auto add = [&](const char* key, Id value) {
     if (runs::option(group, key) == kNoId)

@@ -23,13 +23,13 @@ bool is_wide(DType dtype) {
   return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16;
 }
 
-// The module that "….mlp.gate.weight" is of: "gate".
+// The module that "….mlp.gate.weight" belongs to: "gate".
 std::string_view module_of(std::string_view name) {
   name.remove_suffix(std::string_view(".weight").size());
   return name.substr(name.rfind('.') + 1);
 }
 
-// Looked up by rows, not multiplied: no Linear.
+// Looked up by rows, not multiplied: not a Linear.
 bool is_embedding(std::string_view name) {
   for (const std::string_view word : {"embed", "wte", "wpe"})
     if (name.find(word) != name.npos) return true;
@@ -37,7 +37,7 @@ bool is_embedding(std::string_view name) {
 }
 
 // What DeepSeek and Qwen leave in bf16: heads, routers, gates of shared
-// experts, the indexer's weights, where a layer of MTP joins, towers.
+// experts, the indexer's weights, the join of an MTP layer, towers.
 bool stays(std::string_view name) {
   constexpr std::string_view kModules[] = {
       "lm_head",      "gate",    "router", "shared_expert_gate",
@@ -52,7 +52,7 @@ bool stays(std::string_view name) {
          });
 }
 
-// The text with a member more at its end.
+// The text with one more member at its end.
 std::string with_member(const std::string& text, const std::string& member) {
   const size_t end = text.rfind('}');
   const size_t last = end == text.npos || end == 0
@@ -92,7 +92,7 @@ void write_config(Catalog& catalog, const std::set<std::string>& kept) {
 }
 
 void check_source(const Catalog& catalog) {
-  // What was translated keeps its format, and no longer its names.
+  // After a translation the format is the same, but the names are not.
   const std::string_view dialect =
       catalog.dialect == "hf" ? "hf" : dialect_of(catalog);
   if (dialect != "hf")

@@ -17,7 +17,7 @@
 namespace ckpt::families {
 namespace {
 
-// What the name of a weight ends with, and what its scale has in its place.
+// The ending of a weight's name, and the one its scale has instead.
 struct Row {
   std::string_view weight, scale;
 };
@@ -37,7 +37,7 @@ constexpr Row kRows[] = {
     {"", "_scale"},
 };
 
-// No dtype that a weight is trained in.
+// True for a dtype that no weight is trained in.
 bool is_code(DType dtype) {
   switch (dtype) {
     case DType::f64:
@@ -55,9 +55,9 @@ bool is_code(DType dtype) {
   }
 }
 
-// What tells a pinned parameter in every dialect: ".e_score_correction_bias" of
-// "model.layers.{l}.mlp.gate.…", which vLLM has below mlp.experts; of a weight
-// or a bias the module's name, too.
+// What identifies a pinned parameter in every dialect:
+// ".e_score_correction_bias" of "model.layers.{l}.mlp.gate.…", which vLLM has
+// below mlp.experts. For a weight or a bias, includes the module's name.
 std::string ending_of(std::string_view name) {
   const size_t dot = name.rfind('.');
   const std::string_view last = name.substr(dot + 1);
@@ -66,8 +66,8 @@ std::string ending_of(std::string_view name) {
   return std::string(name.substr(name.rfind("}.") + 1));
 }
 
-// Whether a rule of the file has a dtype. To read each family for that would
-// take longer than small models do.
+// True if a rule of the file may have a dtype. Reading each family to find out
+// would take longer than a small model does.
 bool may_pin(std::string_view text) {
   constexpr std::string_view kKey = "\"dtype\"";
   for (size_t at = 0; (at = text.find(kKey, at)) != text.npos;) {
@@ -77,7 +77,7 @@ bool may_pin(std::string_view text) {
   return false;
 }
 
-// Endings of what a family pins: its rules or those of one that it extends.
+// Endings of what a family pins by its rules or those of one that it extends.
 const std::set<std::string>& pinned_endings() {
   static const std::set<std::string> all = [] {
     std::set<std::string> endings;
@@ -114,18 +114,18 @@ bool is_scale(std::string_view name) {
   });
 }
 
-// Codes that are made on the way (--quantize) are not any source's.
+// Codes made on the way (--quantize) are not any source's.
 bool is_made(const Catalog& catalog, const Tensor& tensor) {
   return !tensor.pieces.empty() &&
          is_decoded(catalog.files.at(tensor.pieces.front().extent.file));
 }
 
-// GPTQModel packs into i64 as well; other tensors of that dtype are places.
+// GPTQModel packs into i64 as well; other tensors of that dtype are positions.
 bool may_be_unknown_codes(const Tensor& tensor) {
   const std::string_view name = tensor.name;
   if (tensor.dtype == DType::i64)
     return name.ends_with("qweight") || name.ends_with("qzeros");
-  // Masks of GPT-2 and its like are bytes.
+  // Masks of GPT-2 and the like are bytes.
   return is_code(tensor.dtype) && tensor.shape.size() > 1 &&
          !name.ends_with(".bias");
 }

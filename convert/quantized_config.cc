@@ -53,7 +53,7 @@ bool has_members(const Value& object, const char* key) {
   return found != object.end() && found->is_structured() && !found->empty();
 }
 
-// What the model does beside multiplying by its weights.
+// What the model does besides multiplying by its weights.
 std::string find_hindrance(const Value& object) {
   if (has_members(object, "transform_config"))
     return "transform_config: the model turns its activations as its weights "
@@ -79,7 +79,7 @@ QuantizationConfig config_of(const Value& object) {
   config.overrides =
       has_members(object, "dynamic") || has_members(object, "extra_config");
   config.hindrance = find_hindrance(object);
-  // compressed-tensors: one group of modules, seldom more.
+  // compressed-tensors: one group of modules, rarely more.
   if (const auto groups = object.find("config_groups");
       groups != object.end() && groups->is_object() && groups->size() == 1)
     if (const auto weights = groups->begin()->find("weights");
@@ -103,15 +103,15 @@ const Value* find_config(const Value& root) {
 
 constexpr std::string_view kBlank = " \t\r\n";
 
-// Past the string that begins at `at`, at its quote.
+// The end of the string whose opening quote is at `at`.
 size_t after_string(const std::string& text, size_t at) {
   for (++at; at < text.size() && text[at] != '"'; ++at)
     if (text[at] == '\\') ++at;
   return std::min(at + 1, text.size());
 }
 
-// True if a string with its quotes is `key`, however it is written:
-// "quantization\u005fconfig" is one too.
+// True if a string with its quotes spells `key`, in whatever way:
+// "quantization\u005fconfig" does, too.
 bool spells(std::string_view string, const std::string& key) {
   if (string.find('\\') == string.npos)
     return string.size() >= 2 && string.substr(1, string.size() - 2) == key;
@@ -119,7 +119,7 @@ bool spells(std::string_view string, const std::string& key) {
   return value.is_string() && value.get_ref<const std::string&>() == key;
 }
 
-// Past the value that begins at `at`.
+// The end of the value that begins at `at`.
 size_t after_value(const std::string& text, size_t at) {
   int depth = 0;
   while (at < text.size()) {
@@ -185,7 +185,7 @@ std::string without_member(const std::string& text, const std::string& key) {
     const size_t value = out.find_first_not_of(kBlank, colon + 1);
     if (value == out.npos) return text;
     size_t last = after_value(out, value);
-    // With the comma behind it, or, of the last member, the one before.
+    // Includes the comma after it or, for the last member, the one before.
     const size_t comma = out.find_first_not_of(kBlank, last);
     size_t first = at;
     if (comma != out.npos && out[comma] == ',') {

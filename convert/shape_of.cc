@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operations on shapes alone.
+// Applies operations to shapes alone.
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -83,7 +83,7 @@ class Shaper {
       fail("{} is not made of {} ({} each)", to_string(shape), what, unit);
   }
 
-  // Equal but for `dim`, whose sizes are summed.
+  // Shapes must be equal except in `dim`, where sizes are summed.
   Shape joined(const std::vector<Shape>& from, uint64_t dim) const {
     if (from.empty()) fail("made of no tensors");
     Shape all = from[0];

@@ -15,8 +15,8 @@
 namespace ckpt::families {
 namespace {
 
-// A name without what wraps the language model, and without its numbers:
-// "layers.{}.mlp.experts.{}.up_proj.weight". `layer` is the first of them.
+// A name without what wraps the language model and without its numbers:
+// "layers.{}.mlp.experts.{}.up_proj.weight". `layer` is the first number.
 std::string plain_name(std::string_view name, std::optional<uint64_t>& layer) {
   constexpr std::string_view kWraps[] = {"model.",    "language_model.",
                                          "decoder.",  "transformer.",
@@ -45,7 +45,7 @@ std::string plain_name(std::string_view name, std::optional<uint64_t>& layer) {
   return plain;
 }
 
-// The facts as an expression's names; of one that differs by layer, the
+// The facts as an expression's names; for one that differs by layer, that
 // layer's.
 class SizeScope : public Expr::Scope {
  public:
@@ -66,8 +66,8 @@ class SizeScope : public Expr::Scope {
   std::optional<uint64_t> layer_;
 };
 
-// How many a configuration says, or nothing: a list of another kind, a number
-// that it does not say.
+// The extent that a configuration gives; nothing for a list of another kind or
+// a number that it does not give.
 std::optional<uint64_t> extent_of(const Expr& how, const SizeScope& scope) {
   for (const std::string& name : how.names())
     if (!scope.value(name).is_number_integer() &&
@@ -86,11 +86,11 @@ struct Extents {
   std::optional<Expr> when;
   std::vector<std::optional<Expr>> each;
   bool vocabulary = false;
-  bool either = false;  // of modules whose weights lie either way
+  bool either = false;  // for modules whose weights may be either way round
 };
 
-// By a tensor's plain name, the ways to say its shape: the first whose
-// condition holds counts.
+// The ways to state a tensor's shape, by its plain name. The first whose
+// condition holds applies.
 const std::multimap<std::string, Extents, std::less<>>& extents_table() {
   static const auto table = [] {
     std::multimap<std::string, Extents, std::less<>> rows;
@@ -176,7 +176,7 @@ bool is_above_zero(const Json& value) {
   return is_amount(value) && value.get<double>() > 0;
 }
 
-// Of all layers, or of each.
+// For all layers, or for each.
 void check_type_of(const Facts& facts, std::string_view name,
                    bool (*fits)(const Json&), const char* wanted,
                    const std::string& path) {
@@ -212,7 +212,7 @@ void check_sizes(const NamedTensors& model, const Facts& facts,
                  const Globs& drop, bool padded, const std::string& path) {
   if (facts.empty()) return;
   for (const Tensor& tensor : model.tensors()) {
-    // What is quantized may have several numbers in one of its elements.
+    // A quantized tensor may have several numbers in one element.
     const bool plain = tensor.dtype == DType::f32 ||
                        tensor.dtype == DType::bf16 ||
                        tensor.dtype == DType::f16 || tensor.dtype == DType::f64;

@@ -73,7 +73,7 @@ std::vector<Tensor> split_experts(const Tensor& trained,
 
 namespace {
 
-// "model.layers.0.mlp.experts." and 3 of an expert's tensor.
+// "model.layers.0.mlp.experts." and 3, from the name of an expert's tensor.
 struct Expert {
   std::string stem;
   uint64_t number = 0;

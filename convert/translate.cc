@@ -27,14 +27,14 @@
 namespace ckpt::families {
 namespace {
 
-// Pieces that a conversion to Megatron's names may cut one into. Its layers
-// are stacked, which boxes of the tensor's own shape alone can be.
+// The number of pieces into which a conversion to Megatron's names may cut one.
+// Its layers are stacked, which only boxes of the tensor's own shape can be.
 constexpr uint64_t kAnyNumber = UINT64_MAX;
 constexpr uint64_t kSome = 64;
 
-// What is translated by the rules of a model. Parameters may lack state, none
-// may have a part of it, and a moment does not change with a constant that is
-// added to the weight.
+// What is translated by a model's rules. Parameters may lack state but none may
+// have only part of it, and a moment does not change when a constant is added
+// to the weight.
 enum class Of : uint8_t { kWeights, kMains, kMoments };
 
 class Translation {
@@ -49,7 +49,7 @@ class Translation {
         allow_(options.allow_missing),
         vocabulary_given_(options.set.contains("V")) {}
 
-  // Rules undone: `model` in the dialect becomes hf.
+  // Undoes the rules: `model` in the dialect becomes hf.
   NamedTensors to_hf(NamedTensors model, const Numbers& numbers) {
     NamedTensors hf({});
     Mismatches mismatches;
@@ -99,7 +99,7 @@ class Translation {
     return hf;
   }
 
-  // Rules done: hf becomes the dialect.
+  // Applies the rules: hf becomes the dialect.
   NamedTensors from_hf(NamedTensors hf, const Numbers& numbers) {
     NamedTensors model({});
     Mismatches mismatches;
@@ -132,7 +132,7 @@ class Translation {
     return model;
   }
 
-  // What each tensor of the result was made of.
+  // What each tensor of the result was made from.
   const Parents& parents() const { return parents_; }
 
   // Names as the family has them: prefixes of wrapped models replaced.
@@ -173,7 +173,7 @@ class Translation {
     return names;
   }
 
-  // Files of transformers' have these copies, and its readers want them.
+  // Files of transformers have these copies, and its readers want them.
   static void add_repeats(const HfSide::Repeat& repeat, NamedTensors& hf) {
     const Tensor* first = hf.find(repeat.of);
     if (!first) return;
@@ -260,7 +260,7 @@ class Translation {
   }
 
   // The tensors that a rule fuses: all of them or none. False if the rule makes
-  // nothing, because they are left out or not there.
+  // nothing because they are left out or missing.
   bool sources_of(const Instance& one, NamedTensors& hf,
                   std::vector<const Tensor*>& from, Mismatches& mismatches) {
     std::vector<std::string> missing, dropped;
@@ -276,7 +276,7 @@ class Translation {
     for (const std::string& name : one.hf)
       if (hf.find(name)) hf.use(name);
     if (missing.empty() && dropped.empty()) return true;
-    // Some without the others would be lost.
+    // If only some are there, they would be lost.
     const bool part = !from.empty();
     const bool allowed = !part && one.rule->optional;
     for (const std::string& name : missing)
@@ -291,7 +291,7 @@ class Translation {
     return false;
   }
 
-  // A second copy is left out if it is the first.
+  // A second copy is left out if it equals the first.
   void same(const Instance& one, const Tensor& tensor, const Numbers& numbers,
             const NamedTensors& hf) {
     std::vector<View> views;
@@ -314,7 +314,7 @@ class Translation {
                                  "the target's model shares them"});
   }
 
-  // The embedding has as many rows as config.json says.
+  // Checks that the embedding has as many rows as config.json says.
   void check_rows(const Instance& one, const std::vector<const Tensor*>& from,
                   const Numbers& numbers) {
     if (lenient_ || vocabulary_given_ || from.empty() ||
@@ -360,11 +360,11 @@ class Translation {
     }
     made.kind = Kind::model;
     settle(made, *one.rule);
-    // Rules that say no cut at all leave it to the format's writer.
+    // If no rule says how to cut, the format's writer decides.
     made.tp = says_cuts_ ? TpRule::replicated() : TpRule();
     if (one.rule->tp) {
       const uint64_t dim = numbers.whole(one.rule->tp->dim, one.index, "tp");
-      // A TpRule has equal parts: Megatron's writers know others by name.
+      // A TpRule has equal parts. Megatron's writers know others by name.
       made.tp =
           one.rule->tp->sizes.empty()
               ? TpRule::split(static_cast<uint32_t>(dim), one.rule->tp->parts)
@@ -373,9 +373,9 @@ class Translation {
     return made;
   }
 
-  // Copies of the embedding and the output layer that a checkpoint has beside
-  // them: of tied weights, in layers that predict further tokens. Left out if
-  // they are what they repeat.
+  // Extra copies of the embedding and the output layer in a checkpoint: from
+  // tied weights, or in layers that predict further tokens. Left out if they
+  // equal what they repeat.
   void repeats(NamedTensors& hf) {
     const Tensor* embedding = nullptr;
     const Tensor* head = nullptr;
@@ -414,7 +414,7 @@ class Translation {
     }
   }
 
-  // What no rule used: a buffer, dropped, or listed.
+  // Handles what no rule used: it is a buffer, dropped, or listed.
   void leftovers(NamedTensors& model, const std::vector<std::string>& ignored,
                  Mismatches& mismatches, NamedTensors& result) {
     size_t dropped = 0;
@@ -435,8 +435,8 @@ class Translation {
           fmt::format("--drop: {} tensors are left out", dropped));
   }
 
-  // False for what is not a buffer, whatever its name is. Its bytes are looked
-  // at later.
+  // False if it is not a buffer, whatever its name. Its bytes are checked
+  // later.
   bool leave_buffer(const Tensor& tensor) {
     if (!buffer_proof(tensor, 1)) return false;
     source_.redundant.push_back(
@@ -457,7 +457,7 @@ class Translation {
   const bool vocabulary_given_;
   Parents parents_;
   bool says_cuts_ = false;    // the dialect's rules do
-  std::vector<Tensor> kept_;  // lenient: parts of what is fused
+  std::vector<Tensor> kept_;  // if lenient: parts of what is fused
 };
 
 const Dialect& need_dialect(const Family& family, std::string_view name) {
@@ -519,7 +519,7 @@ void check_optimizer(const Catalog& source, std::string_view from,
               "keeps the optimizer, in the dialect that it has");
 }
 
-// The state by the rules that its parameters had.
+// Translates the state by the rules that its parameters had.
 void translate_optimizer(Catalog& source, Optimizer optimizer,
                          const TranslateOptions& options, const Family& family,
                          const Numbers& numbers, const Parents& parents) {
@@ -543,7 +543,8 @@ void translate_optimizer(Catalog& source, Optimizer optimizer,
     put_in_megatron(source, std::move(optimizer), parents);
 }
 
-// What a trainer keeps beside model and optimizer is not Megatron's.
+// Leaves out what a trainer keeps besides model and optimizer: it is not
+// Megatron's.
 void leave_run(Catalog& source) {
   if (!source.run || source.objects.empty()) return;
   const size_t count = source.objects.size();
@@ -555,7 +556,7 @@ void leave_run(Catalog& source) {
              text::counted(count, "value"), source.run->trainer));
 }
 
-// Dialect rules arrange numbers: they don't apply to blocks of scales.
+// Dialect rules arrange numbers, so they don't apply to blocks of scales.
 void refuse_quantized(const Catalog& source, const std::string& to) {
   const std::vector<QuantizedWeight> weights = quantized_weights(source);
   if (weights.empty()) return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rules -> the tensors of a catalog.
+// Applies rules to the tensors of a catalog.
 #include <algorithm>
 #include <unordered_map>
 
@@ -18,7 +18,7 @@ void check_dim(const Catalog& catalog, const Rules& rules, const Tensor& t,
                          rule.dim, rules.source(), t.shape.size());
 }
 
-// Optimizer state follows its parameter as far as its shape does.
+// Optimizer state is split like its parameter as far as its shape allows.
 TpRule state_rule(const Tensor& state, const Tensor& param) {
   if (param.tp.state != TpRule::State::kSplit) return param.tp;
   const uint32_t d = param.tp.dim;

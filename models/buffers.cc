@@ -32,8 +32,8 @@ const Row* row_of(std::string_view name) {
   return nullptr;
 }
 
-// How far a number of that dtype may be from what it stands for: some units
-// in the last place, since powers are computed in many ways.
+// How far a number of that dtype may be from its exact value: a few units in
+// the last place, since powers are computed in many ways.
 std::optional<double> precision(DType dtype) {
   switch (dtype) {
     case DType::f64:
@@ -53,7 +53,7 @@ std::optional<BufferProof> frequencies(const Tensor& tensor, double theta) {
   if (tensor.shape.size() != 1 || tensor.shape[0] == 0 || !relative)
     return std::nullopt;
   const auto pairs = static_cast<double>(tensor.shape[0]);
-  // The least that half precision has without losing bits.
+  // The smallest that half precision holds without losing bits.
   const double absolute = tensor.dtype == DType::f16 ? 1e-7 : 0;
   BufferProof proof;
   proof.should = fmt::format("a rotary frequency of base {}", theta);
@@ -78,7 +78,7 @@ std::optional<BufferProof> mask(const Tensor& tensor) {
   return proof;
 }
 
-// What masked scores become: one number, far below any score.
+// The value of masked scores: one number, far below any score.
 std::optional<BufferProof> masked(const Tensor& tensor) {
   if (element_count(tensor.shape) != 1) return std::nullopt;
   constexpr double kFar = -1000;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tables of a family that make one configuration from another's numbers.
+// A family's tables, which make one configuration from another's numbers.
 #include "ckpt/error.h"
 #include "models/numbers.h"
 
@@ -31,7 +31,7 @@ Json each_of(const Json& entry, const Numbers& numbers) {
   return text;
 }
 
-// Recurses as deep as the file, which the reader bounds.
+// Recurses as deep as the file nests, which the reader bounds.
 Json value_of(const Json& entry, const Numbers& numbers) {
   if (entry.is_string()) {
     const auto& text = entry.get_ref<const std::string&>();
@@ -43,7 +43,7 @@ Json value_of(const Json& entry, const Numbers& numbers) {
     return list;
   }
   if (!entry.is_object()) return entry;
-  if (entry.size() == 1 && entry.contains("json"))  // a text inside of another
+  if (entry.size() == 1 && entry.contains("json"))  // a text inside another
     return config_table(entry.at("json"), numbers)
         .dump(-1, ' ', false, Json::error_handler_t::replace);
   return entry.contains("each") ? each_of(entry, numbers)

@@ -26,7 +26,7 @@ void complete_text_config(Json& config, const std::string& type) {
       hf_defaults(own.is_string() ? own.get<std::string>() : "");
   const Json& all = named.empty() ? hf_defaults(type) : named;
   for (const auto& [key, value] : all.items()) {
-    // Ties are the whole model's; rotary positions have spellings.
+    // Ties belong to the whole model; rotary positions have several spellings.
     const bool elsewhere = key == "tie_word_embeddings" || key == "rope";
     if (value.is_null() || elsewhere || text->contains(key) ||
         config.contains(key))

@@ -64,7 +64,7 @@ int64_t divide(int64_t a, int64_t b) {
   return a / b;
 }
 
-// Of the divisor's sign, as in Python.
+// Has the divisor's sign, as in Python.
 int64_t modulo(int64_t a, int64_t b) {
   if (b == 0) throw unfaithful_error({}, "{} % 0", a);
   if (b == -1) return 0;
@@ -162,7 +162,7 @@ Json pick(const Json& from, const Json& at) {
   return modulo(whole(at), whole(from)) == 0 ? 1 : 0;
 }
 
-// A configuration inside of another: Megatron's heterogeneous layers.
+// A configuration inside another: Megatron's heterogeneous layers.
 Json parsed(const Json& text) {
   if (!text.is_string()) return nullptr;
   return text::parse_json(text.get_ref<const std::string&>(), "json(…)");
@@ -183,7 +183,7 @@ Json without(const Json& value, const Json& characters) {
   return text;
 }
 
-// How many zeros a list begins with: of layers without experts.
+// How many zeros a list begins with, for layers without experts.
 Json first1(const Json& list) {
   if (!list.is_array()) return 0;
   for (size_t i = 0; i < list.size(); ++i)
@@ -227,8 +227,7 @@ bool truthy(const Json& value) {
   return !value.empty();
 }
 
-// Values are handed on by reference where they are stored: lists of a
-// configuration may be long.
+// Stored values are passed by reference: a configuration's lists may be long.
 class ExprRun {
  public:
   using Node = Expr::Node;
@@ -257,7 +256,7 @@ class ExprRun {
     return truthy(value(node));
   }
 
-  // An operand of arithmetic: says which name it is that has no value.
+  // An operand of arithmetic; the error says which name has no value.
   Json operand(const Node& node) {
     Json result = value(node);
     if (result.is_null() && node.kind == ExprKind::kName)
@@ -292,8 +291,8 @@ class ExprRun {
     if (node.text == "sqrt") return root_of(operand(node.args[0]));
     if (node.text == "ceil_to")
       return ceil_to(operand(node.args[0]), operand(node.args[1]));
-    // The second argument first: a reference into the scope holds no longer
-    // than until the next name.
+    // The second argument first: a reference into the scope is valid only until
+    // the next name is looked up.
     const Json second = node.args.size() == 2 ? value(node.args[1]) : Json();
     const Json* first = nullptr;
     Json own;

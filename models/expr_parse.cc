@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Text -> tree: precedence climbing.
+// From text to tree by precedence climbing.
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -22,7 +22,7 @@ constexpr auto kSigns = std::to_array<std::string_view>(
 
 struct Level {
   std::string_view sign;
-  int binds;  // more: closer
+  int binds;  // more binds closer
 };
 constexpr auto kLevels = std::to_array<Level>({{"??", 1},
                                                {"||", 2},
@@ -101,7 +101,7 @@ class ExprParser {
                       text::printable(text_), why, token_.at + 1);
   }
 
-  // Parsers of nested parts hold one of these.
+  // Held by each parser of a nested part.
   class Depth {
    public:
     explicit Depth(ExprParser& parser) : parser_(parser) {

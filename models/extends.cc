@@ -9,7 +9,7 @@
 
 namespace ckpt::families {
 
-// Values of the base get one place: that of the line that asks for them.
+// All values of the base get the place of the line that asks for them.
 class Inheritance {
  public:
   Inheritance(Located& mine, const Located& base)
@@ -55,7 +55,7 @@ class Inheritance {
     return place;
   }
 
-  // The base is one part of this model: its names there.
+  // For a base that is one part of this model: translates its names.
   void wrap() {
     const auto wraps = mine_.root_.find("wraps");
     if (wraps == mine_.root_.end()) return;
@@ -150,7 +150,7 @@ class Inheritance {
     places.items = std::move(where);
   }
 
-  // config.json names the family's own class, not the base's.
+  // Makes config.json name the family's own class, not the base's.
   void name_hf_config(Json& dialect, Place& places) {
     if (!dialect.is_object() || !dialect.contains("hf_config")) return;
     const Json& hf = mine_.root_["hf"];

@@ -11,7 +11,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Not parsed as a Family: all that a reader of shards needs is this part.
+// Not parsed as a Family: a reader of shards needs only this part.
 Json section_of(const Embedded& file) {
   const Json json = Json::parse(file.text);
   const auto dialects = json.find("dialects");
@@ -35,7 +35,7 @@ Json find_rules(std::string_view name) {
   return {};
 }
 
-// Does the file have that model_type of transformers'? olmo3 is in olmo2's.
+// True if the file has that model_type of transformers; olmo3 is in olmo2's.
 bool has_type(const Embedded& file, std::string_view type) {
   if (file.text.find(type) == file.text.npos) return false;
   const Json json = Json::parse(file.text);
@@ -59,7 +59,7 @@ Json own_section(std::string_view family) {
 
 Json fairseq2_section(std::string_view family) {
   const Json own = own_section(family);
-  // Most files have the name that fairseq2 has.
+  // Most files have the same name as in fairseq2.
   if (own.contains("tp_rules") && own.at("family") == family) return own;
   if (Json section = find_rules(family); !section.is_null()) return section;
   if (own.is_null() || own.contains("tp_rules")) return own;

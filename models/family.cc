@@ -29,7 +29,7 @@ FamilyPtr embedded_family(const Embedded& file) {
   return Family::from_text(file.text, std::string(file.name) + ".json");
 }
 
-// Read when they are asked for: there are many, and a command needs one.
+// Families are read on demand: there are many, and a command needs one.
 FamilyPtr family_of(const Embedded& file) {
   static std::mutex mutex;
   static std::map<std::string_view, FamilyPtr> read;
@@ -94,8 +94,8 @@ bool names_architecture(const HfSide& hf, const Json& config) {
       *found, [&](const Json& one) { return contains(hf.architectures, one); });
 }
 
-// Whether the file's text has one of the words that a configuration names its
-// class by: no other file needs to be read.
+// True if the file's text has one of the words by which a configuration names
+// its class. No other file needs to be read.
 bool may_name(const Embedded& file, const Json& config) {
   const auto has = [&](const Json& word) {
     return word.is_string() && file.text.find('"' + word.get<std::string>() +
@@ -118,14 +118,14 @@ FamilyPtr find_if(const Json& config,
   return nullptr;
 }
 
-// fairseq2's own name of a family.
+// fairseq2's own name for a family.
 std::string fairseq2_name(const Family& family) {
   const Json& section = family.fairseq2();
   if (section.is_null()) return {};
   return section.value("family", family.name());
 }
 
-// Does the configuration choose this one of those that share the name?
+// True if the configuration selects this one among those that share the name.
 bool chosen(const FamilyPtr& family, const Dialect& dialect,
             const Json& config) {
   const std::string condition = dialect.section.value("chosen", "");
@@ -138,7 +138,7 @@ bool chosen(const FamilyPtr& family, const Dialect& dialect,
 
 FamilyPtr Family::by_name(const std::string& name) {
   if (const Embedded* file = find_file(name)) return family_of(*file);
-  // Or a model_type of transformers': olmo3 is of family olmo2.
+  // Or a model_type of transformers: olmo3 is in family olmo2.
   for (const FamilyPtr& family : all_families())
     if (std::ranges::count(family->hf().model_types, name) != 0) return family;
   const std::string near = text::nearest(name, names());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a family file says of fairseq2 alone: how it cuts tensors, which of
-// them are buffers or one and the same, their shapes, its defaults.
+// What a family file says about fairseq2 alone: how it cuts tensors, which of
+// them are buffers or the same tensor, their shapes, its defaults.
 #include <algorithm>
 
 #include "ckpt/error.h"

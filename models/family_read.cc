@@ -32,7 +32,8 @@ std::vector<std::string> globs(const Value& value) {
   return texts(value);
 }
 
-// What is not a parameter: its values are proven before it is left out.
+// Tensors that are not parameters; their values are proven before they are left
+// out.
 std::vector<std::string> buffers(const Value& value) {
   for (const Value& item : value.items())
     if (!is_buffer_name(item.text()))
@@ -145,8 +146,8 @@ void check_variables(const Value& value, const Names& names) {
   }
 }
 
-// Variables may build on others, but not on themselves, and not without end:
-// they are evaluated by recursion.
+// Variables may use others but not themselves, and the depth is limited,
+// because they are evaluated by recursion.
 class DepthCheck {
  public:
   DepthCheck(const Variables& vars, const Value& where)
@@ -187,10 +188,10 @@ class DepthCheck {
 
   const Variables& vars_;
   const Value& where_;
-  std::map<std::string, size_t> depths_;  // 0: being looked at
+  std::map<std::string, size_t> depths_;  // 0: being checked
 };
 
-// Two rules for one tensor, where nothing chooses between them.
+// Refuses two rules for one tensor if nothing chooses between them.
 void check_twice(const Value& rules, const std::vector<Rule>& all) {
   std::map<std::string, size_t> always;
   for (size_t i = 0; i < all.size(); ++i) {
@@ -235,7 +236,7 @@ class FamilyReader {
     return family_;
   }
 
-  // The file's own text, and in its place that of the families it extends.
+  // Reads the file's own text, with that of the families it extends put in.
   static std::shared_ptr<const Family> read_all(Located& file,
                                                 const std::string& source) {
     check_schema(file.root());
@@ -304,7 +305,7 @@ class FamilyReader {
       check_expression(*condition, condition->text(), names, {});
   }
 
-  // The family's variables and indices, and what the dialect has instead.
+  // The family's variables and indices, or what the dialect has instead.
   Names read_names(const Value& section, Dialect& dialect) {
     for (const Value& place : {root_, section}) {
       if (const auto vars = place.find("vars"))

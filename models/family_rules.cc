@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rules of a family file: their fields, and what goes together.
+// The rules of a family file: their fields, and which may be combined.
 #include <algorithm>
 #include <array>
 
@@ -13,8 +13,8 @@ namespace {
 constexpr uint64_t kMaxParts = 4096;
 
 // What an operation takes. A parameter is an expression or a whole number, a
-// list of them ("…[]"), a list for each tensor ("…[][]"), a number ("…#") or
-// the name of an index ("…@").
+// list of those ("…[]"), one list per tensor ("…[][]"), a number ("…#") or the
+// name of an index ("…@").
 struct Shape {
   std::string_view name;
   std::vector<std::string_view> needs;
@@ -85,7 +85,7 @@ class RuleReader {
     check_expression(value, text, names_, indices_);
   }
 
-  // Indices that the name has are what the rule is repeated for.
+  // The rule is repeated for the indices in the name.
   void read_names() {
     const Value to = value_.member("to");
     rule_.to = to.text();
@@ -236,7 +236,7 @@ class RuleReader {
                  "as inspect shows them: f32, bf16, i64 …");
   }
 
-  // The first operation decides how many tensors a rule is made of.
+  // The first operation decides how many tensors a rule takes.
   void check_sources() const {
     const Value hf = value_.member("hf");
     const std::string first = rule_.ops.empty() ? "copy" : rule_.ops[0].name;
@@ -262,7 +262,7 @@ class RuleReader {
     }
   }
 
-  // "**" stands for names as they are, at their end.
+  // "**" stands for the rest of a name, unchanged; it must be at the end.
   void check_rest() const {
     const Value hf = value_.member("hf");
     const auto stars = [](const std::string& name) {

@@ -28,8 +28,8 @@ std::string template_of(std::string_view key) {
 }
 
 // A field of the configuration, or one that fairseq2 derives from another
-// ("ffn_inner_dim") or from two ("model_dim / num_attn_heads"). What it derives
-// by more than that is not known.
+// ("ffn_inner_dim") or from two ("model_dim / num_attn_heads"). Anything
+// derived in another way is unknown.
 std::optional<uint64_t> field(std::string_view name, const Config& config,
                               const nlohmann::json& derived) {
   if (const auto given = whole_number(config, name)) return given;

@@ -14,7 +14,7 @@ namespace ckpt::families {
 
 using text::Scanner;
 
-// Parses, and notes the byte at which each value begins.
+// Parses and records the byte at which each value begins.
 class LocatedParser {
  public:
   explicit LocatedParser(Located& file)
@@ -90,7 +90,8 @@ class LocatedParser {
 
 namespace {
 
-// The scanner's "PROBLEM at byte 12": the line says it better.
+// Strips the byte from the scanner's "PROBLEM at byte 12": a line number is
+// better.
 std::string without_byte(const std::string& problem) {
   return problem.substr(0, problem.rfind(" at byte "));
 }

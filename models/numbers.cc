@@ -84,8 +84,8 @@ void add_unique(std::vector<std::string>& list, const std::string& one) {
 
 }  // namespace
 
-// What names are while an expression is evaluated, and which of them were
-// asked for.
+// The values of names while an expression is evaluated, and which of them were
+// used.
 class Numbers::Scope : public Expr::Scope {
  public:
   Scope(const Numbers& numbers, const Indices& at)
@@ -172,9 +172,9 @@ const Json& Numbers::lookup(const std::string& dotted) const {
   return kNothing;
 }
 
-// A variable that depends on no index is computed once.
+// Computes a variable only once if it depends on no index.
 Json Numbers::variable(const std::string& name, const Scope& outer) const {
-  // A hostile file's variables may double their work with every level.
+  // A hostile file's variables may double the work with every level.
   if (++steps_ > kMostSteps)
     throw unfaithful_error({source_, {}}, "{}: over {} variables in one value",
                            labelled(name), kMostSteps)
@@ -240,7 +240,7 @@ Json Numbers::eval(const std::string& expression, const Indices& at,
     return value;
   } catch (const Error& error) {
     if (!error.hint().empty()) throw;
-    // The name that has no value, if that is the reason.
+    // The name without a value, if that is the reason.
     std::string missing;
     for (const std::string& name : parsed(expression).names())
       if (missing.empty() && scope.value(name).is_null()) missing = name;

@@ -49,7 +49,8 @@ std::vector<std::string> asked_files() {
   return found;
 }
 
-// A file is named as the family in it is: "extends" and --family find it so.
+// A file must be named after its family: that is how "extends" and --family
+// find it.
 void add(const std::string& path, const std::string& text,
          std::vector<Embedded>& all) {
   const std::string_view base = std::string_view(path).substr(

@@ -21,7 +21,7 @@ using Bytes = std::bitset<256>;
 struct Node {
   Bytes on;
   uint32_t to = kNone;
-  uint32_t split = kNone;  // a second way; then both are free
+  uint32_t split = kNone;  // a second way; both are then free
   bool free = false;
 };
 
@@ -151,7 +151,7 @@ class Parser {
 
 using States = std::vector<uint32_t>;  // sorted
 
-// Adds what is reachable without taking a byte.
+// Adds the states reachable without taking a byte.
 States closure(const std::vector<Node>& nodes, States from) {
   std::vector<bool> seen(nodes.size());
   States all;
@@ -169,7 +169,7 @@ States closure(const std::vector<Node>& nodes, States from) {
   return all;
 }
 
-// Bytes that no node tells apart share a column of the table.
+// Bytes that no node distinguishes share a column of the table.
 std::vector<unsigned char> columns(const std::vector<Node>& nodes,
                                    std::array<uint8_t, 256>& letter) {
   std::map<std::vector<bool>, uint8_t> known;

@@ -190,7 +190,7 @@ Rules Rules::for_family(const std::string& family, const Config& config,
   layer->source = source;
   Rules rules;
 
-  // One line for each default that decides something.
+  // One line for each default that decided something.
   std::vector<std::string> told;
   const auto holds = [&](const Json& entry) {
     if (!entry.contains("if")) return true;
@@ -229,7 +229,7 @@ Rules Rules::from_file(const std::string& path) {
     throw usage_error({path, {}}, "expected an object of rules");
   auto layer = std::make_shared<Layer>();
   layer->source = "--shard-dims " + io::base_name(path);
-  // Again, in the order of the file: the first match wins.
+  // Parsed again, in the file's order: the first match wins.
   const auto json = nlohmann::ordered_json::parse(text);
   for (const auto& [key, value] : json.items())
     layer->globs.push_back({text::Glob(key), user_rule(value, path, key)});

@@ -43,7 +43,7 @@ std::string bytes_of(T value) {
   return {reinterpret_cast<const char*>(&value), sizeof value};
 }
 
-// bf16 is the upper half of an f32; the values in use are exact in both.
+// bf16 is the upper half of an f32; the values used are exact in both.
 std::string encode(DType dtype, double value) {
   const auto f32 = static_cast<float>(value);
   const auto whole = static_cast<int64_t>(value);
@@ -177,7 +177,8 @@ View View::reshape(const Shape& shape) const {
         have = shape[d];
         ++counts[d];
       } else {
-        // They step past each other: as one factor they can be cut anew.
+        // Their steps don't match: joined into one factor, they can be cut
+        // anew.
         for (; counts[d] != 0; --counts[d]) view.join_factor(end - 1);
         have = 1;
         if (view.grid_[end - 1] % shape[d] != 0) view.join_factor(--end - 1);

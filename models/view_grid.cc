@@ -12,7 +12,7 @@
 namespace ckpt::families {
 namespace {
 
-// A view that needs more is not an arrangement that a model uses.
+// A view that needs more is not an arrangement that any model uses.
 constexpr uint64_t kMaxParts = uint64_t{1} << 24;
 
 void replace(Dims& dims, size_t at, size_t count,
@@ -135,12 +135,12 @@ std::vector<uint64_t> View::spans(uint32_t dim) const {
   return all;
 }
 
-// `spans` divide each other, and hold those that the dimension has.
+// `spans` divide each other and include those that the dimension has.
 void View::refine(uint32_t dim, const std::vector<uint64_t>& spans) {
   size_t f = begin_of(dim);
   uint64_t inner = inner_of(dim);
   for (const uint64_t span : spans) {
-    // Factor f spans grid_[f] * inner; what is left of it goes on at f + 1.
+    // Factor f spans grid_[f] * inner; the rest of it continues at f + 1.
     while (inner > span) inner /= grid_[++f];
     if (inner == span) continue;
     split_factor(f, span / inner);
@@ -161,7 +161,7 @@ uint64_t View::coarse_parts() const {
   for (const Part& part : parts_) {
     uint64_t runs = 1;
     for (uint32_t dim = 0; dim < rank(); ++dim) {
-      bool whole = true;  // the run so far holds all of the factors within
+      bool whole = true;  // the run so far includes all inner factors
       uint64_t span = 1, stride = part.strides[end_of(dim) - 1];
       for (size_t f = end_of(dim); f-- > begin_of(dim);) {
         const uint64_t size = part.size[f];

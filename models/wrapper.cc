@@ -15,11 +15,11 @@
 namespace ckpt::families {
 namespace {
 
-// Before the whole model.
+// Prefixes of the whole model.
 constexpr std::string_view kOuter[] = {
     "state_dict.", "model_state_dict.", "app.", "model.", "module.",
 };
-// Before any module.
+// Prefixes of any module.
 constexpr std::string_view kInner[] = {"_orig_mod.", "_forward_module.",
                                        "_fsdp_wrapped_module.",
                                        "_checkpoint_wrapped_module."};
@@ -76,7 +76,7 @@ bool is_any_family(const std::vector<std::string>& names) {
   });
 }
 
-// Without what stands before modules.
+// The name without the prefixes of modules.
 std::string without_inner(std::string name) {
   for (const std::string_view word : kInner)
     for (size_t at = 0; (at = name.find(word, at)) != name.npos;)
@@ -87,7 +87,7 @@ std::string without_inner(std::string name) {
   return name;
 }
 
-// The names after `prefix`, of all that have it.
+// The rest of each name that begins with `prefix`.
 std::vector<std::string> behind(const std::vector<std::string>& names,
                                 const std::string& prefix) {
   std::vector<std::string> found;
@@ -137,7 +137,7 @@ bool unwrap(Catalog& catalog) {
       continue;
     }
     const std::string name = unwrapped(tensor.name);
-    if (!taken.insert(name).second) return false;  // two would be one
+    if (!taken.insert(name).second) return false;  // two names would become one
     if (name == tensor.name) continue;
     ++changed;
     if (example.empty() && tensor.name.ends_with(name))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is coming: the reads of an item before it is run, so that the disk has
-// them under way while the item before it is moved.
+// Announces the reads of an item before it is run, so that the disk works on
+// them while the item before it is moved.
 #include <algorithm>
 
 #include "lib/io/remote.h"
@@ -27,7 +27,7 @@ struct Bytes {
   uint64_t count = 0;
 };
 
-// What an item takes of a lane that is not read row by row.
+// The bytes that an item takes from a lane not read row by row.
 Bytes bytes_of(const Job& job, const Item& item, const Lane& lane) {
   if (job.rows > 1)
     return {lane.offset + item.begin * lane.row_stride,
@@ -38,7 +38,7 @@ Bytes bytes_of(const Job& job, const Item& item, const Lane& lane) {
 
 }  // namespace
 
-// Nothing is asked for that will probably be shared and not read.
+// Asks for nothing that will probably be shared rather than read.
 void Mover::ask_for(const Item& item) {
   asked_ = item;
   asked_was_cached_ = false;
@@ -58,7 +58,7 @@ void Mover::ask_for(const Item& item) {
     want_rows(job, item);
 }
 
-// True if the item's reads, as its first ones are, go around the page cache.
+// True if the item's reads, judged by its first ones, bypass the page cache.
 bool Mover::reads_around(const Job& job) const {
   if (!direct_ || (direct_->wanted_only() && asked_was_cached_)) return false;
   const Lane& lane = plan_.lanes[job.first_source];
@@ -69,7 +69,7 @@ bool Mover::reads_around(const Job& job) const {
   return direct_->takes(lane.file, std::min(column_step(job), first.bytes));
 }
 
-// Lanes that are read row by row are left to their reads.
+// Lanes read row by row are left to their own reads.
 void Mover::ask_cache(const Job& job, const Item& item) {
   constexpr uint32_t kMostLanes = 32;
   for (uint32_t i = 0; i < std::min(job.sources, kMostLanes); ++i) {

@@ -32,15 +32,15 @@ uint64_t fit_block(const RunOptions& options, uint64_t blocks, uint64_t most,
   return std::max(kLeastBlock, block / 4096 * 4096);
 }
 
-// Unless asked for, only what a run finds outside of the page cache that is not
-// to stay there, and only with many reads under way: one by one they are slower
-// than the kernel's own read-ahead. Small runs are not worth a ring.
+// Unless requested, direct reads are only for what is not in the page cache and
+// must not stay there, and only with many reads in flight: one by one they are
+// slower than the kernel's own read-ahead. Small runs are not worth a ring.
 DirectReads direct_reads(bool drops, uint64_t bytes,
                          const RunOptions& options) {
   constexpr uint32_t kAhead = 8;
   constexpr uint64_t kLeastBytes = 64 << 20;
   const bool passes = drops || (options.reads_once && bytes >= kLeastBytes);
-  // A device's blocks are longer than those that are asked for.
+  // A device's blocks are longer than those asked for.
   const uint32_t ahead = options.device ? 0 : kAhead;
   switch (options.io) {
     case ReadMode::kBuffered:

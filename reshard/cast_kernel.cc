@@ -19,7 +19,7 @@ namespace {
 
 using namespace numbers;
 
-// Each type as it is stored, from the bits of a float and to them.
+// Converts each stored type from and to the bits of a float.
 struct F64 {
   using Bits = uint64_t;
   static uint32_t widen(Bits bits) { return double_to_float(bits); }
@@ -60,8 +60,8 @@ struct E8m0 {
   static uint32_t narrow(uint32_t bits) { return float_to_e8m0(bits); }
 };
 
-// The compiler makes vector instructions of this loop. always_inline, so that
-// it does so for the instruction set of the caller.
+// The compiler vectorizes this loop. always_inline, so that it does so for the
+// caller's instruction set.
 template <class In, class Out, class Convert>
 [[gnu::always_inline]] inline void each(const std::byte* __restrict in,
                                         std::byte* __restrict out,
@@ -106,8 +106,8 @@ struct Avx512 {
   }
 };
 
-// F16C's instructions give the bits of the rules, NaNs included, in a fifth of
-// the time. Eight elements at once; the rules take the rest.
+// F16C's instructions produce the same bits as the rules, NaNs included, in a
+// fifth of the time. They take eight elements at once; the rules do the rest.
 [[gnu::target("avx,f16c")]] void widen_halves(const std::byte* in,
                                               std::byte* out, uint64_t count) {
   uint64_t i = 0;
@@ -132,8 +132,8 @@ struct Avx512 {
 
 #elif defined(__aarch64__)
 
-// Every aarch64 has the vectors that Portable's loops become, and casts of f16
-// with the bits of the rules.
+// Every aarch64 has the vectors that Portable's loops compile to, and casts f16
+// to the same bits as the rules.
 struct Neon : Portable {
   static constexpr bool kHalves = true;
 };
@@ -161,7 +161,7 @@ void narrow_halves(const std::byte* in, std::byte* out, uint64_t count) {
 
 #endif
 
-// step_of(the type above that `dtype` is); null for f32 and what is not a
+// step_of(the type above for `dtype`); null for f32 and anything that is not a
 // float.
 template <class StepOf>
 CastStep find_step(DType dtype, bool from_wide, StepOf step_of) {

@@ -16,11 +16,12 @@
 namespace ckpt::reshard {
 namespace {
 
-// Elements between two looks at what was found: they stay in the first-level
-// cache, and their number in 16 bits.
+// Elements between two checks of what was found: they fit into the first-level
+// cache, and their number into 16 bits.
 constexpr uint64_t kChunk = 2048;
 
-// Rounds to 480, which e4m3 has no code for; what is half-way goes to 448.
+// Above this, numbers round to 480, for which e4m3 has no code; a tie goes to
+// 448.
 constexpr double kMostToE4m3 = 464;
 
 uint64_t infinity_of(DType dtype) {
@@ -38,7 +39,7 @@ uint64_t infinity_of(DType dtype) {
   }
 }
 
-// The largest number, as it is stored.
+// The largest number, in stored form.
 uint64_t largest_of(DType dtype) {
   switch (dtype) {
     case DType::f8_e4m3:
@@ -73,8 +74,8 @@ double after_cast(DType from, DType to, uint64_t bits) {
   return as_double(to, result);
 }
 
-// The least of [low, high) for which `is` holds, where it then holds for all;
-// high without one.
+// The least of [low, high) for which `is` holds, or high. `is` must hold for
+// everything above it.
 template <class Is>
 uint64_t first_of(uint64_t low, uint64_t high, Is is) {
   while (low < high) {
@@ -92,8 +93,8 @@ struct Found {
   uint64_t tiny = 0;
 };
 
-// The compiler makes vector instructions of this loop; comparisons of signed
-// numbers, which all instruction sets have.
+// The compiler vectorizes this loop; it compares signed numbers because all
+// instruction sets can.
 template <class Int>
 [[gnu::always_inline]] inline Found look(const std::byte* in, uint64_t count,
                                          Int tiny) {
@@ -163,7 +164,7 @@ bool has_infinity(DType dtype) {
 LossCounter::LossCounter(DType from, DType to) : from_(from), to_(to) {
   const uint64_t infinity = infinity_of(from);
   if (infinity == 0 || !is_float(to) || from == to) return;
-  // Of a type without infinities, one is lost as a large number is.
+  // If the target has no infinities, one is lost just like a large number.
   last_ = has_infinity(to) ? infinity - 1 : infinity;
   over_ = first_of(1, last_ + 1, [&](uint64_t bits) {
     const double value = after_cast(from, to, bits);

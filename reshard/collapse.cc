@@ -4,7 +4,7 @@
 namespace ckpt::reshard {
 namespace {
 
-// The index of a dimension of one says nothing: drop it.
+// The index in a dimension of one says nothing: drop it.
 void drop(size_t d, Dims& dims) {
   Dims kept;
   for (size_t i = 0; i < dims.size(); ++i)

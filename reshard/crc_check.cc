@@ -19,8 +19,8 @@
 namespace ckpt::reshard {
 namespace {
 
-// One thread's sweeps over records: what is next is asked for ahead, and a
-// check of more than memory leaves in the page cache only what was there.
+// One thread's sweeps over records. Asks ahead for what is next; a check of
+// more than memory leaves in the page cache only what was there before.
 class Sweep {
  public:
   Sweep(const Catalog& catalog, OpenSources& open, const DirectReads& reads,
@@ -54,7 +54,7 @@ class Sweep {
   }
 
  private:
-  // An item from `at` on; true if it is in the page cache.
+  // Asks for an item from `at` on; true if it is in the page cache.
   bool ask_for(uint32_t file, uint64_t at, uint64_t end) {
     const uint64_t stop = std::min(end, at + kItemBytes);
     const bool cached = reader_.is_cached(file, at, stop - at);
@@ -88,7 +88,7 @@ std::optional<Problem> check_one(const StoredCrc& stored,
                 progress.advance(part.size());
               });
   } catch (const Error& error) {
-    if (error.code() == ExitCode::kIo)  // a sector: whose it is
+    if (error.code() == ExitCode::kIo)  // an unreadable sector: say whose it is
       throw Error(error.code(),
                   {problem.file, tensors_in(catalog, {stored})[0]},
                   fmt::format("record {}: {}", stored.record, error.problem()),
@@ -149,7 +149,7 @@ std::vector<Problem> check_crcs(const Catalog& catalog,
 std::vector<Problem> named_problems(
     const Catalog& catalog, std::vector<std::pair<uint32_t, Problem>> found) {
   std::vector<Problem> problems;
-  std::vector<StoredCrc> wrong;  // one for each problem
+  std::vector<StoredCrc> wrong;  // one per problem
   for (auto& [index, problem] : found) {
     problems.push_back(std::move(problem));
     wrong.push_back(catalog.crcs[index]);

@@ -16,11 +16,11 @@ namespace {
 constexpr uint64_t kPanel = 2 << 20;         // bytes of a transposed panel
 constexpr uint64_t kLine = 128;              // codes of 4 bits in a cache line
 constexpr uint64_t kCacheLine = 64;          // bytes
-constexpr uint64_t kAhead = 16;              // rows of codes that are fetched
+constexpr uint64_t kAhead = 16;              // rows of codes fetched in advance
 constexpr uint64_t kHeld = 4608 << 10;       // bytes of codes for some panels
 constexpr uint64_t kStripCodes = 128 << 10;  // bytes of codes read at once
-constexpr uint64_t kTile = 256 << 10;        // elements that share a look-up
-constexpr uint64_t kWidest = 32 << 10;       // columns of a line
+constexpr uint64_t kTile = 256 << 10;        // elements that share a lookup
+constexpr uint64_t kWidest = 32 << 10;       // columns in a line
 
 uint64_t up(uint64_t count, uint64_t by) { return (count + by - 1) / by; }
 
@@ -49,8 +49,8 @@ bool DecodeReader::contains(const Tile& whole, const Tile& part) {
          part.column + part.columns <= whole.column + whole.columns;
 }
 
-// A tile in elements of the stored codes. Words and pairs that reach beyond it
-// are whole.
+// A tile in elements of the stored codes. Includes words and pairs that extend
+// past it as a whole.
 DecodeReader::Tile DecodeReader::stored_tile(const Decoding& made,
                                              const Tile& tile) {
   Tile stored = tile;
@@ -85,7 +85,7 @@ void DecodeReader::read(const Decoding& made, uint64_t offset,
   const uint64_t end = up(offset + buffer.size(), element);
   if (offset % element == 0 && buffer.size() % element == 0)
     return read_elements(made, first, end - first, buffer.data());
-  // Nobody cuts elements; should somebody, these are few.
+  // Nobody cuts elements; if anyone did, these would be few.
   std::vector<std::byte> whole((end - first) * element);
   read_elements(made, first, end - first, whole.data());
   std::memcpy(buffer.data(), whole.data() + (offset - first * element),
@@ -122,8 +122,8 @@ void DecodeReader::read_elements(const Decoding& made, uint64_t first,
 }
 
 // Part of a row of a transposed matrix: natural column `row`, natural rows
-// [column, column + count). Its neighbours are wanted next, and their codes
-// lie beside its own.
+// [column, column + count). Its neighbours are wanted next, and their codes are
+// beside its own.
 void DecodeReader::read_panel(const Decoding& made, uint64_t batch,
                               uint64_t row, uint64_t column, uint64_t count,
                               std::byte* out) {
@@ -142,7 +142,7 @@ void DecodeReader::read_panel(const Decoding& made, uint64_t batch,
     panel_row_ = row / most * most;
     panel_rows_ = std::min(most, made.columns - panel_row_);
     panel_batch_ = batch;
-    // Not a power of two: it would put all rows into a few lines of a cache.
+    // Not a power of two, which would put all rows into a few lines of a cache.
     panel_stride_ = (up(panel_columns_ * element, kCacheLine) | 1) * kCacheLine;
     panel_.resize(panel_rows_ * panel_stride_);
     hold(made, {batch, panel_column_, panel_columns_, panel_row_, panel_rows_});
@@ -156,8 +156,8 @@ void DecodeReader::read_panel(const Decoding& made, uint64_t batch,
               count * element);
 }
 
-// Reads the codes of a panel and of those behind it at once, and their scales:
-// alone, each row has a few bytes of them.
+// Reads the codes of a panel and those after it at once, with their scales: a
+// panel alone has only a few bytes of each row.
 void DecodeReader::hold(const Decoding& made, const Tile& panel) {
   if (held_of_ == &made && contains(held_tile_, panel)) return;
   held_of_ = nullptr;
@@ -174,7 +174,7 @@ void DecodeReader::hold(const Decoding& made, const Tile& panel) {
   held_of_ = &made;
 }
 
-// Scales and zeros of a tile.
+// Loads the scales and zeros of a tile.
 void DecodeReader::load(const Decoding& made, const Tile& tile) {
   if (scales_of_ == &made && contains(scales_tile_, tile)) return;
   scales_of_ = nullptr;
@@ -186,7 +186,7 @@ void DecodeReader::load(const Decoding& made, const Tile& tile) {
   scales_of_ = &made;
 }
 
-// Rows of a tile, one after the other.
+// Makes the rows of a tile one by one.
 void DecodeReader::make(const Decoding& made, const Tile& tile,
                         const Place& place) {
   if (tile.columns > kWidest) {
@@ -221,7 +221,8 @@ void DecodeReader::make(const Decoding& made, const Tile& tile,
   }
 }
 
-// At most 32 rows of a strip, each a line of f32 before it is narrowed.
+// Makes at most 32 rows of a strip, each as a line of f32 before it is
+// narrowed.
 void DecodeReader::make_lines(const Decoding& made, const Tile& strip,
                               uint64_t first, uint64_t rows,
                               const Codes& stored, const Place& place) {
@@ -232,7 +233,7 @@ void DecodeReader::make_lines(const Decoding& made, const Tile& strip,
   narrow_.resize(turns ? rows * strip.columns * element : 0);
   for (uint64_t i = 0; i < rows; ++i) {
     const uint64_t r = first + i;
-    // Rows that are held lie far apart, which no processor foresees.
+    // Held rows are far apart, which no processor predicts.
     if (made.coding != Coding::kGptq && r + kAhead < strip.rows)
       __builtin_prefetch(stored.at + (r + kAhead) * stored.stride);
     line(made, strip, r, stored);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers to fp8 in blocks of 128x128, as DeepGEMM's cast by blocks does it:
+// Converts numbers to fp8 in blocks of 128x128, like DeepGEMM's cast by blocks:
 //
 //   amax = max(|x| of the block, 1e-4)      all in f32
 //   code = e4m3(x * (1 / amax * 448))       scale = amax / 448
 //
-// The quotient is what PyTorch makes of 448.0 / amax: a reciprocal first.
-// A row of blocks is read once where it is held in memory, else twice. The
-// scales follow from the same largest magnitudes; they are kept for them.
+// PyTorch computes the quotient 448.0 / amax as a reciprocal first. A row of
+// blocks is read once if it is held in memory, else twice. The scales follow
+// from the same largest magnitudes, which are kept for them.
 #include <algorithm>
 #include <bit>
 #include <compare>
@@ -33,9 +33,9 @@ constexpr size_t kKept = 256 << 10;          // numbers
 
 uint64_t parts(uint64_t count, uint64_t by) { return (count + by - 1) / by; }
 
-// The largest magnitudes of the last rows of blocks, of all threads: codes
-// come first, and their scales need not read the weight again. A list of files
-// is kept as long as the process, so no other one has its address.
+// The largest magnitudes of the last rows of blocks, from all threads: codes
+// are made first, so their scales need not read the weight again. A list of
+// files lives as long as the process, so no other one gets its address.
 class Kept {
  public:
   struct Key {
@@ -76,7 +76,7 @@ Kept& kept() {
 
 }  // namespace
 
-// rows_: the numbers of a row of blocks, as they are stored; false if they are
+// Reads the stored numbers of a row of blocks into rows_; false if there are
 // too many.
 bool DecodeReader::hold_rows(const Decoding& made, uint64_t batch,
                              uint64_t block_row) {
@@ -95,14 +95,14 @@ bool DecodeReader::hold_rows(const Decoding& made, uint64_t batch,
   return true;
 }
 
-// In the rows that are held.
+// A place in the held rows.
 const std::byte* DecodeReader::held_at(const Decoding& made, uint64_t row,
                                        uint64_t column) const {
   return rows_.data() + ((row - rows_begin_) * made.columns + column) *
                             element_size(made.codes.dtype);
 }
 
-// A tile of a row of blocks, to line_.
+// Widens a tile of a row of blocks into line_.
 void DecodeReader::widen_rows(const Decoding& made, const Tile& tile) {
   if (!hold_rows(made, tile.batch, tile.row / made.block_rows))
     return floats(made, made.codes, tile, line_);
@@ -121,7 +121,7 @@ void DecodeReader::widen_rows(const Decoding& made, const Tile& tile) {
   }
 }
 
-// largest_: of each block in that row of blocks.
+// Sets largest_ for each block in that row of blocks.
 void DecodeReader::find_blocks(const Decoding& made, uint64_t batch,
                                uint64_t block_row) {
   if (blocks_of_ == &made && blocks_batch_ == batch && blocks_row_ == block_row)
@@ -183,7 +183,7 @@ void DecodeReader::find_blocks(const Decoding& made, uint64_t batch,
   blocks_row_ = block_row;
 }
 
-// A tile of one row of blocks.
+// Makes a tile of one row of blocks.
 void DecodeReader::make_codes(const Decoding& made, const Tile& tile,
                               std::byte* out) {
   find_blocks(made, tile.batch, tile.row / made.block_rows);

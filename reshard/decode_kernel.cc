@@ -87,7 +87,7 @@ struct Loops {
     }
     return static_cast<uint32_t>(most) << 16;
   }
-  // Products of at most 448, or what rounds to it: e4m3 has a code for each.
+  // The products are at most 448 or round to it: e4m3 has a code for each.
   [[gnu::always_inline]] static inline void bf16_to_e4m3(
       const std::byte* __restrict in, float scale, std::byte* __restrict out,
       uint64_t count) {
@@ -102,8 +102,8 @@ struct Loops {
   }
 };
 
-// One set of functions for a target. A macro: the attribute has to stand on
-// each of them.
+// One set of functions for a target. A macro, because each of them needs the
+// attribute.
 #define CKPT_DECODE_SET(Set, ...)                                          \
   struct Set {                                                             \
     __VA_ARGS__ static void from_i8(const std::byte* in, float* out,       \
@@ -157,13 +157,13 @@ CKPT_DECODE_SET(Avx512Decode,
 #undef CKPT_DECODE_SET
 
 #if defined(__x86_64__)
-// Sixteen at a time: what compilers make of the loop is half as fast. Plain
-// intrinsics warn of an uninitialized operand with gcc 12.
+// Sixteen at a time: compilers' code for the loop is half as fast. gcc 12 warns
+// about an uninitialized operand in the unmasked intrinsics.
 [[gnu::target("avx512f,avx512bw,avx512dq,avx512vl")]] void wide_bf16_to_e4m3(
     const std::byte* in, float scale, std::byte* out, uint64_t count) {
   constexpr __mmask16 kAll = 0xFFFF;
-  // What is less than the smallest normal number, 2^-6, counts in steps of
-  // 2^-9: those of f32 at 2^14.
+  // Numbers below the smallest normal one, 2^-6, have steps of 2^-9: those of
+  // f32 at 2^14.
   const __m512 steps = _mm512_set1_ps(16384);
   const __m512i normal = _mm512_set1_epi32(0x3C800000);
   const __m512 by = _mm512_set1_ps(scale);
@@ -225,7 +225,7 @@ std::vector<DecodeKernel> find_decode_kernels() {
       kernels.back().bf16_to_e4m3 = wide_bf16_to_e4m3;
     }
 #endif
-    // On aarch64 the same loops have become vector instructions.
+    // On aarch64, the same loops were compiled to vector instructions.
     if (cast.name == "portable" || cast.name == "neon")
       kernels.push_back(decode_kernel<PortableDecode>(cast.name));
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From stored codes to numbers: a line of f32, or 32 rows that are looked up.
+// From stored codes to numbers: a line of f32, or 32 rows by table lookup.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -18,7 +18,7 @@ uint64_t halves(uint64_t count, uint64_t by) { return (count + by - 1) / by; }
 
 }  // namespace
 
-// Row `row` of a tile as numbers, to line_.
+// Writes row `row` of a tile to line_ as numbers.
 void DecodeReader::line(const Decoding& made, const Tile& tile, uint64_t row,
                         const Codes& codes) {
   const DecodeKernel& kernel = best_decode_kernel();
@@ -54,7 +54,7 @@ void DecodeReader::line(const Decoding& made, const Tile& tile, uint64_t row,
                     tile.columns);
 }
 
-// Codes null: line_ has them as numbers.
+// If the codes are null, line_ has them as numbers.
 void DecodeReader::scaled_line(const Decoding& made, const Tile& tile,
                                uint64_t row, const std::byte* codes) {
   const DecodeKernel& kernel = best_decode_kernel();
@@ -100,8 +100,8 @@ void DecodeReader::check_zero(const Decoding& made, const Tile& tile,
           .with_hint("what the weight was can't be told from it");
 }
 
-// 32 rows whose weight stands across, if their codes can be looked up: false if
-// they can't, and nothing is made.
+// Makes 32 rows of a transposed weight if their codes can be looked up. If not,
+// makes nothing and returns false.
 bool DecodeReader::make_turned(const Decoding& made, const Tile& strip,
                                uint64_t row, uint64_t rows, const Codes& stored,
                                const Place& place) {
@@ -151,7 +151,7 @@ bool DecodeReader::one_group(const Decoding& made, uint64_t row,
   return true;
 }
 
-// powers_: for each 32 columns of a strip those of 32 rows.
+// Sets powers_: for each 32 columns of a strip, those of 32 rows.
 void DecodeReader::find_powers(const Tile& strip, uint64_t row) {
   const uint64_t groups = strip.columns / 32;
   powers_.resize(groups * kTurnedRows);
@@ -169,7 +169,7 @@ void DecodeReader::find_powers(const Tile& strip, uint64_t row) {
   }
 }
 
-// tables_: what each code of a column is, in the group of a row.
+// Sets tables_: what each code of a column means in a row's group.
 void DecodeReader::find_tables(const Decoding& made, const Tile& strip,
                                uint64_t row, const TurnedKernel& kernel) {
   const uint64_t group = group_of(made, row);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a tile of codes needs beside them: scales, zeros and groups, and the
-// boxes of stored tensors that all are read from.
+// What a tile needs besides its codes: scales, zeros and groups, and the boxes
+// of stored tensors from which all are read.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -23,7 +23,7 @@ uint32_t word_at(std::span<const std::byte> bytes, uint64_t index) {
   return word;
 }
 
-// A power of two that e2m1 can be multiplied with and stay a normal bf16.
+// True for a power of two whose product with any e2m1 is a normal bf16.
 bool is_plain_power(float scale) {
   const auto bits = std::bit_cast<uint32_t>(scale);
   return (bits & 0x7FFFFF) == 0 && bits >> 23 >= 2 && bits >> 23 <= 252;
@@ -67,7 +67,8 @@ void DecodeReader::load_order(const Decoding& made, const Tile& tile) {
           groups);
 }
 
-// Scales and zeros of each group that the tile's rows are of, its columns.
+// Loads the scales and zeros, in the tile's columns, of each group that its
+// rows belong to.
 void DecodeReader::load_groups(const Decoding& made, const Tile& tile) {
   uint64_t end = 0;
   if (made.order.shape.empty()) {
@@ -104,7 +105,7 @@ void DecodeReader::load_groups(const Decoding& made, const Tile& tile) {
     }
 }
 
-// A box of a tensor as f32. Scales that are u8 are exponents, e8m0.
+// Reads a box of a tensor as f32. Scales of type u8 are exponents, e8m0.
 void DecodeReader::floats(const Decoding& made, const Tensor& tensor,
                           const Tile& tile, std::vector<float>& out) {
   const uint64_t count = tile.rows * tile.columns;
@@ -125,7 +126,7 @@ void DecodeReader::floats(const Decoding& made, const Tensor& tensor,
     best_cast_kernel().cast(dtype, DType::f32, stored.data(), to, count);
 }
 
-// The same of scales and zeros, which are finite.
+// The same for scales and zeros, which must be finite.
 void DecodeReader::numbers(const Decoding& made, const Tensor& tensor,
                            const Tile& tile, std::vector<float>& out) {
   floats(made, tensor, tile, out);

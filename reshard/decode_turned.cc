@@ -70,7 +70,7 @@ CKPT_AVX2 void gptq(const Turned& part, const std::byte* tables) {
     __m128i words[4];
     for (uint64_t i = 0; i < 4; ++i)
       words[i] = load(part.codes + i * part.stride + c * 4);
-    turn_words(words);  // of one column: its 32 codes
+    turn_words(words);  // for one column: its 32 codes
     for (uint64_t k = 0; k < 4; ++k) {
       const std::byte* table = tables + (c + k) * kTableBytes;
       const __m128i low_bytes = load(table);
@@ -106,7 +106,7 @@ CKPT_AVX2_INLINE Pair look_up(__m256i low_bytes, __m256i high_bytes,
 }
 
 CKPT_AVX2 void awq(const Turned& part, const std::byte* tables) {
-  // Of byte i of a word: the columns of its lower and its upper half.
+  // For byte i of a word: the columns of its lower and its upper half.
   constexpr uint64_t kColumns[4][2] = {{0, 2}, {4, 6}, {1, 3}, {5, 7}};
   const __m256i mask = _mm256_set1_epi8(15);
   const __m256i by_byte =
@@ -161,7 +161,7 @@ CKPT_AVX2_INLINE void turn_bytes(__m256i* x) {
   }
 }
 
-// A zero has no exponent that a power could be added to.
+// A zero has no exponent to which a power could be added.
 CKPT_AVX2_INLINE __m256i times(__m256i numbers, __m256i powers) {
   const __m256i size = _mm256_and_si256(numbers, _mm256_set1_epi16(0x7FFF));
   const __m256i zero = _mm256_cmpeq_epi16(size, _mm256_setzero_si256());
@@ -196,15 +196,16 @@ CKPT_AVX2 void e2m1(const Turned& part, const int16_t* powers) {
   }
 }
 
-// With 512 bits a column's 32 elements are one register, and a look-up is one
-// permutation of words. It takes five bits of each index: tables stand in it
-// twice, so that the fifth, another code's, does not count.
+// With 512 bits, a column's 32 elements are one register, and a lookup is one
+// permutation of words. It uses five bits of each index. The fifth belongs to
+// another code, so the register holds the table twice and that bit does not
+// matter.
 #define CKPT_AVX512 [[gnu::target("avx512f,avx512bw,avx512dq,avx512vl")]]
 #define CKPT_AVX512_INLINE                             \
   [[gnu::target("avx512f,avx512bw,avx512dq,avx512vl"), \
     gnu::always_inline]] inline
 
-// Plain intrinsics warn of an uninitialized operand with gcc 12.
+// gcc 12 warns about an uninitialized operand in the unmasked intrinsics.
 constexpr __mmask16 kAll = 0xFFFF;
 
 void keep_whole(std::byte*, uint64_t) {}
@@ -222,7 +223,7 @@ CKPT_AVX512 void gptq_wide(const Turned& part, const std::byte* tables) {
     __m128i words[4];
     for (uint64_t i = 0; i < 4; ++i)
       words[i] = load(part.codes + i * part.stride + c * 4);
-    turn_words(words);  // of one column: its 32 codes
+    turn_words(words);  // for one column: its 32 codes
     for (uint64_t k = 0; k < 4; ++k) {
       // A byte's lower code in the lower word, its upper one in the upper.
       const __m512i bytes = _mm512_maskz_cvtepu8_epi32(kAll, words[k]);
@@ -285,7 +286,7 @@ CKPT_AVX512 void e2m1_wide(const Turned& part, const int16_t* powers) {
       const __m512i codes[2] = {lower, _mm512_srli_epi16(lower, 4)};
       for (uint64_t half = 0; half < 2; ++half) {
         const __m512i number = _mm512_permutexvar_epi16(codes[half], table);
-        // A zero has no exponent that a power could be added to.
+        // A zero has no exponent to which a power could be added.
         store(part.out + (c + 2 * i + half) * part.by_column,
               _mm512_mask_add_epi16(
                   number, _mm512_test_epi16_mask(number, size), number, power));
@@ -318,7 +319,7 @@ std::vector<TurnedKernel> find_turned_kernels() {
 
 }  // namespace
 
-#if !defined(__aarch64__)  // decode_turned_neon.cc has it
+#if !defined(__aarch64__)  // in decode_turned_neon.cc
 std::span<const TurnedKernel> usable_turned_kernels() {
   static const std::vector<TurnedKernel> kernels = find_turned_kernels();
   return kernels;

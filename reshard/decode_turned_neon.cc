@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernel of decode_turned.h for aarch64. A table of 16 elements is two
-// registers, which one instruction looks 16 codes up in; another one stores the
-// low and the high bytes as elements.
+// registers, in each of which one instruction looks up 16 codes; another one
+// stores the low and the high bytes as elements.
 #if defined(__aarch64__)
 #include "reshard/decode_turned.h"
 #include "reshard/lanes.h"
@@ -16,7 +16,7 @@ uint8_t* raw(std::byte* bytes) { return reinterpret_cast<uint8_t*>(bytes); }
 Vector low_halves(Vector codes) { return vandq_u8(codes, vdupq_n_u8(15)); }
 Vector high_halves(Vector codes) { return vshrq_n_u8(codes, 4); }
 
-// Of each element: its low byte, its high byte.
+// The low byte and the high byte of each element.
 uint8x16x2_t look_up(Vector low_bytes, Vector high_bytes, Vector codes) {
   return {{vqtbl1q_u8(low_bytes, codes), vqtbl1q_u8(high_bytes, codes)}};
 }
@@ -35,7 +35,7 @@ void gptq(const Turned& part, const std::byte* tables) {
     Vector words[4];
     for (uint64_t i = 0; i < 4; ++i)
       words[i] = lanes::load(part.codes + i * part.stride + c * 4);
-    lanes::turn_words(words);  // of one column: its 32 codes
+    lanes::turn_words(words);  // for one column: its 32 codes
     for (uint64_t k = 0; k < 4; ++k) {
       const std::byte* table = tables + (c + k) * kTableBytes;
       const Vector low_bytes = lanes::load(table);
@@ -52,7 +52,7 @@ void gptq(const Turned& part, const std::byte* tables) {
 // 16 rows of 32 columns.
 void awq_rows(const Turned& part, const std::byte* tables, uint64_t c,
               uint64_t row) {
-  // Of byte i of a word: the columns of its lower and its upper half.
+  // For byte i of a word: the columns of its lower and its upper half.
   constexpr uint64_t kColumns[4][2] = {{0, 2}, {4, 6}, {1, 3}, {5, 7}};
   constexpr uint8_t kByByte[] = {0, 4, 8,  12, 1, 5, 9,  13,
                                  2, 6, 10, 14, 3, 7, 11, 15};
@@ -99,7 +99,7 @@ void turn_bytes(Vector* x) {
   }
 }
 
-// A zero has no exponent that a power could be added to.
+// A zero has no exponent to which a power could be added.
 int16x8_t times(Vector numbers, int16x8_t powers) {
   const int16x8_t number = vreinterpretq_s16_u8(numbers);
   const uint16x8_t some = vtstq_s16(number, vdupq_n_s16(0x7FFF));

@@ -35,8 +35,8 @@ bool DirectReader::read(uint32_t index, uint64_t offset,
   try {
     if (wanted && queue_.take(wanted, offset, buffer)) return true;
   } catch (const Error& error) {
-    // Nobody asked for direct reads: an ordinary one says what is wrong, or
-    // works where a file system only seems to have direct ones.
+    // Direct reads were not requested: an ordinary one reports what is wrong,
+    // or works if the file system only seems to support direct ones.
     if (!wanted_only_) throw;
     failures::withdraw(error);
   }

@@ -31,12 +31,12 @@ uint32_t thread_count(const RunOptions& options, const Plan& plan) {
   return static_cast<uint32_t>(std::clamp<size_t>(most, 1, wanted));
 }
 
-// How a run reads, and the memory that it does so in.
+// How a run reads, and the memory that it uses to do so.
 struct Reading {
-  bool drops = false;  // nothing is left in the page cache
+  bool drops = false;  // leaves nothing in the page cache
   DirectReads direct;
   uint32_t threads = 0;
-  // A thread's blocks: two or those of its device's ring, and those of direct
+  // A thread's blocks: two, or those of its device's ring, plus those of direct
   // reads.
   uint64_t blocks = 0;
   uint64_t block = 0;  // bytes
@@ -56,7 +56,7 @@ Reading reading_of(const Plan& plan, const RunOptions& options) {
   reading.direct = direct_reads(reading.drops, plan.bytes_read, options);
   reading.blocks = own;
   if (reading.direct.on) reading.blocks += reading.direct.ahead + 1;
-  // Shorter blocks would cost more where all is cached than they may save.
+  // If everything is cached, shorter blocks would cost more than they may save.
   if (reading.direct.wanted_only && !reading.drops &&
       reading.blocks * most * reading.threads > options.max_mem) {
     reading.direct = {};
@@ -73,7 +73,7 @@ void check_casts(const Plan& plan, const RunOptions& options) {
                       name(tensor.source_dtype), name(tensor.target_dtype));
 }
 
-// The sums of a run, shared by all threads: an item adds to a few of them.
+// The sums of a run, shared by all threads; an item adds to a few of them.
 class Sums {
  public:
   Sums(const Plan& plan, bool digest) : plan_(plan) {
@@ -106,7 +106,8 @@ class Sums {
   RunResult result_;
 };
 
-// Takes what an earlier run did: its sums, and its items out of the list.
+// Takes over what an earlier run did: adds its sums, and removes its items from
+// the list.
 void take_over(const Journal& journal, std::vector<Item>& items, Sums& sums,
                Output& output) {
   std::vector<bool> done(items.size());

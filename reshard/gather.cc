@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements with strides of their own (transposed and permuted views): the box
-// is halved until a tile and the file range that it touches fit the buffers;
-// then one read, and a copy element by element.
+// Elements with arbitrary strides (transposed and permuted views). The box is
+// halved until a tile and the file range that it touches fit the buffers; then
+// comes one read, and a copy element by element.
 #include <cstring>
 #include <utility>
 
@@ -15,7 +15,7 @@
 namespace ckpt::reshard {
 namespace {
 
-// Advances an index through all dimensions but the last; false at the end.
+// Advances an index through all dimensions except the last; false at the end.
 bool next_row(Dims& index, const Dims& shape) {
   for (size_t d = shape.size() - 1; d-- > 0;) {
     if (++index[d] < shape[d]) return true;
@@ -31,8 +31,8 @@ void copy_sized(const std::byte* from, uint64_t stride, std::byte* to,
     std::memcpy(to + i * kElement, from + i * stride, kElement);
 }
 
-// A size that the compiler knows makes a load and a store of each copy; else
-// it is a call.
+// With a size known to the compiler, each copy is a load and a store, otherwise
+// a call.
 void copy_elements(const std::byte* from, uint64_t stride, std::byte* to,
                    uint64_t element, uint64_t count) {
   switch (element) {
@@ -70,7 +70,7 @@ void Mover::emit_tile(const Gather& gather, const Dims& begin,
   const uint64_t to = element_size(tensor.target_dtype);
   const uint64_t count = element_count(shape).value_or(0);
   const uint64_t row = shape.back();
-  // Tiles overlap in the file: no checksum can be told from them.
+  // Tiles overlap in the file, so they give no checksum.
   const trace::Span span("gather", count * from);
   reader_.read(gather.source_file,
                gather.source_offset + dot(begin, gather.source_strides),

@@ -23,7 +23,7 @@ constexpr std::string_view kBegin = "ckpt-journal 2 ";
 
 std::string boot_id() {
   try {
-    // procfs says size 0: read a fixed number of bytes.
+    // procfs reports size 0: read a fixed number of bytes.
     const io::Handle file =
         io::Handle::open_read("/proc/sys/kernel/random/boot_id");
     std::string id(36, '\0');
@@ -45,7 +45,7 @@ std::string header_line(uint64_t fingerprint) {
       fmt::format("{}{:016x} {}", kBegin, fingerprint, boot_id()));
 }
 
-// The line without its check; nothing if it is not the one that was written.
+// The line without its check; nothing if it is not what was written.
 std::optional<std::string_view> checked(std::string_view line) {
   constexpr size_t kCheck = 9;  // " 01234567"
   if (line.size() < kCheck) return std::nullopt;
@@ -70,7 +70,7 @@ std::string line_of(const Outcome& outcome) {
   return with_check(std::move(line));
 }
 
-// Words of a line, taken from the front.
+// Takes the words of a line from the front.
 class Words {
  public:
   explicit Words(std::string_view line) : rest_(line) {}
@@ -95,7 +95,7 @@ class Words {
   std::string_view rest_;
 };
 
-// Nothing for what is not a line of ours.
+// Nothing for a line that is not ours.
 std::optional<Outcome> parse(std::string_view line) {
   Words words(line);
   Outcome outcome;
@@ -128,7 +128,7 @@ std::optional<Outcome> parse(std::string_view line) {
   return outcome;
 }
 
-// FNV-1a over words: it tells two plans apart, nothing more is asked of it.
+// FNV-1a over words: it only has to distinguish two plans.
 class Hash {
  public:
   void add(uint64_t value) { state_ = (state_ ^ value) * 0x100000001B3; }
@@ -172,7 +172,7 @@ void add_plan(const Plan& plan, Hash& hash) {
   }
 }
 
-// Which file it is, and whether it was written to since.
+// Adds which file it is, and what shows whether it was written to since.
 void add_file(const std::string& path, Hash& hash) {
   struct stat facts = {};
   io::stat_any(path, facts);
@@ -241,7 +241,7 @@ std::optional<Journal> Journal::open(const std::string& path,
   return journal;
 }
 
-// Lines stand for themselves: one that is damaged loses its item alone.
+// Lines are independent: a damaged one loses only its own item.
 void Journal::read_lines(std::string_view text, size_t first) {
   std::unordered_set<uint32_t> seen;
   end_ = first;
@@ -263,7 +263,7 @@ void Journal::doubt() {
   try {
     flush();
   } catch (const Error&) {
-    // Then nothing of it is to be believed.
+    // Then nothing in it can be trusted.
     waiting_.clear();
     ::unlink(file_.path().c_str());
   }
@@ -305,7 +305,7 @@ void Journal::flush() {
 Journal::~Journal() {
   try {
     if (!waiting_.empty()) flush();
-  } catch (const Error&) {  // a full disk: those items are done again
+  } catch (const Error&) {  // a full disk: those items will be done again
   }
 }
 

@@ -11,7 +11,7 @@
 namespace ckpt::reshard {
 namespace {
 
-// Elements of a tile and of each factor's part of it: 1 MiB of f32 and less.
+// Elements of a tile and of each factor's part of it: at most 1 MiB of f32.
 constexpr uint64_t kTile = uint64_t{1} << 17;
 constexpr uint64_t kFactor = uint64_t{1} << 18;
 
@@ -27,14 +27,14 @@ void narrow(DType dtype, const float* in, std::byte* out, uint64_t count) {
     best_cast_kernel().cast(DType::f32, dtype, bytes, out, count);
 }
 
-// [a][b] of what is stored as [b][a].
+// Turns what is stored as [b][a] into [a][b].
 void transpose(const float* in, uint64_t a, uint64_t b, float* out) {
   for (uint64_t j = 0; j < b; ++j)
     for (uint64_t i = 0; i < a; ++i) out[i * b + j] = in[j * a + i];
 }
 
-// Each step is a pass of its own over memory: a compiler that made one fma of
-// two steps would leave out a rounding that peft has.
+// Each step is a separate pass over memory: a compiler that fused two steps
+// into one fma would omit a rounding that peft has.
 [[gnu::noinline]] void scale_all(float* x, uint64_t count, float by) {
   for (uint64_t i = 0; i < count; ++i) x[i] *= by;
 }
@@ -82,7 +82,7 @@ LowRank::LowRank(StoredMatrix base, LowRankTerm term, const std::string& name)
 
 LowRank::~LowRank() = default;
 
-// Whole rows, with a part of one before and behind.
+// Reads whole rows, with a part of one before and after.
 void LowRank::read(uint64_t offset, std::span<std::byte> buffer,
                    const ReadFile& read) const {
   const uint64_t size = element_size(base_.dtype());
@@ -183,8 +183,8 @@ void LowRank::bring_to_length(Tile& t, const ReadFile& read) const {
       scale_all(t.sum.data() + i * t.columns, t.columns, t.factors[i]);
 }
 
-// A row is measured once, however many parts of it are asked for. Two threads
-// that do it together get the same number.
+// A row is measured once, however many parts of it are requested. Two threads
+// that measure it at the same time get the same number.
 void LowRank::measure_rows(uint64_t row, uint64_t rows,
                            const ReadFile& read) const {
   Tile t;

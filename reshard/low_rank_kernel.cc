@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The product of an adapter's factors, once per instruction set. All give the
-// same bits: each element is added up alone, in the order of the rank, and
+// same bits: each element is summed separately, in the order of the rank, and
 // fma rounds once whether an instruction or a library does it.
 #include <algorithm>
 #include <cmath>
@@ -17,7 +17,7 @@
 namespace ckpt::reshard {
 namespace {
 
-// Columns that are summed together; they fit the registers.
+// Columns summed together; they fit into the registers.
 constexpr uint64_t kStrip = 64;
 
 template <uint64_t width>
@@ -55,8 +55,9 @@ void product_portable(const float* left, const float* right, uint64_t rows,
   product(left, right, rows, rank, columns, out);
 }
 
-// Compilers leave the sums of a strip in memory; these keep them in registers,
-// which is several times as fast. What is left of a row goes the plain way.
+// Compilers leave the sums of a strip in memory; these functions keep them in
+// registers, which is several times as fast. The rest of a row takes the plain
+// way.
 #if defined(__x86_64__)
 
 [[gnu::target("avx2,fma")]] void strip_avx2(const float* left,
@@ -107,7 +108,8 @@ void strip_neon(const float* left, const float* right, uint64_t rank,
 template <auto whole_strip>
 void product_by(const float* left, const float* right, uint64_t rows,
                 uint64_t rank, uint64_t columns, float* out) {
-  // Side by side: rows of a wide matrix push each other out of the cache.
+  // Packed side by side: rows of a wide matrix push each other out of the
+  // cache.
   std::vector<float> packed(rank * kStrip);
   uint64_t c = 0;
   for (; c + kStrip <= columns; c += kStrip) {

@@ -32,7 +32,8 @@ bool lies_in_rows(const Placed& placed, uint64_t element) {
   return row_stride == 0 || row_stride >= shape.back() * element;
 }
 
-// Views whose innermost dimension is not contiguous: element by element.
+// Adds views whose innermost dimension is not contiguous, to be copied element
+// by element.
 void add_gathers(const Cells& cells, const Shape& shape,
                  const std::vector<Placed>& sources,
                  const std::vector<Placed>& targets,
@@ -106,7 +107,7 @@ bool holds(const Placed& placed, const Dims& outer) {
   return true;
 }
 
-// Matrix by matrix over the dimensions before the last two.
+// Adds matrix after matrix over the dimensions before the last two.
 void add_matrices(const Cells& cells, const Shape& shape,
                   const std::vector<Placed>& sources,
                   const std::vector<Placed>& targets,
@@ -142,7 +143,7 @@ void add_matrices(const Cells& cells, const Shape& shape,
       throw_hole(cells, plan.tensors[cells.index].name, asked[i], covered[i]);
 }
 
-// Elements that no target takes would be lost.
+// Refuses elements that no target takes, which would be lost.
 void check_whole(const Cells& cells, const std::vector<Placed>& targets,
                  const Plan& plan) {
   uint64_t taken = 0;
@@ -161,7 +162,7 @@ void merge(const Cells& cells, std::vector<Placed> sources,
   if (cells.whole && cells.digest) check_whole(cells, targets, plan);
   std::erase_if(targets, [](const Placed& t) { return volume(t.box) == 0; });
   if (targets.empty()) return;
-  std::vector<Box> asked;  // as messages name them
+  std::vector<Box> asked;  // for messages
   for (const Placed& target : targets) asked.push_back(target.box);
   Shape shape = cells.grid.shape;
   if (cells.refined) cut_short_dims(shape, sources);

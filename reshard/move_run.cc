@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contiguous bytes: one read, then one write for each target that wants them.
+// Moves contiguous bytes: one read, then one write for each target that wants
+// them.
 #include <algorithm>
 
 #include "ckpt/error.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows: one read for each source lane's block of rows, one vectored write for
-// each target lane's block. A read or write for each slice would cost a
-// system call a row, more than copying a slice of 2 KiB (docs/engine.md).
+// Moves rows: one read for each source lane's block of rows, one vectored write
+// for each target lane's block. A read or write for each slice would cost a
+// system call per row, more than copying a slice of 2 KiB (docs/engine.md).
 #include <algorithm>
 #include <cstring>
 
@@ -151,7 +151,7 @@ void Mover::write_lane(const Job& job, uint32_t target, uint64_t row,
       static_cast<uint64_t>(std::ranges::count(moves, target, &Move::target));
   const bool pack = lane.width < kPackBelow * count;
   const bool contiguous = lane.row_stride == lane.width;
-  // The buffer that is free: after a cast the data are in out_.
+  // The free buffer: after a cast, the data are in out_.
   std::byte* packed = casts ? in_ : out_;
 
   parts_.clear();

@@ -11,9 +11,9 @@
 namespace ckpt::reshard {
 namespace {
 
-// Streams of compressed sources may have half of what the blocks leave of a
-// run's memory: too little, and the lanes of a job push each other's streams
-// out, so that each block decompresses its chunks from the start.
+// Streams of compressed sources may use half of what the blocks leave of a
+// run's memory. With too little, the lanes of a job evict each other's streams,
+// and each block decompresses its chunks from the start.
 uint64_t stream_memory(const RunOptions& options, uint64_t block) {
   static const uint32_t cores = std::thread::hardware_concurrency();
   const uint64_t threads = std::max({1U, options.threads, cores});
@@ -40,7 +40,8 @@ Mover::Mover(const Plan& plan, const Catalog& source, Output& output,
 
 namespace {
 
-// Sums by index; an item has few of them, mostly the last one again.
+// Adds to a sum by index. An item has few of them, and it is usually the last
+// one again.
 void add_to(std::vector<std::pair<uint32_t, Digest>>& sums, uint32_t index,
             const Digest& part) {
   for (auto sum = sums.rbegin(); sum != sums.rend(); ++sum)
@@ -71,12 +72,13 @@ std::optional<uint32_t> Mover::read(uint32_t file, uint64_t offset,
   return crcs_->add(file, offset, bytes);
 }
 
-// What lies between the rows is another lane's. The checksum of a record counts
-// each byte once, so that it is complete when all its lanes were read, and the
-// record isn't read again for it: over a wire that costs as much as before.
+// What is between the rows belongs to another lane. The checksum of a record
+// counts each byte once, so it is complete when all its lanes have been read,
+// and the record isn't read again for it: over a network that would cost as
+// much as the first time.
 void Mover::read_rows(const Lane& lane, uint64_t first, uint64_t rows,
                       std::span<std::byte> bytes) {
-  constexpr uint64_t kLeastRow = 512;  // the sum of a shorter one costs more
+  constexpr uint64_t kLeastRow = 512;  // summing shorter ones costs more
   if (lane.row_stride <= lane.width || lane.width < kLeastRow) {
     read(lane.file, first, bytes);
     return;
@@ -111,7 +113,7 @@ const Outcome& Mover::run(const Item& item) {
         std::ranges::none_of(
             files_, [&path](const File& file) { return file.path == path; }))
       throw;
-    // A sector that can't be read: whose it is.
+    // For an unreadable sector, say whose it is.
     throw Error(error.code(), {path, plan_.tensors[tensor_of(item)].name},
                 error.problem(), error.hint());
   }
@@ -202,7 +204,7 @@ void Mover::write_same(const Lane& source, uint64_t from, uint32_t file,
   uint64_t head = 0, tail = 0;
   share(source, from, file, offset, bytes.size(), head, tail);
   iovec part{bytes.data(), head};
-  if (head != bytes.size()) crc.reset();  // it is of all of them
+  if (head != bytes.size()) crc.reset();  // it covers all of them
   if (head) write(file, offset, {&part, 1}, crc);
   part = {bytes.data() + tail, bytes.size() - tail};
   if (part.iov_len) write(file, offset + tail, {&part, 1});

@@ -16,10 +16,10 @@ namespace {
 
 constexpr double kLargest = std::numeric_limits<double>::max();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr uint64_t kBlock = 2048;  // elements that are doubles at a time
+constexpr uint64_t kBlock = 2048;  // elements converted to doubles at a time
 
-// Elements go round over independent sums: one addition need not wait for the
-// one before it, and rounding errors stay small.
+// Elements are distributed over independent sums in turn, so one addition need
+// not wait for the previous one, and rounding errors stay small.
 void add_values(std::span<const double> values, Stats& stats) {
   constexpr size_t kLanes = 8;
   double min[kLanes], max[kLanes];
@@ -53,11 +53,11 @@ void add_values(std::span<const double> values, Stats& stats) {
   stats.count += values.size();
 }
 
-// From the bits of the exponents: no value is compared with a bound.
+// Uses the bits of the exponents: no value is compared with a bound.
 void add_magnitudes(std::span<const double> values, Stats& stats) {
   constexpr int kBias = 1023, kMost = 2 * Stats::kMagnitudes - 1;
   constexpr uint64_t kSpecial = 0x7ff;
-  // The same slot is not written twice in a row, which would wait.
+  // The same slot is not written twice in a row, which would stall.
   uint32_t counts[2][Stats::kMagnitudes + 1] = {};
   for (size_t i = 0; i < values.size(); ++i) {
     const uint64_t bits = std::bit_cast<uint64_t>(values[i]) << 1;
@@ -137,7 +137,7 @@ namespace {
 
 bool is_wide(DType dtype) { return dtype == DType::i64 || dtype == DType::u64; }
 
-// A double does not hold them all: their difference is taken of integers.
+// A double can't hold them all, so the difference is computed with integers.
 template <class T>
 void compare_wide(const std::byte* a, const std::byte* b, uint64_t count,
                   double rtol, double atol, Comparison& part) {

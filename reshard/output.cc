@@ -40,8 +40,8 @@ Output::Output(const Target& target, const std::string& root)
   }
 }
 
-// Bytes that are known belong to the checksum of the record that they are in:
-// the gaps of a flat buffer.
+// Known bytes count in the checksum of the record that they are in: the gaps of
+// a flat buffer.
 void Output::add_known(uint32_t file) {
   for (const Literal& literal : target_->files[file].literals) {
     iovec part{const_cast<char*>(literal.bytes.data()), literal.bytes.size()};
@@ -74,7 +74,7 @@ CrcPart Output::write(uint32_t file, uint64_t offset, std::span<iovec> parts,
 void Output::clone(const io::Handle& from, uint64_t from_offset, uint32_t file,
                    uint64_t offset, uint64_t count, uint64_t& head,
                    uint64_t& tail) {
-  constexpr uint64_t kBlock = 4096;  // of XFS and btrfs on x86
+  constexpr uint64_t kBlock = 4096;  // on XFS and btrfs on x86
   head = tail = count;
   if (!handles_ || !*clones_ ||
       (from.base() + from_offset) % kBlock != offset % kBlock)
@@ -144,9 +144,9 @@ std::vector<CrcPart> Output::crc_parts() const {
   return parts;
 }
 
-// CRCs stand inside literals (zip headers): they are put in there first, and
-// literals that touch are written at once, so that a file of thousands of
-// records does not cost several calls for each.
+// CRCs are inside literals (zip headers), so they are filled in first. Adjacent
+// literals are written together, so that a file of thousands of records does
+// not cost several calls for each.
 void Output::write_literals(uint32_t file) {
   constexpr size_t kMostRun = 1 << 20;
   const std::vector<Known> known = known_bytes(target_->files[file]);

@@ -9,11 +9,11 @@
 namespace ckpt::reshard {
 namespace {
 
-// Rows that are farther apart are looked at one by one.
+// Rows farther apart than this are handled one by one.
 constexpr uint64_t kFarRows = uint64_t{1} << 20;
-// Holes that are smaller cost more calls than they free blocks.
+// Smaller holes cost more calls than they free blocks.
 constexpr uint64_t kLeastHole = uint64_t{64} << 10;
-// Both ends of a file identify it in a manifest.
+// A manifest identifies a file by both ends.
 constexpr uint64_t kEnds = 4096;
 
 uint64_t target_bytes(const PlannedTensor& tensor, uint64_t bytes) {
@@ -66,7 +66,7 @@ void TargetParts::add_file(const TargetFile& file, uint64_t size) {
   made.parts = std::make_unique<std::atomic<uint32_t>[]>(made.count);
   made.crcs = std::make_unique<std::atomic<uint32_t>[]>(file.crcs.size());
   made.kept = kept_ranges(file);
-  // One for begin(), and a hold for each byte range of a checksum.
+  // One hold for begin(), and one for each byte range of a checksum.
   for (uint64_t p = 0; p < made.count; ++p) made.parts[p] = 1;
   for (const LateCrc& crc : file.crcs)
     for (const uint64_t at : crc.at)
@@ -81,14 +81,14 @@ void TargetParts::add_crcs(uint32_t file, uint64_t begin, uint64_t end) {
     ++files_[file].crcs[static_cast<size_t>(crc - crcs.begin())];
 }
 
-// Of files that somebody asks for.
+// Only for files that somebody asks for.
 void TargetParts::ranges_of(const Item& item, const See& see) const {
   all_ranges_of(item, [&](uint32_t file, uint64_t begin, uint64_t end) {
     if (files_[file].size) see(file, begin, end);
   });
 }
 
-// Ranges hold at least what the item writes; the same ones each time.
+// The ranges contain at least what the item writes, and are the same each time.
 void TargetParts::all_ranges_of(const Item& item, const See& see) const {
   const auto add = [&](uint32_t file, uint64_t begin, uint64_t end) {
     if (file < files_.size() && begin < end) see(file, begin, end);
@@ -155,7 +155,7 @@ bool TargetParts::only_to_parts(uint32_t item) const {
   return only;
 }
 
-// What checksums wait for counts as well: the parts that hold them stay.
+// Includes what checksums wait for: the parts with those stay.
 uint64_t TargetParts::most_open() const {
   struct Left {
     std::vector<uint32_t> parts, crcs;
@@ -256,8 +256,8 @@ void order_by_target(Plan& plan) {
   });
 }
 
-// Of a size that does not depend on settings: a journal counts items in the
-// order that comes of it.
+// Uses a size that does not depend on settings: a journal counts items in the
+// resulting order.
 void order_for_sending(Plan& plan, const Target& target) {
   constexpr uint64_t kPart = uint64_t{16} << 20;
   constexpr uint64_t kMuch = 16 * kPart;

@@ -44,7 +44,7 @@ void check_piece(const Tensor& tensor, const Piece& piece,
                       piece.flat->begin, piece.flat->end, volume(piece.box));
 }
 
-// An expanded view may claim terabytes over a few stored bytes. It can be
+// An expanded view may claim terabytes backed by a few stored bytes. It can be
 // listed, but nobody wants it written out.
 constexpr uint64_t kExpandedBytes = uint64_t{1} << 30;
 constexpr uint64_t kExpandedRatio = 1024;

@@ -17,7 +17,7 @@
 namespace ckpt::reshard {
 namespace {
 
-// One target box without a file: the elements are read and digested only.
+// A target box without a file: the elements are only read and digested.
 Placed read_only(const Box& box) {
   return {.box = box, .strides = Dims(box.shape.size(), 0)};
 }
@@ -27,7 +27,7 @@ class Planner {
   Planner(const Catalog& source, bool compare_replicas, bool whole = true)
       : source_(source), compare_replicas_(compare_replicas), whole_(whole) {}
 
-  // The digest slots of all tensors come first, so all are added first.
+  // The digest slots of all tensors come first, so all tensors are added first.
   uint32_t add_tensor(const Tensor& from, DType target_dtype) {
     plan_.tensors.push_back({from.name, from.dtype, target_dtype, from.shape});
     return plan_.slots++;
@@ -59,7 +59,7 @@ class Planner {
     plan_.gathers.reserve(size.gathers);
   }
 
-  // With the sums, and the jobs in no order.
+  // The plan with its sums, and jobs in no particular order.
   Plan counted() {
     count_bytes(plan_);
     return std::move(plan_);
@@ -71,7 +71,7 @@ class Planner {
   }
 
  private:
-  // Targets count in the tensor's shape, its pieces in something finer.
+  // Targets are counted in the tensor's shape, its pieces in a finer one.
   static void refine_all(const Tensor& from, std::vector<Placed>& targets) {
     std::vector<Placed> finer;
     for (const Placed& target : targets)
@@ -121,13 +121,13 @@ class Planner {
 
   const Catalog& source_;
   const bool compare_replicas_;
-  const bool whole_;  // the targets hold whole tensors
+  const bool whole_;  // the targets have whole tensors
   std::vector<Placed> replicas_;
   Plan plan_;
 };
 
-// A tensor that shares its extent with another (tied weights) is written by
-// the first of the two; the second is still read, for its digest.
+// Of two tensors that share an extent (tied weights), the first writes it; the
+// second is still read, for its digest.
 class Ties {
  public:
   bool first(const Tensor& tensor) {
@@ -173,7 +173,7 @@ void check_same_content(const Tensor& from, const Tensor& to) {
                            name(from.dtype), name(to.dtype));
 }
 
-// Tensors of the source that the target lacks would be lost.
+// Refuses a target that lacks tensors of the source, which would be lost.
 void check_all_used(const Catalog& source, const Catalog& target) {
   const auto index = index_by_name(target);
   for (const Tensor& tensor : source.tensors)
@@ -183,11 +183,11 @@ void check_all_used(const Catalog& source, const Catalog& target) {
           .with_hint("leave it out by name: --exclude '" + tensor.name + "'");
 }
 
-// A tensor of the target and what it is made of.
+// A tensor of the target and what it is made from.
 struct Pair {
   const Tensor* from = nullptr;
   const Tensor* to = nullptr;
-  bool written = true;  // false: a replica is written in its place
+  bool written = true;  // false: a replica is written instead
 };
 
 std::vector<Pair> pair_up(const Catalog& source, const Target& target) {
@@ -222,7 +222,7 @@ void plan_pairs(std::span<const Pair> pairs, const Catalog& source,
   }
 }
 
-// Runs of tensors with not many more pieces than `most`.
+// Cuts runs of tensors with not many more pieces than `most`.
 std::vector<std::span<const Pair>> cut_runs(std::span<const Pair> pairs,
                                             uint64_t most) {
   std::vector<std::span<const Pair>> runs;
@@ -255,7 +255,7 @@ Plan make_plan_of_size(const Catalog& source, const Target& target,
   return planner.finish();
 }
 
-// Tensors know nothing of each other, so that all processors may plan them.
+// Tensors are independent of each other, so all processors may plan them.
 Plan make_plan_sums(const Catalog& source, const Target& target,
                     bool compare_replicas, PlanSize& size, uint64_t kept,
                     const std::function<void(const Plan&)>& seen) {
@@ -280,7 +280,7 @@ Plan make_plan_sums(const Catalog& source, const Target& target,
     const std::lock_guard lock(mutex);
     size.add(part);
     if (seen) seen(part);
-    size.tensors -= part.tensors.size();  // they are counted
+    size.tensors -= part.tensors.size();  // already counted
     plan.bytes_read += part.bytes_read;
     plan.bytes_written += part.bytes_written;
   });
@@ -288,7 +288,7 @@ Plan make_plan_sums(const Catalog& source, const Target& target,
 }
 
 void leave_tensor_digests(Plan& plan) {
-  // Those of casts say which elements to count once.
+  // The jobs of casts say which elements to count once.
   for (const Job& job : plan.jobs) {
     if (plan.tensors[job.tensor].casts()) continue;
     for (Move& move : std::span(plan.moves).subspan(job.first_move, job.moves))

@@ -15,16 +15,16 @@ namespace ckpt::reshard {
 namespace {
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
-// What any process has beside its bound covers this much of catalogs and plan.
+// What any process has besides its bound covers this much of catalogs and plan.
 constexpr uint64_t kFree = 16 * kMiB;
-// Buffers of two threads that still read and write a MiB at a time.
+// Buffers of two threads that can still read and write a MiB at a time.
 constexpr uint64_t kLeastBuffers = 8 * kMiB;
 
-// A tensor in the lists that are made beside a plan: found by its name, with
-// its digests, in the manifest.
+// A tensor's share of the lists made beside a plan: its name lookup, its
+// digests, its entry in the manifest.
 constexpr uint64_t kBeside = 160;
 
-// Short strings lie in the string itself.
+// Short strings are in the string object itself.
 uint64_t bytes_of(const std::string& text) {
   constexpr uint64_t kShort = 15, kHeader = 16;
   return text.size() <= kShort ? 0 : text.size() + kHeader;
@@ -42,7 +42,7 @@ uint64_t bytes_of(const std::vector<LateCrc>& crcs) {
   return bytes;
 }
 
-// Beside what a piece has in itself; of nearly all nothing.
+// Bytes outside the piece itself; nearly all have none.
 uint64_t bytes_outside(const Piece& piece) {
   constexpr uint64_t kHeader = 16, kInside = 2;
   uint64_t bytes = 0;
@@ -82,7 +82,7 @@ uint64_t held_bytes(const Catalog& catalog) {
 
 uint64_t held_bytes(const Target& target) {
   uint64_t bytes = held_bytes(target.catalog);
-  std::unordered_set<const void*> seen;  // lists that files have in common
+  std::unordered_set<const void*> seen;  // lists that files share
   for (const TargetFile& file : target.files) {
     const std::vector<Literal>& literals = file.literals.get();
     const std::vector<LateCrc>& crcs = file.crcs.get();

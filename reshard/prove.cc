@@ -23,10 +23,10 @@
 namespace ckpt::reshard {
 namespace {
 
-// Of the f32 side. Larger tiles read no faster; much smaller ones do more
-// planning than reading.
+// On the f32 side. Larger tiles are not faster to read; much smaller ones take
+// more planning than reading.
 constexpr uint64_t kMostTile = uint64_t{16} << 20;
-// What each thread needs to read at all.
+// The least that each thread needs to be able to read.
 constexpr uint64_t kLeastShare = uint64_t{4} << 20;
 
 template <class T>
@@ -36,11 +36,11 @@ T load(std::span<const std::byte> bytes, uint64_t index) {
   return value;
 }
 
-// Truth values are numbers here, so that loops over them have no branches.
+// Truth values are numbers here, so that loops have no branches.
 uint32_t is_nan32(uint32_t bits) { return numbers::is_nan(bits); }
 
-// Blocks without a branch for each element; the element is looked for only in
-// a block that has one.
+// Compares blocks without a branch per element, and looks for the element only
+// in a block that has one.
 template <class Same>
 std::optional<uint64_t> first_not(uint64_t count, const Same& same) {
   constexpr uint64_t kBlock = 1024;
@@ -69,7 +69,7 @@ bool comparable(const Tensor& exact, const Tensor& rounded) {
           rounded.dtype == DType::f16);
 }
 
-// A claim whose tensors are both there.
+// A claim whose two tensors both exist.
 struct Pair {
   const Claim* claim = nullptr;
   const Tensor* exact = nullptr;
@@ -199,7 +199,7 @@ class Checker {
   std::atomic<size_t> next_ = 0;
   std::mutex mutex_;
   std::vector<std::optional<Problem>> found_;  // by pair
-  std::vector<size_t> first_;                  // tile of what was found
+  std::vector<size_t> first_;                  // tile where it was found
 };
 
 }  // namespace

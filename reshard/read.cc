@@ -42,7 +42,7 @@ std::vector<Box> tiles(const Tensor& tensor, uint64_t bytes) {
     }
     size_t d = 0;
     while (box.shape[d] == 1) ++d;
-    // Whole numbers of rows where rows fit, so that reads stay long.
+    // A whole number of rows if rows fit, so that reads stay long.
     const uint64_t row = count / box.shape[d] * element;
     const uint64_t take =
         std::clamp<uint64_t>(bytes / row, 1, box.shape[d] - 1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Constants and second copies: what is left out has to be what it is said to
-// be.
+// Proves that constants and second copies that are left out are what they are
+// said to be.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr uint64_t kMostTile = uint64_t{16} << 20;
 
-// One element as numbers print; nothing for dtypes that are none.
+// One element as a number to print; nothing for dtypes that are not numbers.
 std::optional<double> value_of(DType dtype, std::span<const std::byte> bytes) {
   const auto load = [&](auto value) {
     std::memcpy(&value, bytes.data(), sizeof value);
@@ -59,7 +59,7 @@ void prove_value(const Catalog& catalog, const Redundant& one, const Box& tile,
   const size_t count = bytes.size() / item;
   for (size_t i = 0; i < count; ++i) {
     const auto element = bytes.subspan(i * item, item);
-    // As a rule all elements are the one before.
+    // Usually every element equals the one before.
     if (i != 0 && std::memcmp(element.data(), element.data() - item, item) == 0)
       continue;
     const auto value = value_of(one.tensor.dtype, element);
@@ -92,7 +92,7 @@ void prove_same(const Catalog& catalog, const Redundant& one, const Box& tile,
           one.tensor.name + "'");
 }
 
-// A copy of fewer bits is the other one, rounded to its dtype.
+// True if a copy with fewer bits is the other one rounded to its dtype.
 bool is_rounding(const Redundant& one) {
   return one.same_as && one.same_as->dtype == DType::f32 &&
          (one.tensor.dtype == DType::bf16 || one.tensor.dtype == DType::f16);

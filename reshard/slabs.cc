@@ -8,8 +8,8 @@
 namespace ckpt::reshard {
 namespace {
 
-// The rects that hold row `row`, kept while rows advance: sorted by begin
-// once, taken in and thrown out as the sweep passes them.
+// The rects that contain row `row`, updated as rows advance: sorted once by
+// begin, added and removed as the sweep passes them.
 class Sweep {
  public:
   explicit Sweep(std::vector<Rect>& rects) {
@@ -50,7 +50,7 @@ std::vector<uint64_t> row_cuts(const std::vector<Rect>& sources,
   return cuts;
 }
 
-// The elements that one source lane gives to one target lane in a slab.
+// The elements that one source lane contributes to one target lane in a slab.
 struct Share {
   uint32_t source = 0;  // indexes into the active lists
   uint32_t target = 0;
@@ -75,7 +75,7 @@ class Slab {
     check_disjoint();
     share();
     if (shares_.empty()) return;
-    // One row: each source range is a job of its own, read once and written
+    // With one row, each source range is a separate job, read once and written
     // to all targets that want it.
     if (rows_ == 1) std::ranges::stable_sort(shares_, {}, &Share::source);
     std::span<const Share> rest(shares_);
@@ -97,7 +97,7 @@ class Slab {
             content_ + row_ * columns_ + (*sources_)[i]->begin);
   }
 
-  // Sources are disjoint and sorted, so each target meets a run of them.
+  // Sources are disjoint and sorted, so each target overlaps a run of them.
   void share() {
     shares_.clear();
     for (uint32_t t = 0; t < targets_->size(); ++t) {
@@ -121,10 +121,10 @@ class Slab {
     return count;
   }
 
-  // Lanes that no lane of the first ones meets make a job of their own: columns
-  // of 4 ranks for 8 are 4 jobs of a file and two, with longer reads and writes
-  // than one of 4 and 8, and files that two threads need not share. Shares are
-  // in order of targets, whose first sources only grow.
+  // Lanes that overlap none of the first ones become a separate job: columns of
+  // 4 ranks for 8 are 4 jobs of one file and two, with longer reads and writes
+  // than one job of 4 and 8, and files that two threads need not share. Shares
+  // are ordered by target, and the targets' first sources never decrease.
   static size_t of_one_block(std::span<const Share> shares) {
     size_t count = 0;
     uint32_t target = shares[0].target, last = shares[0].source;
@@ -171,9 +171,9 @@ class Slab {
   const std::vector<Rect*>* sources_ = nullptr;
   const std::vector<Rect*>* targets_ = nullptr;
   std::vector<Share> shares_;
-  // By index in the active lists; as made but while a job is emitted. A slab of
-  // one row may be a thousand jobs of one lane each: no job may cost as much as
-  // the slab has rects.
+  // By index in the active lists; in their initial state except while a job is
+  // emitted. A slab of one row may be a thousand jobs of one lane each, so no
+  // job's cost may grow with the number of rects in the slab.
   std::vector<Hull> source_hulls_, target_hulls_;
 
   uint64_t target_element() const {

@@ -14,7 +14,8 @@
 namespace ckpt::reshard {
 namespace {
 
-// Byte i of the buffer is byte (offset + i) of `pattern` said over and over.
+// Sets byte i of the buffer to byte (offset + i) of `pattern` repeated
+// endlessly.
 void repeat(const std::string& pattern, uint64_t offset,
             std::span<std::byte> buffer) {
   for (size_t i = 0; i < std::min(buffer.size(), pattern.size()); ++i)
@@ -27,7 +28,8 @@ void repeat(const std::string& pattern, uint64_t offset,
 }  // namespace
 
 size_t most_open_files() {
-  // Threads hold what they work at, and there is more than payload.
+  // Threads hold what they are working on, and other files than payload are
+  // open.
   constexpr size_t kOthers = 32, kLeast = 2, kMost = 4096;
   rlimit limit;
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return kLeast;
@@ -64,8 +66,8 @@ SourceReader::Open& SourceReader::stream(uint32_t file) {
   return streams_.front();
 }
 
-// The last one that was used stays, however much it holds. Each keeps its file
-// open, since a process may open only so many.
+// The last one used stays, however much it holds. Each keeps its file open, and
+// a process may open only so many.
 void SourceReader::close_some() {
   static const size_t most = std::clamp<size_t>(
       512 / std::max(1U, std::thread::hardware_concurrency()), 4, 64);
@@ -132,7 +134,7 @@ bool SourceReader::read(uint32_t file, uint64_t offset,
         break;
       }
       if (is_decoded(files_[file])) {
-        bytes_read_ -= buffer.size();  // of what it is made of
+        bytes_read_ -= buffer.size();  // of what it is made from
         decode(files_[file], offset, buffer);
         break;
       }

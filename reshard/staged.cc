@@ -18,11 +18,11 @@ namespace {
 
 enum class Verdict { kGood, kWrong, kUnknown };
 
-// Of the moves of an item, by their number in the job.
+// What was seen of an item's moves, by their number in the job.
 struct Seen {
   Digest digest;
   bool written = false;
-  bool outside = false;  // of the item's columns
+  bool outside = false;  // outside the item's columns
 };
 
 using Sums = std::vector<std::pair<uint32_t, Digest>>;
@@ -86,7 +86,7 @@ class Checker {
     return into;
   }
 
-  // Bytes that stand at `content` of a tensor, piece by piece.
+  // Digests the bytes at `content` of a tensor, piece by piece.
   Digest read_run(uint32_t file, uint64_t offset, uint64_t bytes,
                   uint64_t content) {
     Digest sum;
@@ -134,7 +134,8 @@ class Checker {
                  sizes.scaled(move.content + row * move.content_stride + into));
   }
 
-  // Rows [begin, end) of a target lane, as many at once as the buffer takes.
+  // Reads rows [begin, end) of a target lane, as many at once as the buffer
+  // holds.
   void see_rows(const Job& job, uint32_t t, uint64_t begin, uint64_t end) {
     const Lane& lane = plan_.lanes[job.first_target + t];
     const bool dense = lane.width * 4 >= lane.row_stride;
@@ -191,8 +192,8 @@ class Checker {
     return compare(sums, sums_of(job.tensor, outcome));
   }
 
-  // Bytes that go to several places are digested for one of them: all must be
-  // alike. What was never digested is unknown.
+  // Bytes that go to several places are digested for one of them, so all must
+  // be alike. What was never digested is unknown.
   Verdict judge_group(std::span<const Move> moves, size_t begin, size_t end,
                       Sums& sums) const {
     for (size_t m = begin; m < end; ++m) {
@@ -270,8 +271,8 @@ class Checker {
   std::shared_ptr<const io::Handle> handle_;
 };
 
-// A flush that fails here has lost pages: they are read as they are on disk
-// then, and are found to be wrong.
+// A flush that fails here has lost pages. They are then read as they are on
+// disk, and found to be wrong.
 void settle(const std::string& path, bool flush) {
   try {
     const io::Handle file = io::Handle::open_write(path);
@@ -283,7 +284,7 @@ void settle(const std::string& path, bool flush) {
     }
     file.drop_cache(0, 0);
   } catch (const Error&) {
-    // It is gone: reading it says so.
+    // It is gone: reading it will say so.
   }
 }
 
@@ -301,7 +302,7 @@ uint64_t written_bytes(const Plan& plan, const Item& item) {
   return (item.end - item.begin) * width;
 }
 
-// The items that are done, and what they gave; others are not of this plan.
+// The items that are done, and their outcomes; others are not of this plan.
 std::vector<std::pair<Item, const Outcome*>> pair_up(
     const Plan& plan, const std::vector<Outcome>& done) {
   const std::vector<Item> items = cut_items(plan, kItemBytes);

@@ -68,7 +68,7 @@ void StoredMatrix::load_row(const Part& part, uint64_t row, uint64_t column,
                             uint64_t end, std::byte* out,
                             const ReadFile& read) const {
   const uint64_t before = (row - part.row) * part.columns;
-  // In elements of the box: [low, high) of them are wanted and there.
+  // In elements of the box: [low, high) are both wanted and there.
   uint64_t low = before + std::max(column, part.column) - part.column;
   uint64_t high =
       before + std::min(end, part.column + part.columns) - part.column;

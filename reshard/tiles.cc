@@ -8,7 +8,7 @@
 namespace ckpt::reshard {
 namespace {
 
-// What to halve: the dimension that spreads the tile most over the file, or,
+// The dimension to halve: the one that spreads the tile most over the file or,
 // if only the elements are too many, the outermost.
 size_t split_dimension(const Gather& gather, const Dims& shape, bool wide) {
   size_t best = 0;

@@ -16,14 +16,14 @@ void swap_units(std::span<std::byte> bytes, size_t unit) {
                  bytes.begin() + static_cast<std::ptrdiff_t>(at + unit));
 }
 
-// Flips the top bit of every `step`-th unit, beginning with unit `first`.
+// Flips the top bit of every `step`-th unit, starting with unit `first`.
 void flip_signs(std::span<std::byte> bytes, size_t unit, size_t first,
                 size_t step) {
   for (size_t at = (first + 1) * unit - 1; at < bytes.size(); at += unit * step)
     bytes[at] ^= std::byte{0x80};
 }
 
-// Calls add(x) for each element x in place.
+// Calls add(x) for each element x, in place.
 template <class Stored, class Add>
 void change_each(std::span<std::byte> bytes, Add add) {
   for (size_t at = 0; at + sizeof(Stored) <= bytes.size();
@@ -35,7 +35,7 @@ void change_each(std::span<std::byte> bytes, Add add) {
   }
 }
 
-// In f32, as torch adds a number to a tensor of half precision.
+// Adds in f32, as torch adds a number to a tensor of half precision.
 void add(DType dtype, float value, std::span<std::byte> bytes) {
   using namespace numbers;
   const auto sum = [value](uint32_t bits) {

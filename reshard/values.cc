@@ -20,7 +20,7 @@ void each(const std::byte* in, uint64_t count, double* out) {
   }
 }
 
-// By way of f32, which holds all values of the narrower types.
+// Goes through f32, which holds all values of the narrower types.
 void narrow_floats(DType dtype, const std::byte* in, uint64_t count,
                    double* out) {
   constexpr uint64_t kBlock = 2048;

@@ -28,7 +28,7 @@ uint32_t target_file(const Plan& plan, const Item& item) {
   return job.targets ? plan.lanes[job.first_target].file : kNone;
 }
 
-// Groups that are looked at for one whose target nobody writes.
+// Groups that are searched for one whose target nobody is writing.
 constexpr size_t kGroupsInSight = 64;
 
 }  // namespace

@@ -20,7 +20,7 @@ using families::View;
 
 constexpr uint64_t kMostHeadSize = 512;
 
-// One way to rearrange A, tried when its turn comes.
+// One way to rearrange A, computed only when it is tried.
 struct Candidate {
   std::string text;
   std::function<View(const View&)> make;
@@ -40,7 +40,7 @@ View swap(const View& view, uint32_t a, uint32_t b) {
   return view.permute(axes);
 }
 
-// Parts of dimension 0, by their sizes, in another order.
+// Puts the parts of dimension 0, given by their sizes, in another order.
 View reorder(const View& view, const std::vector<uint64_t>& sizes,
              const std::vector<size_t>& order) {
   std::vector<View> parts;
@@ -152,7 +152,7 @@ std::vector<Candidate> candidates(const View& view, const Shape& wanted) {
   return all;
 }
 
-// Three rows tell most candidates apart; the others are read whole.
+// Three rows are enough to reject most candidates; the rest are read whole.
 std::vector<Box> samples(const Shape& shape) {
   std::vector<Box> boxes;
   for (const uint64_t at : {shape[0] / 3, shape[0] / 2, shape[0] - 1}) {
@@ -195,7 +195,7 @@ std::optional<std::string> arrangement(const Catalog& a, const Tensor& x,
       candidate.make(view).into(made);
       if (equal(made)) return candidate.text;
     } catch (const Error&) {
-      continue;  // of no use for this tensor: arithmetic on integers, say
+      continue;  // not applicable to this tensor: arithmetic on integers, say
     }
   }
   return std::nullopt;

@@ -77,7 +77,7 @@ Comparison diff(Catalog a, Catalog b, const DiffOptions& options) {
   const auto facts = library::differing_facts(a, b, engine);
   const uint64_t vocabulary = std::max(library::vocabulary_of(a).value_or(0),
                                        library::vocabulary_of(b).value_or(0));
-  // Under common names objects are those of one side's making.
+  // Under common names, objects are those that one side made.
   const bool met = library::meet(a, b, options.family, engine);
   Comparison result = library::compare(std::move(a), std::move(b),
                                        {.rtol = options.rtol,

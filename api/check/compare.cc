@@ -34,9 +34,9 @@ std::string about(const Tensor& tensor) {
   return fmt::format("{} {}", name(tensor.dtype), to_string(tensor.shape));
 }
 
-// How two tensors differ before their values are looked at; nothing if they
-// don't. A quantized type and its integers are told apart by diff alone: the
-// bytes are the same.
+// How two tensors differ before their values are compared; nothing if they
+// don't. Only diff distinguishes a quantized type from its integers: the bytes
+// are the same.
 std::optional<Difference> header_difference(const Tensor& a, const Tensor& b,
                                             const CompareOptions& options) {
   const bool same =
@@ -54,8 +54,8 @@ std::optional<Difference> header_difference(const Tensor& a, const Tensor& b,
   return std::nullopt;
 }
 
-// Nothing but the number of rows: what a vocabulary is padded to depends on
-// how many ranks share it.
+// True if only the number of rows differs: how far a vocabulary is padded
+// depends on how many ranks share it.
 bool rows_differ(const Tensor& a, const Tensor& b) {
   return a.dtype == b.dtype && element_size(a.dtype) != 0 && !a.shape.empty() &&
          a.shape.size() == b.shape.size() && a.shape[0] != b.shape[0] &&
@@ -74,7 +74,7 @@ uint64_t tile_bytes(const Engine& engine) {
   return std::min<uint64_t>(engine.max_mem / 8, 64 << 20);
 }
 
-// Tile by tile, so that no tensor is ever in memory whole.
+// Works tile by tile, so that no tensor is ever in memory whole.
 reshard::Comparison numbers(const Catalog& a, const Tensor& x, const Catalog& b,
                             const Tensor& y, const CompareOptions& options,
                             const Engine& engine) {
@@ -102,8 +102,8 @@ bool begins_with(const Catalog& a, const Tensor& x, const Catalog& b,
                              });
 }
 
-// Of two that differ in their number of rows. A digest does not count zeros
-// at the end.
+// For two that differ in their number of rows. A digest ignores zeros at the
+// end.
 Difference row_difference(const Catalog& a, const Tensor& x, const Catalog& b,
                           const Tensor& y, bool same_digest,
                           const Engine& engine) {
@@ -135,7 +135,7 @@ bool has_numbers(const Tensor& tensor) {
   return reshard::has_values(tensor.dtype);
 }
 
-// What else is known of two tensors whose elements differ.
+// What else is known about two tensors whose elements differ.
 std::string explained(const Catalog& a, const Tensor& x, const Catalog& b,
                       const Tensor& y, const CompareOptions& options,
                       const Engine& engine) {
@@ -145,7 +145,7 @@ std::string explained(const Catalog& a, const Tensor& x, const Catalog& b,
   return row_order(a, x, b, y, engine).value_or("");
 }
 
-// `swapped`: what B has of another tensor in this place, and A of it there.
+// `swapped`: B has another tensor's elements here, and A's elements there.
 std::optional<Difference> value_difference(const Catalog& a, const Tensor& x,
                                            const Catalog& b, const Tensor& y,
                                            const std::string& swapped,
@@ -154,7 +154,7 @@ std::optional<Difference> value_difference(const Catalog& a, const Tensor& x,
   Difference difference{"values", x.name, "the values differ"};
   const bool numbered = has_numbers(x) && has_numbers(y);
   std::optional<reshard::Comparison> apart;
-  // A tolerance is asked for: what is within it does not differ in any way.
+  // A tolerance was requested: what is within it is not a difference at all.
   if (options.numeric && numbered) {
     apart = numbers(a, x, b, y, options, engine);
     if (apart->mismatches == 0) return std::nullopt;
@@ -179,8 +179,9 @@ std::optional<Difference> value_difference(const Catalog& a, const Tensor& x,
   return difference;
 }
 
-// What a container says of itself (that its tensors are PyTorch's, how many
-// there are) says nothing of the model, and others have no place for it.
+// What a container says about itself (that its tensors are PyTorch's, how many
+// there are) says nothing about the model, and other containers have no place
+// for it.
 bool is_container_habit(const ObjectDifference& object) {
   const bool ours =
       object.name == "__metadata__" || object.name == "__index_metadata__";
@@ -214,7 +215,7 @@ void compare_objects(const Catalog& a, const Catalog& b,
   }
 }
 
-// Parameters that models share: a checkpoint has one of them, or all.
+// Parameters that models share: a checkpoint has either one of them or all.
 bool may_be_shared(std::string_view name) {
   constexpr std::string_view kEndings[] = {
       "lm_head.weight",      "embed_out.weight",       "output_layer.weight",
@@ -231,8 +232,9 @@ bool shares_bytes(const Tensor& x, const Tensor& y) {
   return x.tie != 0 && x.tie == y.tie;
 }
 
-// A tensor that one of two has alone is no difference if it is another of that
-// checkpoint's once more, bit for bit, and the other has that one.
+// A tensor that only one of two checkpoints has is not a difference if it
+// equals another tensor of that checkpoint, bit for bit, and the other
+// checkpoint has that one.
 std::optional<Difference> tied(const Catalog& catalog, const Tensor& lonely,
                                const Index& other, const Engine& engine) {
   for (const Tensor& mate : catalog.tensors) {
@@ -251,8 +253,8 @@ std::optional<Difference> tied(const Catalog& catalog, const Tensor& lonely,
   return std::nullopt;
 }
 
-// What bringing both to the same names left out: constants and second copies,
-// which have to be that.
+// Proves that what was left out to bring both to the same names is what it
+// should be: constants and second copies.
 void prove_left_out(const Catalog& catalog, const Engine& engine,
                     std::vector<Difference>& differences) {
   try {
@@ -263,8 +265,8 @@ void prove_left_out(const Catalog& catalog, const Engine& engine,
   }
 }
 
-// Tensors of a layer that changed places: A has here what B has there, and the
-// other way round. By digests; what is equal to several is not told.
+// Tensors of a layer that changed places: A has here what B has there, and vice
+// versa. Decided by digests; a tensor equal to several others is not reported.
 std::map<size_t, size_t> swapped(const Reading& a, const Reading& b,
                                  const Catalog& catalog) {
   using Sum = std::pair<uint64_t, uint64_t>;
@@ -286,7 +288,7 @@ std::map<size_t, size_t> swapped(const Reading& a, const Reading& b,
   return found;
 }
 
-// "swapped with up_proj": the part of the other's name that is its own.
+// "swapped with up_proj": the part of the other's name that differs.
 std::string swap_text(std::string_view here, std::string_view there) {
   const auto parts = [](std::string_view name) {
     std::vector<std::string> list{""};
@@ -313,7 +315,7 @@ std::string swap_text(std::string_view here, std::string_view there) {
          "'s values";
 }
 
-// The dtype and shape on either side, for reports.
+// The dtypes and shapes of both sides, for reports.
 void add_sides(const Catalog& a, const Catalog& b,
                std::vector<Difference>& differences) {
   if (differences.empty()) return;
@@ -356,7 +358,7 @@ Comparison compare(Catalog a, Catalog b, const CompareOptions& options,
     else
       result.differences.push_back({kind, tensor.name, about(tensor)});
   };
-  std::vector<size_t> left, right;  // tensors whose values are to be compared
+  std::vector<size_t> left, right;  // tensors whose values must be compared
   for (size_t i = 0; i < a.tensors.size(); ++i) {
     const Tensor& x = a.tensors[i];
     const auto other = in_b.find(x.name);

@@ -40,8 +40,8 @@ struct Whose {
   const Tensor& tensor;
 };
 
-// True if there are some unlike elements: that a few ones round to ones is no
-// news.
+// True if there are enough different elements: that a few ones round to ones
+// proves nothing.
 bool is_telling(const Whose& whose, const Engine& engine) {
   constexpr uint64_t kFew = 16, kLooked = 1 << 16;
   const uint64_t size = element_size(whose.tensor.dtype);
@@ -55,8 +55,8 @@ bool is_telling(const Whose& whose, const Engine& engine) {
   return seen.size() >= kFew;
 }
 
-// True if each element of `from`, cast to `dtype` and on to the dtype of `to`,
-// is that of `to`, bit for bit.
+// True if each element of `from`, cast to `dtype` and then to the dtype of
+// `to`, equals that of `to`, bit for bit.
 bool casts_to(const Whose& from, const Whose& to, DType dtype,
               const Engine& engine) {
   const reshard::RunOptions run = plain_read(engine);
@@ -141,7 +141,7 @@ std::optional<std::string> rounding(const Catalog& a, const Tensor& x,
         return fmt::format("A is B rounded to {}", name(dtype));
     }
   } catch (const Error& error) {
-    // A cast that needs a module which is not there.
+    // A cast may need a module that is not there.
     if (error.code() != ExitCode::kResource &&
         error.code() != ExitCode::kUnfaithful)
       throw;

@@ -24,7 +24,7 @@ families::Facts known_facts(const Catalog& catalog, const Engine& engine) {
 
 namespace {
 
-// Of the config.json, if there is one. One that is damaged was told of already.
+// The facts of config.json, if there is one. Damage in it was already reported.
 std::optional<families::Facts> config_facts(const Catalog& catalog) {
   try {
     families::Facts facts = families::config_facts_of(catalog);
@@ -35,8 +35,8 @@ std::optional<families::Facts> config_facts(const Catalog& catalog) {
   return std::nullopt;
 }
 
-// Those that differ in what either dialect can say; what the code of one fixes,
-// and the other has as small, is told.
+// Adds the facts that differ in what either dialect can state. Where one
+// dialect's code fixes a small number and the other's is as small, only warns.
 void add_apart(const families::Facts& of_a, const std::string& side_a,
                const families::Facts& of_b, const std::string& side_b,
                const Engine& engine,
@@ -76,8 +76,8 @@ const Tensor* embedding_of(const Catalog& catalog) {
                                "wte.weight", "word_embeddings.weight"});
 }
 
-// Whether a model that is said to be tied has an output layer of its own, which
-// is then not looked at.
+// True if a model that is said to be tied has an output layer of its own, which
+// is then unused.
 bool has_unused_head(const Catalog& catalog, const Engine& engine) {
   const Tensor* head = head_of(catalog);
   const Tensor* embedding = embedding_of(catalog);
@@ -97,8 +97,8 @@ bool has_unused_head(const Catalog& catalog, const Engine& engine) {
   return false;
 }
 
-// Ties are weak facts: of a head that is the embedding once more they change
-// nothing.
+// Ties are weak facts: they change nothing about a head that equals the
+// embedding.
 void compare_ties(const Catalog& a, const Catalog& b,
                   const families::Facts& of_a, const families::Facts& of_b,
                   const Engine& engine,
@@ -128,7 +128,7 @@ std::vector<families::FactDifference> differing_facts(const Catalog& a,
   const std::string side_a(families::dialect_of(a));
   const std::string side_b(families::dialect_of(b));
   add_apart(of_a, side_a, of_b, side_b, engine, apart);
-  // What a config.json of transformers says beside them is of the model too.
+  // A config.json of transformers beside them describes the model, too.
   const auto config_a = config_facts(a);
   const auto config_b = config_facts(b);
   if (config_a && config_b)
@@ -154,7 +154,7 @@ std::optional<uint64_t> vocabulary_of(const Catalog& catalog) {
       if (found != values.end() && found->is_number_unsigned())
         return found->get<uint64_t>();
     } catch (const Error&) {
-      continue;  // what needs a damaged configuration tells of it
+      continue;  // whatever needs a damaged configuration reports it
     }
   }
   return std::nullopt;

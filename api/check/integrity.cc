@@ -16,6 +16,7 @@
 #include "formats/scan/scan.h"
 #include "formats/traits.h"
 #include "lib/io/file.h"
+#include "lib/io/remote.h"
 #include "lib/manifest.h"
 #include "reshard/crc_check.h"
 #include "reshard/prove.h"
@@ -31,7 +32,8 @@ Problem problem_of(const Error& error, std::string kind) {
                 "{}", std::move(message));
 }
 
-// Damage in the checkpoint is the answer, not a failure to answer.
+// True for damage in the checkpoint, which is an answer, not a failure to
+// answer.
 bool is_answer(const Error& error) {
   return error.code() == ExitCode::kDamaged ||
          error.code() == ExitCode::kUnfaithful;
@@ -53,8 +55,8 @@ class Check {
         add(problem);
   }
 
-  // Nothing that was proven is no proof: a folder of values, or one whose
-  // tensors are in files that nobody takes.
+  // Damage if there is nothing to prove: a folder of values, or one whose
+  // tensors are in files that nobody reads.
   void not_empty(const Catalog& catalog) {
     if (!catalog.tensors.empty()) return;
     add(damage("no_tensors", {catalog.path, {}},
@@ -101,6 +103,7 @@ class Check {
     if (options.quick ||
         (manifest.empty() && !bare && !options.deep && !options.finite)) {
       reshard::make_read_plan(catalog, false);  // proves the cover
+      if (!options.quick) lone_numbers(catalog);
       return;
     }
     const Reading reading =
@@ -111,7 +114,22 @@ class Check {
     if (options.finite) report_infinite(catalog, reading);
   }
 
-  // What would run if its files were loaded elsewhere.
+  // Checksums prove each file, and not that files are of one save: an optimizer
+  // counts its steps on each rank. --deep compares all copies.
+  void lone_numbers(Catalog& catalog) {
+    if (io::is_url(catalog.path)) return;  // each would be a request
+    std::vector<Tensor> some;
+    for (const Tensor& tensor : catalog.tensors)
+      if (tensor.pieces.size() > 1 && tensor.shape.empty())
+        some.push_back(tensor);
+    if (some.empty()) return;
+    std::swap(catalog.tensors, some);
+    const Reading reading = read_all(catalog, engine_, {.replicas = true});
+    std::swap(catalog.tensors, some);
+    for (const Problem& problem : reading.problems) add(problem);
+  }
+
+  // Lists what would run if its files were loaded elsewhere.
   void pickles(const Catalog& catalog) {
     for (const scan::FileScan& file : scan_files(catalog)) {
       for (const scan::Global& global : file.globals)
@@ -124,7 +142,7 @@ class Check {
     }
   }
 
-  // What the reader inferred, of which the bytes are the proof.
+  // What the reader inferred, to be proven by the bytes.
   void claims(const Catalog& catalog) {
     reshard::RunOptions options;
     options.threads = engine_.threads;
@@ -136,8 +154,8 @@ class Check {
       add(std::move(problem));
   }
 
-  // The bytes that are not any tensor's, of all files that the manifest lists.
-  // A checkpoint that can't even be opened is compared too.
+  // Compares the bytes of no tensor, in all files that the manifest lists; also
+  // for a checkpoint that can't even be opened.
   void files(const std::string& path) {
     const Manifest manifest = read_manifest(path);
     const std::string root = io::parent(path);
@@ -168,8 +186,8 @@ class Check {
     return manifest_of(catalog);
   }
 
-  // A manifest that can't be one, and files that came to lie beside those that
-  // it lists.
+  // Checks for a manifest that can't be one, and for files that have appeared
+  // beside those that it lists.
   void manifest_itself(const Catalog& catalog) {
     const std::string path = manifest_path(path_);
     if (io::is_directory(path))
@@ -192,7 +210,7 @@ class Check {
   void add(Problem problem) { report_.problems.push_back(std::move(problem)); }
 
  private:
-  // The directory's files, else those that the catalog is made of.
+  // The directory's files, or else those of the catalog.
   static std::vector<scan::FileScan> scan_files(const Catalog& catalog) {
     if (io::is_directory(catalog.path)) return scan::scan_path(catalog.path);
     std::set<std::string> paths{catalog.path};
@@ -204,8 +222,8 @@ class Check {
     return scans;
   }
 
-  // Tensors with a piece in a file that stores no checksum. They are read: a
-  // sector that can't be, or a chunk that can't be inflated, is found at least.
+  // Counts tensors with a piece in a file without checksums. Those are read,
+  // which at least finds unreadable sectors and chunks that can't be inflated.
   static uint64_t without_checksum(const Catalog& catalog) {
     std::vector<bool> summed(catalog.files.size());
     for (const StoredCrc& crc : catalog.crcs) summed[crc.file] = true;
@@ -220,7 +238,7 @@ class Check {
         }));
   }
 
-  // The manifest of what was asked for or of what it led to.
+  // The manifest of what was requested or of what that led to.
   std::string manifest_of(const Catalog& catalog) const {
     for (const std::string& root : {path_, catalog.path}) {
       const std::string manifest = manifest_path(root);
@@ -263,7 +281,7 @@ class Check {
                    "the content has digest {}, it was written with {}",
                    reading.digests[i].hex(), entry->second.digest.hex()));
     }
-    if (selected_) return;  // what was left out is not missing
+    if (selected_) return;  // what was deselected is not missing
     for (const auto& [name, entry] : manifest.tensors)
       if (!seen.contains(name))
         add(damage("missing_tensor", {path, name},
@@ -291,12 +309,12 @@ class Check {
   const std::string& path_;
   const Engine& engine_;
   Report& report_;
-  bool selected_ = false;  // only some tensors are looked at
+  bool selected_ = false;  // only some tensors are checked
   Edits edits_;
 };
 
-// A directory that a format knows as its own, and of which something is not
-// there: damage. What no format knows is not a checkpoint to be judged.
+// True for damage: a directory that a format recognises as its own but that
+// lacks something. What no format recognises is not a checkpoint to be judged.
 bool is_hole(const Error& error, const std::string& path,
              const IntegrityOptions& source) {
   if (error.code() != ExitCode::kMissing || !source.read.trainer.empty() ||
@@ -311,7 +329,7 @@ bool is_hole(const Error& error, const std::string& path,
   }
 }
 
-// A flipped bit may make a checkpoint one of no known format. If the manifest
+// A flipped bit may leave a checkpoint in no known format. If the manifest
 // knows better, that is the answer.
 Catalog open_checked(const std::string& path, const IntegrityOptions& source,
                      Check& check) {
@@ -337,7 +355,7 @@ Report check_integrity(const std::string& path, const Selection& selection,
                        const IntegrityOptions& options, const Engine& engine) {
   Report report;
   Check check(path, engine, report);
-  bool selecting = false;  // what is wrong then is wrong with the question
+  bool selecting = false;  // an error here is the question's fault
   try {
     Catalog catalog = open_checked(path, options, check);
     add_carried_crcs(catalog);

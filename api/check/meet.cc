@@ -23,7 +23,8 @@ namespace {
 
 using Names = std::set<std::string_view>;
 
-// Containers that know no kinds hold optimizer state as a model's tensors.
+// Containers without kinds hold optimizer state as if it were a model's
+// tensors.
 Names names_of(const Catalog& catalog) {
   Names names;
   for (const Tensor& tensor : catalog.tensors) names.insert(tensor.name);
@@ -37,14 +38,14 @@ void warn(const Catalog& a, const Catalog& b, const std::string& why,
                   a.path, b.path, why));
 }
 
-// A checkpoint without a config.json borrows that of the other side.
+// A checkpoint without a config.json borrows the other side's.
 void lend_config(const Catalog& from, Catalog& to) {
   if (!families::values_of(to, "hf").source.empty()) return;
   if (auto config = families::config_sidecar(from))
     to.sidecars.push_back(std::move(*config));
 }
 
-// Several parameters in one tensor, to be taken apart first.
+// True if one tensor holds several parameters, which must be taken apart first.
 bool is_fused(const Catalog& catalog) {
   const formats::Traits& traits = formats::traits_of(catalog.format);
   return traits.unfuse && families::dialect_of(catalog) == traits.dialect;
@@ -72,8 +73,8 @@ void bring(Catalog& catalog, const std::string& family) {
   prove_buffers(catalog, theta);
 }
 
-// What one side has as a sum of what the other has, the other is asked for:
-// sums are rounded, and B was made of A.
+// If one side has a sum of what the other has, asks the other for the sum: sums
+// are rounded, and B was made from A.
 void compare_as_made(Catalog& a, Catalog& b) {
   std::unordered_map<std::string_view, Tensor*> of_a;
   for (Tensor& tensor : a.tensors) of_a.emplace(tensor.name, &tensor);
@@ -133,8 +134,8 @@ bool translate_both(Catalog& a, Catalog& b, const std::string& family,
   return true;
 }
 
-// One format of Megatron's counts steps for each parameter, another once, among
-// the values.
+// One of Megatron's formats counts steps for each parameter, another once,
+// among the values.
 void drop_counts(Catalog& a, Catalog& b) {
   const auto is_count = [](const Tensor& tensor) {
     return tensor.kind == Kind::optim && tensor.state == "step" &&
@@ -145,7 +146,7 @@ void drop_counts(Catalog& a, Catalog& b) {
   if (of_a != of_b) std::erase_if(of_a ? a.tensors : b.tensors, is_count);
 }
 
-// Formats of Megatron's number and spell modules in ways of their own.
+// Each of Megatron's formats numbers and spells modules in its own way.
 bool canonical_both(Catalog& a, Catalog& b, const Engine& engine) {
   if (names_of(a) == names_of(b)) return false;
   if (a.format != b.format) drop_counts(a, b);
@@ -165,15 +166,15 @@ bool canonical_both(Catalog& a, Catalog& b, const Engine& engine) {
   return true;
 }
 
-// Formats' words for one state, as one.
+// Maps the formats' different words for a state to a common one.
 std::string_view common_state(std::string_view state) {
   constexpr std::string_view kMasters[] = {
       "param", "fp32_param", "master", "master_param", "main", "fp32"};
   return std::ranges::count(kMasters, state) != 0 ? "master" : state;
 }
 
-// Names that the tensors of B's optimizer get from A's: those of the same
-// parameter and state.
+// Gives B's optimizer tensors the names of A's: those with the same parameter
+// and state.
 void name_states(const Catalog& a, Catalog& b) {
   using Key = std::pair<std::string_view, std::string_view>;
   const auto key = [](const Tensor& tensor) {

@@ -18,7 +18,7 @@ namespace {
 using modelopt::Part;
 using modelopt::Place;
 
-// How other dialects than Hugging Face's name what is in no block; the last
+// How dialects other than Hugging Face's name what is in no block: the last
 // words of the name.
 struct Known {
   std::string_view ending;
@@ -71,7 +71,7 @@ class Parts {
   }
 
   const modelopt::Naming& naming_;
-  bool named_ = false;  // as the naming says: other numbers are not blocks
+  bool named_ = false;  // by the naming: other numbers are not blocks
 };
 
 uint64_t count_blocks(const Catalog& catalog, const Parts& parts) {
@@ -111,7 +111,7 @@ std::function<bool(const Tensor&)> owned_blocks(const Catalog& catalog,
       });
   return [parts, owners, tied, headless](const Tensor& tensor) {
     Place place = parts->place(tensor);
-    // The embedding is the head, too, where that is not stored.
+    // If no head is stored, the embedding is the head, too.
     if (tied && headless && place.part == Part::kEmbedding)
       place.part = Part::kHead;
     return !owners.of(place, tied).empty();

@@ -73,7 +73,7 @@ void edit_config(Object& object, const ConfigEdit& edit) {
                     pickle::from_json(*document, nlohmann::json(value)));
   document->set_root(object.node);
   object.document = std::move(document);
-  object.bytes = 0;  // no archive of the source holds it any more
+  object.bytes = 0;  // no longer in an archive of the source
 }
 
 }  // namespace ckpt::library

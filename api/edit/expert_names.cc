@@ -20,7 +20,7 @@ constexpr NumberList kExpertList{.option = "--experts",
                                  .limit = kMostExperts,
                                  .plural = "experts"};
 
-// The first component of a text, which is cut off from it.
+// Cuts the first component off a text and returns it.
 std::string_view next_part(std::string_view& rest) {
   const size_t dot = rest.find('.');
   const std::string_view part = rest.substr(0, dot);
@@ -28,7 +28,7 @@ std::string_view next_part(std::string_view& rest) {
   return part;
 }
 
-// "linear_fc1.weight7": the place of its digits. Nothing for other ends.
+// "linear_fc1.weight7": where its digits begin. Nothing for other endings.
 std::optional<size_t> digits_at_end(std::string_view name) {
   const size_t dot = name.rfind('.') + 1;  // npos + 1 is 0
   for (const std::string_view word : {"weight", "bias"})
@@ -54,7 +54,7 @@ ExpertName numbered(std::string_view name, std::string_view module,
 ExpertName of_expert(std::string_view name, std::string_view module,
                      std::string_view rest) {
   std::string_view tail = rest;
-  // vLLM's fused layer holds what every token goes through as well.
+  // vLLM's fused layer also holds what every token goes through.
   if (rest.starts_with("_shared_experts.")) return {};
   while (!tail.empty()) {
     const size_t begin = name.size() - tail.size();
@@ -73,13 +73,13 @@ ExpertName of_expert(std::string_view name, std::string_view module,
   return {What::kStacked, module, 0, 0, 0};
 }
 
-// Of GraniteMoe: block_sparse_moe.{input,output}_linear.weight [E, …].
+// GraniteMoe's block_sparse_moe.{input,output}_linear.weight [E, …].
 bool is_stacked_linear(std::string_view before, std::string_view part) {
   return before == "block_sparse_moe" &&
          (part == "input_linear" || part == "output_linear");
 }
 
-// A router's part, or what it adds to its scores.
+// True for a router's part or what it adds to its scores.
 bool is_router_part(std::string_view part) {
   constexpr std::string_view kParts[] = {
       "gate",        "router",    "router_DE",
@@ -127,7 +127,7 @@ std::string_view router_part(
        dot = name.find('.', dot + 1)) {
     if (!modules.contains(name.substr(0, dot))) continue;
     std::string_view rest = name.substr(dot + 1);
-    // Gemma's scales the input, and has nothing of an expert.
+    // Gemma's scales the input and has nothing to do with experts.
     if (rest == "router.scale") return {};
     const std::string_view part = next_part(rest);
     if (is_router_part(part)) return part;

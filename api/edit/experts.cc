@@ -24,9 +24,9 @@ bool is_index(DType dtype) {
   return dtype == DType::i64 || dtype == DType::i32;
 }
 
-// Whose rows are those of one expert after the other: dbrx and OLMo-core, and
-// what Llama 4 says in its names (moe_w_in_eD_F). Elsewhere a size that experts
-// divide is a coincidence.
+// True if the rows belong to one expert after another: in dbrx and OLMo-core,
+// and in Llama 4, whose names say so (moe_w_in_eD_F). Elsewhere, a size
+// divisible by the number of experts is a coincidence.
 bool has_expert_blocks(const Tensor& tensor, std::string_view key,
                        std::string_view router) {
   if (tensor.kind == Kind::optim) return true;
@@ -36,7 +36,7 @@ bool has_expert_blocks(const Tensor& tensor, std::string_view key,
          key.find("experts.moe_w_") != key.npos;
 }
 
-// Optimizer state goes by its parameter, whatever its own name is.
+// Optimizer state is treated like its parameter, whatever its own name is.
 std::string_view key_of(const Tensor& tensor) {
   const std::string& name = tensor.param.empty() ? tensor.name : tensor.param;
   const megatron::Key key = megatron::parse_key(name);
@@ -87,7 +87,7 @@ class Cut {
   void keep_objects();
   bool keep_object(Object& object) const;
   std::optional<uint64_t> new_number(uint64_t expert) const;
-  // The name with its expert's new number; nothing if that expert goes.
+  // The name with its expert's new number; nothing if that expert is removed.
   std::optional<std::string> renamed(const std::string& name) const;
   uint32_t first_axis(const Tensor& tensor) const {
     return stacked_layers(catalog_, tensor) != 0 ? 1 : 0;
@@ -98,10 +98,10 @@ class Cut {
   Edits& edits_;
   std::vector<uint64_t> kept_;
   uint64_t experts_ = 0;
-  std::set<std::string, std::less<>> modules_;  // that have experts
-  std::set<std::string, std::less<>> routed_;   // … and a router that was cut
-  uint64_t numbers_ = 0;  // one more than the highest in a name
-  std::string numbered_;  // a tensor that has it
+  std::set<std::string, std::less<>> modules_;  // modules with experts
+  std::set<std::string, std::less<>> routed_;   // … whose router was cut
+  uint64_t numbers_ = 0;  // one more than the highest number in a name
+  std::string numbered_;  // a tensor with that number
   uint64_t rows_ = 0;     // of a stacked tensor of three dimensions
 };
 
@@ -145,7 +145,7 @@ void Cut::count() {
                       list_, kept_.back(), experts_, experts_ - 1);
 }
 
-// A buffer that many parameters lie in one after the other.
+// Checks for a buffer that holds many parameters, one after another.
 void Cut::check_flat() const {
   for (const Tensor& tensor : catalog_.tensors)
     if (megatron::is_bucket_key(tensor.name))
@@ -163,7 +163,7 @@ bool Cut::cuts(const Tensor& tensor) const {
          !router_part(key, modules_).empty();
 }
 
-// The dimension that counts experts. `last`: it is looked for from behind.
+// The dimension that counts experts. `last`: search from the last one.
 std::optional<uint32_t> Cut::axis_of(const Tensor& tensor, bool last) const {
   const auto rank = static_cast<uint32_t>(tensor.shape.size());
   std::optional<uint32_t> found;
@@ -205,7 +205,7 @@ void Cut::cut(Tensor& tensor) {
         key.substr(0, static_cast<size_t>(part.data() - key.data()) - 1));
 }
 
-// `rows` of them are an expert's.
+// Each expert has `rows` of them.
 void Cut::keep_rows(Tensor& tensor, uint32_t axis, uint64_t rows) {
   const families::View all = families::View::of(tensor);
   std::vector<families::View> parts;
@@ -219,7 +219,7 @@ void Cut::keep_rows(Tensor& tensor, uint32_t axis, uint64_t rows) {
   edits_[tensor.name] = {edit_of(edits_, tensor.name).stored, true};
 }
 
-// What picks among more experts than there are fails on the first token.
+// A router that picks among more experts than exist fails on the first token.
 void Cut::check_routers() const {
   const bool whole =
       std::ranges::any_of(catalog_.tensors, [&](const Tensor& tensor) {
@@ -233,8 +233,8 @@ void Cut::check_routers() const {
           .with_hint("inspect shows the names beside them");
 }
 
-// What stayed whole and counts experts all the same: matrices stacked under
-// another name, what a router of another name adds to its scores, that router.
+// Looks for tensors that stayed whole but count experts: matrices stacked under
+// another name, a router with another name, or what that adds to its scores.
 void Cut::check_rest() const {
   for (const Tensor& tensor : catalog_.tensors) {
     const std::string_view key = key_of(tensor);
@@ -297,7 +297,7 @@ void Cut::rename() {
     return false;
   });
   if (!catalog_.skeleton) return;
-  // No tensor has that name: it was left out.
+  // No tensor has that name because it was left out.
   for (auto& [node, name] : catalog_.skeleton->tensors)
     name = renamed(name).value_or("");
 }
@@ -307,7 +307,7 @@ void Cut::keep_objects() {
                 [&](Object& object) { return !keep_object(object); });
 }
 
-// An object of a grid of experts stays as that of its new place, or goes.
+// An object in a grid of experts moves to its new place or is removed.
 bool Cut::keep_object(Object& object) const {
   const auto place = megatron::parse_object_key(object.name);
   if (!place || place->grid.empty()) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// --experts: configurations say as many experts as are kept.
+// --experts: makes configurations say how many experts are kept.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -78,7 +78,7 @@ std::optional<uint64_t> most(const Table& table,
   return number;
 }
 
-// A table that a router reads: what is kept has to be enough for it.
+// Checks a table that a router reads: enough experts must be kept for it.
 void check(const Table& table, const std::string& path, uint64_t kept) {
   const uint64_t picked = most(table, kPicked).value_or(1);
   if (picked > kept)
@@ -111,11 +111,11 @@ class Following {
   Following(uint64_t before, const std::vector<uint64_t>& kept)
       : before_(before), kept_(kept) {}
 
-  // Whether anything changed.
+  // True if anything changed.
   bool change(Table& config, const std::string& path);
-  // config.json that has no number which could follow.
+  // True for a config.json without a number that could be changed.
   bool silent() const { return !counted_; }
-  // An expert that is now in another group of the router than before.
+  // An expert that is now in another of the router's groups than before.
   std::optional<uint64_t> moved() const { return moved_; }
 
  private:

@@ -25,7 +25,7 @@ std::string with_layer(const std::string& name, uint32_t layer) {
          name.substr(place->end);
 }
 
-// Encoder and decoder: the list is about one of them.
+// With encoder and decoder, the list can apply to only one of them.
 void check_one_stack(const Catalog& catalog, const LayerCount& count) {
   std::set<std::string> stacks;
   for (const Tensor& tensor : catalog.tensors)
@@ -65,7 +65,7 @@ void add_copies(const Catalog& catalog, const Tensor& tensor,
     copy.name = with_layer(tensor.name, layer);
     copy.param = with_layer(tensor.param, layer);
     edits[copy.name] = {tensor.name, false};
-    copy.tie = 0;  // what is trained apart is stored apart
+    copy.tie = 0;  // copies are trained apart, so they are stored apart
   }
 }
 
@@ -103,7 +103,8 @@ void order_claims(Catalog& catalog, const Places& places,
   catalog.claims = std::move(made);
 }
 
-// The objects of a layer, by a number in the name or by a place in a grid.
+// Adds the objects of a layer, found by a number in the name or a place in a
+// grid.
 void add_objects(const Object& object, const std::vector<uint32_t>& order,
                  const Places& places, const LayerCount& count,
                  std::vector<Object>& made) {

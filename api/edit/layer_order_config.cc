@@ -48,16 +48,16 @@ constexpr std::string_view kNumbersFrom1[] = {"kda_layers", "full_attn_layers"};
 // Layers below this one are of another kind.
 constexpr std::string_view kSwitches[] = {
     "first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"};
-// A character for each layer, and | between the stages of a pipeline.
+// One character for each layer, and | between the stages of a pipeline.
 constexpr std::string_view kTexts[] = {"hybrid_override_pattern",
                                        "hybrid_layer_pattern"};
-// Lists that are not by layer, however many values they have.
+// Lists that are not per layer, however many values they have.
 constexpr std::string_view kOtherLists[] = {
     "architectures", "time_step_limit", "mlp_multipliers", "ssm_multipliers",
     "mrope_section", "window_size",     "data_path",       "adam_betas"};
-// In Megatron's args: keys of config.json that they have no names for.
+// In Megatron's args: keys of config.json that have no name there.
 constexpr std::string_view kCarried = "ckpt_config";
-// A configuration as a text inside of another.
+// A configuration as a string inside another.
 constexpr std::string_view kInside = "heterogeneous_layers_config_encoded_json";
 
 template <size_t N>
@@ -160,7 +160,7 @@ class Follower {
         order_, [&](uint32_t one) { return one < layer; }));
   }
 
-  // Where the layers of a list of numbers are now.
+  // The new numbers of the layers in a list.
   Fields numbers(const Fields& value, uint32_t first) const {
     Fields list = Fields::array();
     for (size_t i = 0; i < order_.size(); ++i)
@@ -242,7 +242,7 @@ namespace {
 // A list with a value for each of `layers`, if the fact has one.
 const families::Json* by_layer(const families::Facts& facts,
                                const std::string& name, size_t layers) {
-  // Factors of a rotary embedding are lists, and not of layers.
+  // Factors of a rotary embedding are lists, but not of layers.
   if (name.starts_with("rope_") || name.starts_with("config.")) return nullptr;
   const auto found = facts.find(name);
   if (found == facts.end() || !found->second.value.is_array() ||

@@ -30,7 +30,7 @@ constexpr NumberList kLayerList{.option = "--layers",
                                 .limit = kMostLayers,
                                 .plural = "layers"};
 
-// Rows [begin, end) of the source, which begin at row `to` of the target.
+// Rows [begin, end) of the source, which go to the target from row `to` on.
 struct Run {
   uint64_t begin = 0;
   uint64_t end = 0;
@@ -111,7 +111,7 @@ void narrow(Tensor& tensor, const std::vector<Run>& runs) {
   for (const Run& run : runs) tensor.shape[0] += run.end - run.begin;
 }
 
-// An object of layer i of L: it stays as that of its new place, or goes.
+// An object of layer i of L moves to its new place or is removed.
 bool keep_object(Object& object, const std::set<uint32_t>& layers,
                  const LayerCount& count) {
   const auto place = megatron::parse_object_key(object.name);
@@ -180,8 +180,8 @@ uint64_t stacked_layers(const Catalog& catalog, const Tensor& tensor) {
 
 std::string keep_rows(Catalog& catalog, const std::set<uint32_t>& layers,
                       const LayerCount& count, Edits& edits) {
-  // A piece of one archive can't be cut before it is known where in the
-  // archive it is.
+  // A piece of an archive can't be cut before its place in the archive is
+  // known.
   const bool cut = std::ranges::any_of(catalog.tensors, [&](const Tensor& t) {
     const auto runs = runs_of(layers, count.stacked(catalog, t));
     return !runs.empty() && std::ranges::any_of(t.pieces, [&](const Piece& p) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// --layers: configurations say as many layers as are kept.
+// --layers: makes configurations say how many layers are kept.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ using Json = ConfigTable;
 constexpr const char* kCounts[] = {"num_hidden_layers", "num_layers", "n_layer",
                                    "n_layers"};
 
-// A window of OLMo-core's that depends on which layer is the last.
+// Spells out windows of OLMo-core's that depend on which layer is the last.
 void spell_windows(Json& model, size_t before) {
   for (const char* name : {"sequence_mixer", "attention"}) {
     if (!model.contains("block") || !model["block"].is_object() ||
@@ -71,7 +71,7 @@ bool follow_stacks(Json& table, size_t kept) {
   return changed;
 }
 
-// The first layers alone are a model: others keep their numbers, and the
+// Only the first layers are a model. Others keep their numbers and the
 // configuration that they are read with.
 bool follow(const std::set<uint32_t>& layers, Json& config,
             const std::string& path) {
@@ -92,7 +92,8 @@ bool follow(const std::set<uint32_t>& layers, Json& config,
   return follow_order(config, {layers.begin(), layers.end()}, path) || stacked;
 }
 
-// model.yaml, of flat lines; a list of layers is left to fairseq2's reader.
+// Changes model.yaml, which has flat lines; a list of layers is left to
+// fairseq2's reader.
 void follow_yaml(const std::set<uint32_t>& layers, Sidecar& sidecar) {
   constexpr std::string_view kKey = "\n  num_layers: ";
   if (!sidecar.text || sidecar.text->find("layer_types:") != std::string::npos)
@@ -128,7 +129,7 @@ void follow_layers(Catalog& catalog, const std::set<uint32_t>& layers) {
       edit_config(object, [&](Json& table) {
         return follow(layers, table, catalog.path);
       });
-  // A class has lists of its own length, whatever its number of layers.
+  // A class's lists have their own length, whatever its number of layers.
   if (formats::traits_of(catalog.format).typed_config) return;
   if (*layers.rbegin() + 1 == layers.size())
     check_kinds(catalog, before, {layers.begin(), layers.end()});
@@ -155,7 +156,7 @@ void drop_prediction(Catalog& catalog) {
             key != "mtp_num_hidden_layers")
           continue;
         if (!value.is_number_integer() || value == 0) continue;
-        value = args ? Json() : Json(0);  // Megatron's: a number is a block
+        value = args ? Json() : Json(0);  // in args, a number is a block
         changed = true;
       }
     }

@@ -16,8 +16,8 @@ namespace {
 
 constexpr int kDeepestModules = 8;
 
-// The names that a module has now: none if it goes. Throws for a pattern that
-// can't follow.
+// Returns a module's new names, none if it is removed. Throws for a pattern
+// that can't be changed.
 using NewNames = std::function<std::vector<std::string>(const std::string&)>;
 
 // Regular expressions and globs: re:.*layers\.3\..*, -:model\.layers\.3
@@ -25,14 +25,14 @@ bool is_module_pattern(const std::string& name) {
   return name.find_first_of("\\*[(^$|?") != name.npos;
 }
 
-// Whether a pattern speaks of a layer by its number.
+// True if a pattern names a layer by its number.
 bool has_layer_number(const std::string& name) {
   const size_t at = name.find("layers");
   return at != name.npos && name.find_first_of("0123456789", at) != name.npos;
 }
 
-// "experts\.5\.": a digit comes first. "experts\.\d+" and "experts.[0-9]+" are
-// about all of them.
+// "experts\.5\.": a digit comes first. "experts\.\d+" and "experts.[0-9]+"
+// match all of them.
 bool has_expert_number(const std::string& name) {
   constexpr std::string_view kWord = "experts";
   for (size_t at = name.find(kWord); at != name.npos;

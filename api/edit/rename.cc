@@ -38,9 +38,9 @@ std::vector<Rule> read_rules(const std::string& path) {
         .with_hint("write it to rules.json, then --rename rules.json");
   const std::string text = io::read_file(path, kMaxRules);
   try {
-    text::parse_json(text, path);  // strict; but it does not keep the order
+    text::parse_json(text, path);  // strict, but it does not keep the order
   } catch (const Error& error) {
-    // A file that an option names is part of the command line.
+    // A file named by an option is part of the command line.
     throw Error(ExitCode::kUsage, error.where(), "--rename: " + error.problem(),
                 "a JSON object of OLD: NEW names, with * in both");
   }
@@ -62,7 +62,7 @@ std::vector<Rule> read_rules(const std::string& path) {
   return rules;
 }
 
-// What the stars stand for: each as short as can be, the last takes the rest.
+// What the stars match: each as little as possible, the last one the rest.
 std::optional<std::vector<std::string>> match(const Rule& rule,
                                               const std::string& name) {
   if (!name.starts_with(rule.from.front())) return std::nullopt;

@@ -36,8 +36,8 @@ std::vector<std::string> split(std::string_view text) {
   return parts;
 }
 
-// The pattern with words that are in no name replaced by the nearest that
-// are: "*.q_prj.*" -> "*.q_proj.*". Empty if that matches nothing either.
+// The pattern with words that occur in no name replaced by the nearest that do:
+// "*.q_prj.*" -> "*.q_proj.*". Empty if that matches nothing either.
 std::string nearest_pattern(const std::string& pattern,
                             const Catalog& catalog) {
   std::set<std::string> words;
@@ -78,7 +78,7 @@ Error nothing_matches(const std::string& option, const std::string& pattern,
       .with_hint(std::move(hint));
 }
 
-// A tensor and why it is left out (an index into the reasons), if it is.
+// Decides which tensors are left out, and why (an index into the reasons).
 class Chooser {
  public:
   Chooser(const Catalog& catalog, const Selection& options)
@@ -144,14 +144,14 @@ bool any_object(const Catalog& catalog, const text::Glob& glob) {
   });
 }
 
-// --exclude leaves out objects too; --keys is about tensors alone.
+// --exclude leaves out objects, too; --keys concerns only tensors.
 bool matches_any(const Catalog& catalog, const std::string& option,
                  const text::Glob& glob) {
   return any_tensor(catalog, glob) ||
          (option == "--exclude" && any_object(catalog, glob));
 }
 
-// The patterns; each has to match something.
+// The patterns; each must match something.
 std::vector<text::Glob> compile(const std::string& option,
                                 const std::vector<std::string>& patterns,
                                 const Catalog& catalog) {
@@ -218,7 +218,7 @@ void Chooser::by_blocks() {
          owned_blocks(catalog_, options_.blocks));
 }
 
-// --exclude: objects as well. Says what went.
+// --exclude: leaves out objects as well, and says which.
 void leave_out_objects(Catalog& catalog, const Selection& options,
                        Chosen& chosen) {
   std::vector<text::Glob> globs;
@@ -234,8 +234,8 @@ void leave_out_objects(Catalog& catalog, const Selection& options,
                                      before));
 }
 
-// --model-only: the options of an optimizer, where each is an object of its
-// own: optim.param_groups.0.lr.
+// --model-only: leaves out an optimizer's options where each is an object of
+// its own: optim.param_groups.0.lr.
 void leave_out_options(Catalog& catalog, const Selection& options,
                        Chosen& chosen) {
   if (!options.model_only || !formats::traits_of(catalog.format).flat_objects)
@@ -315,7 +315,8 @@ Chosen choose(Catalog& catalog, const Selection& options) {
 
 namespace {
 
-// One side: without the patterns that only the other side has names for.
+// Selects on one side, without the patterns that match only the other side's
+// names.
 void select_side(Catalog& catalog, Selection options) {
   const auto drop_foreign = [&](const std::string& option,
                                 std::vector<std::string>& patterns) {

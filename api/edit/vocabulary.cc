@@ -128,8 +128,8 @@ uint64_t rows_before(Catalog& catalog) {
   return *sizes.begin();
 }
 
-// Codes of a quantized head, an embedding of each layer: whether it has a row
-// for each token nobody knows.
+// Checks codes of a quantized head and embeddings of each layer: nobody knows
+// whether they have a row for each token.
 void check_others(const Catalog& catalog, uint64_t before) {
   for (const Tensor& tensor : catalog.tensors) {
     const bool known = has_rows(parameter_of(tensor)) &&
@@ -158,7 +158,7 @@ void set_rows(Catalog& catalog, Tensor& tensor, uint64_t rows) {
   View::concat(std::array{view, zeros}, 0).into(tensor);
 }
 
-// "eos_token_id", "bos_token_id": those that no row is left for.
+// "eos_token_id", "bos_token_id": those without a row after the cut.
 void add_lost(const ConfigTable& table, uint64_t rows,
               std::set<std::string>& lost) {
   for (const auto& [key, value] : table.items()) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A sharded state dict filled from a checkpoint (megatron-core:
+// Fills a sharded state dict from a checkpoint (megatron-core:
 // serialization.py, load).
 #include <algorithm>
 #include <functional>
@@ -35,7 +35,7 @@ std::set<std::string> keys_of(const State& state) {
   return keys;
 }
 
-// What is sharded in the checkpoint, by key.
+// Keys of what is sharded in the checkpoint.
 std::set<std::string> keys_of(const Catalog& catalog, bool optimizer) {
   std::set<std::string> keys;
   for (const Tensor& tensor : catalog.tensors)
@@ -50,7 +50,7 @@ std::set<std::string> keys_of(const Catalog& catalog, bool optimizer) {
   return keys;
 }
 
-// Dicts and lists without the sharded members that have no place in the
+// Drops from dicts and lists the sharded members that are not in the
 // checkpoint.
 bool drop(State& state, const std::set<std::string>& keys) {
   if (auto* dict = state.as<Dict>()) {
@@ -67,9 +67,9 @@ bool drop(State& state, const std::set<std::string>& keys) {
   return key != nullptr && keys.contains(*key);
 }
 
-// The common part into what was loaded: dicts by their names, lists of one
-// length member by member. What is sharded, or of this process, stays; a plain
-// value is the checkpoint's.
+// Merges the common part into what was loaded: dicts by name, lists of equal
+// length member by member. What is sharded, or belongs to this process, stays;
+// plain values are the checkpoint's.
 void merge_common(State& state, const json& common, const std::string& path) {
   if (auto* dict = state.as<Dict>(); dict != nullptr && common.is_object()) {
     for (const auto& [name, member] : common.items()) {
@@ -99,7 +99,7 @@ void merge_common(State& state, const json& common, const std::string& path) {
   state = Json{common.dump()};
 }
 
-// A step of all processes of a job, or of this one alone.
+// Runs a step in all processes of a job, or in this one alone.
 void together(Communicator* job, const std::function<void()>& step) {
   if (job)
     library::agree(*job, step);
@@ -107,7 +107,7 @@ void together(Communicator* job, const std::function<void()>& step) {
     step();
 }
 
-// Adds what other processes of the job ask for.
+// Adds what the job's other processes ask for.
 void add_keys_of_others(Communicator& job, std::set<std::string>& asked) {
   ranks::Packer out;
   out.put(uint64_t{asked.size()});
@@ -120,7 +120,7 @@ void add_keys_of_others(Communicator& job, std::set<std::string>& asked) {
 
 class Filler {
  public:
-  // `job` may be null: a process alone.
+  // `job` is null for a single process.
   Filler(Communicator* job, Catalog& catalog, const LoadOptions& options)
       : job_(job), catalog_(catalog), options_(options) {}
 
@@ -169,7 +169,8 @@ class Filler {
     });
   }
 
-  // Without the axes that the process does not have, and cut to a flat range.
+  // The part without the axes that the process does not have, cut to a flat
+  // range.
   TensorPtr local_part(const ShardedTensor& tensor, TensorData data) {
     if (data.dtype != tensor.dtype)
       throw unfaithful_error({catalog_.path, tensor.key},
@@ -188,7 +189,7 @@ class Filler {
   }
 
   // An item of a .distcp is a list of the values that one rank saved under one
-  // key; there is one.
+  // key; here it has one value.
   std::string value_of(const Object& object) const {
     const std::string text = json_of(object);
     if (object.bytes == 0 ||
@@ -257,8 +258,9 @@ Loaded load_with(Communicator* job, State request, const std::string& path,
       if (!asked.contains(key)) missing.push_back(key);
     const library::Strictness strictness(options, catalog.path);
     const std::set<std::string> gone(unexpected.begin(), unexpected.end());
-    loaded.unexpected = strictness.unexpected(std::move(unexpected));
-    loaded.missing = strictness.missing(std::move(missing));
+    strictness.judge(unexpected, missing);
+    loaded.unexpected = std::move(unexpected);
+    loaded.missing = std::move(missing);
     drop(request, gone);
     for (const auto& [name, value] : load_common(path, options.open))
       common[name] = json::parse(value);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The optimizer's state, cut as the parameters that it belongs to
+// The optimizer's state, sharded like the parameters that it belongs to
 // (megatron-core: dist_checkpointing/optimizer.py).
 #include <algorithm>
 #include <nlohmann/json.hpp>

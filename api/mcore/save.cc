@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A sharded state dict as what one rank gives to a save (megatron-core:
-// serialization.py, save).
+// Turns a sharded state dict into what one rank contributes to a save
+// (megatron-core: serialization.py, save).
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -29,7 +29,8 @@ ckpt::ShardedTensor part_of(const ShardedTensor& tensor) {
 
 class Splitter {
  public:
-  // What is common in this part; nothing if all of it is sharded or stays here.
+  // The common values in this part; nothing if all of it is sharded or stays
+  // here.
   std::optional<json> split(const State& state, const std::string& path) {
     if (const auto* dict = state.as<Dict>()) return split_dict(*dict, path);
     if (const auto* list = state.as<List>()) return split_list(*list, path);
@@ -65,7 +66,7 @@ class Splitter {
     return path.empty() ? name : path + "." + name;
   }
 
-  // A dict that is empty stays one; one whose members are all sharded goes.
+  // An empty dict stays; one whose members are all sharded is removed.
   std::optional<json> split_dict(const Dict& dict, const std::string& path) {
     json common = json::object();
     for (const auto& [name, member] : dict)

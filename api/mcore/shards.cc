@@ -46,7 +46,7 @@ void check_range(const ShardedTensor& tensor) {
                             to_string(tensor.data->shape)));
 }
 
-// x * to / from, which must divide.
+// x * to / from, which must be exact.
 uint64_t scaled(const ShardedTensor& tensor, uint64_t x, uint64_t to,
                 uint64_t from) {
   const auto product = checked_mul(x, to);

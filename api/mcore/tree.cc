@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is done to all of a sharded state dict (megatron-core:
+// Operations on a whole sharded state dict (megatron-core:
 // dist_checkpointing/utils.py, mapping.py).
 #include "api/mcore/tree.h"
 
@@ -9,7 +9,7 @@
 namespace ckpt::mcore {
 namespace {
 
-// The key of what is sharded; null for other values.
+// The key of a sharded value; null for others.
 std::string* key_of(State& state) {
   if (auto* tensor = state.as<ShardedTensor>()) return &tensor->key;
   if (auto* object = state.as<ShardedObject>()) return &object->key;
@@ -66,7 +66,7 @@ bool has_factory(const State& state) {
   return found;
 }
 
-// What has no factory in it is as it was loaded, or was not asked for.
+// A part without factories is as it was loaded, or was not requested.
 State merge_at(State loaded, const State& factories, const std::string& path) {
   if (const auto* factory = factories.as<ShardedTensorFactory>()) {
     if (!factory->merge)
@@ -132,7 +132,7 @@ void apply_factories(State& state) {
       throw usage_error({{}, key}, "its factory has no function that builds");
     State built = factory->build(factory->key, factory->data, factory->replica,
                                  factory->flattened_range);
-    // Left as it is, nothing of it would be saved.
+    // Left as is, none of it would be saved.
     if (has_factory(built))
       throw usage_error({{}, key}, "its factory builds another factory")
           .with_hint("build the tensors there");

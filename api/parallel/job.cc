@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Communicators: threads of one process, and the processes of a launcher.
+// Communicators for threads of one process and for a launcher's processes.
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -15,7 +15,7 @@
 namespace ckpt {
 namespace {
 
-// A table of messages: rows are written, then columns are taken.
+// A table of messages: rows are written, then columns are read.
 class Table {
  public:
   explicit Table(uint32_t count)
@@ -31,7 +31,7 @@ class Table {
     std::vector<std::string> column;
     for (std::vector<std::string>& from : cells_)
       column.push_back(std::move(from[rank]));
-    meet(lock);  // nobody writes before all have taken
+    meet(lock);  // nobody writes before all have read
     return column;
   }
 
@@ -76,22 +76,22 @@ class ThreadRank final : public Communicator {
   const uint32_t rank_;
 };
 
-// In round r the ranks a and b with a + b = r (mod size) are a pair, so that
-// all pairs meet once, each rank in the order of the rounds. Before a message
-// goes its receiver says that it waits: a send among processes that are not
-// there yet would wait for them, and links lose patience.
+// In round r, ranks a and b with a + b = r (mod size) are a pair, so all pairs
+// meet once, each rank in the order of the rounds. Before a message is sent,
+// its receiver says that it is waiting: a send to a process that is not there
+// yet would have to wait for it, and links time out.
 class LinkRank final : public Communicator {
  public:
   explicit LinkRank(std::unique_ptr<ranks::Link> link)
       : link_(std::move(link)),
         exceptions_(std::uncaught_exceptions()),
         inbox_(link_->size()) {}
-  // A process that fails leaves the job without a word: the launcher ends it.
+  // A failing process leaves the job without a word: the launcher ends the job.
   ~LinkRank() override {
     if (std::uncaught_exceptions() > exceptions_) return;
     try {
       link_->finish();
-    } catch (const std::exception&) {  // nobody is left to be told
+    } catch (const std::exception&) {  // nobody is left to tell
     }
   }
   LinkRank(const LinkRank&) = delete;

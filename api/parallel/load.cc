@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A load by all processes: equal boxes are read once, and sent.
+// A load by all processes: equal boxes are read once and sent.
 //
-// All know all requests, so that all deal them out alike: nothing is agreed on
-// but that every step went well. Messages go in rounds, of which a process
-// reads no more than kRound for.
+// All know all requests and so deal them out alike: they only need to agree
+// that every step went well. Messages go in rounds, and a process reads at most
+// kRound for each.
 #include <algorithm>
 #include <functional>
 #include <map>
@@ -54,8 +54,8 @@ std::map<Key, Wanted> unite(
   return all;
 }
 
-// Largest first, each to the one that reads the least of those that want it.
-// Returns the number of rounds.
+// Deals out the largest first, each to the rank that reads the least of those
+// that want it. Returns the number of rounds.
 uint64_t deal_out(std::map<Key, Wanted>& all, uint32_t ranks) {
   std::vector<Wanted*> order;
   for (auto& [key, wanted] : all) order.push_back(&wanted);
@@ -109,7 +109,7 @@ class Load {
   }
 
  private:
-  // A box of another size than it can have is refused by who reads it.
+  // A box with an impossible size is refused by its reader.
   uint64_t bytes_of(const LoadRequest& request) const {
     const Tensor& tensor = *by_name_.at(request.name);
     const Shape& shape = request.shape ? *request.shape : tensor.shape;
@@ -122,8 +122,8 @@ class Load {
                                  wanted.request);
   }
 
-  // Reads what is this rank's of a round, for itself and for others; a failure
-  // goes to all in the place of the bytes.
+  // Reads this rank's share of a round, for itself and for others. A failure is
+  // sent to all in place of the bytes.
   void exchange(uint64_t round) {
     std::vector<ranks::Packer> out(job_.size());
     std::vector<std::string> to;

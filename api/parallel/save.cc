@@ -35,15 +35,15 @@ void check_sizes(const RankState& state) {
   for (const ShardedTensor& shard : state.tensors) library::check_shard(shard);
 }
 
-// A shard, and whose it is.
+// A shard and its owner.
 struct Held {
   uint32_t rank = 0;
-  uint64_t index = 0;  // in the rank's state
+  uint64_t index = 0;  // index in the rank's state
   ShardedTensor shard;
 };
 
-// Of the processes that hold a box the one with the least to do writes it, the
-// largest boxes first: its shard comes first of those of the box.
+// Of the processes that hold a box, the one with the least to do writes it;
+// largest boxes first. Its shard becomes the first of the box's.
 std::vector<Held> assign(std::vector<Held> all, uint32_t ranks,
                          bool keep_replicas) {
   std::map<std::string, std::map<std::pair<Dims, Dims>, std::vector<size_t>>>
@@ -86,7 +86,7 @@ uint32_t count_neighbours(const std::vector<library::Packed>& all,
 
 struct PendingSave::State {
   std::shared_ptr<Communicator> job;
-  RankState own;  // what the share's bytes belong to, unless they were copied
+  RankState own;  // owns the share's bytes, unless they were copied
   std::vector<std::vector<std::byte>> copies;
   std::unique_ptr<library::OpenWrite> write;  // rank 0
   ranks::Share share;
@@ -95,11 +95,11 @@ struct PendingSave::State {
   std::string outcome;
   std::jthread worker;
 
-  // Rank 0: what all give becomes a plan, and each rank's share of it.
+  // Rank 0: makes a plan from what all contribute, and each rank's share of it.
   std::vector<std::string> plan(const std::vector<std::string>& given,
                                 Layout layout, const std::string& path,
                                 const SaveOptions& options);
-  // The bytes of the share: the caller's, or copies.
+  // Sets the bytes of the share: the caller's, or copies.
   void place(bool copy);
   void start();
 };
@@ -210,7 +210,7 @@ Preview PendingSave::finish() {
 
 namespace {
 
-// What save() and begin_save() have in common is theirs to make: a State.
+// The part common to save() and begin_save(): makes a State.
 template <class State>
 std::unique_ptr<State> begin(std::shared_ptr<Communicator> job, RankState given,
                              Layout layout, const std::string& path,

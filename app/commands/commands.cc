@@ -43,7 +43,7 @@ Commands all_commands() {
 }
 
 void declare_options(Command& command, CLI::App& app, bool& help) {
-  app.set_help_flag();  // ours is printed by help.cc
+  app.set_help_flag();  // help.cc prints ours
   command.add_options(app);
   app.add_flag("-h,--help", help, "Help: -h is short, --help is complete")
       ->group("Output");
@@ -100,7 +100,7 @@ int run_command(Command& command, std::vector<std::string> words) {
   check_dashes(words, long_options(app));
   resolve_urls(words);
   take_settings(app);
-  std::ranges::reverse(words);  // as CLI11 wants them
+  std::ranges::reverse(words);  // the order that CLI11 expects
   try {
     app.parse(words);
   } catch (const CLI::ParseError& error) {
@@ -125,20 +125,20 @@ int run_command(Command& command, std::vector<std::string> words) {
   return static_cast<int>(code);
 }
 
-std::vector<std::string> current;  // what runs
+std::vector<std::string> current;  // what is running
 
 }  // namespace
 
 const std::vector<std::string>& command_words() { return current; }
 
 int run_words(std::vector<std::string> words) {
-  // Before anything can go wrong: errors are JSON then.
+  // Decided before anything can go wrong, because errors are then JSON.
   const bool json = std::ranges::any_of(words, [](const std::string& word) {
     return word == "--json" || word == "--ndjson";
   });
   if (json) configure({.json = true});
   words = expand_files(words);
-  // From here on no URL has a secret in it.
+  // From here on, no URL has a secret in it.
   for (std::string& word : words)
     if (io::is_url(word)) word = io::take_secrets(word);
   const Commands commands = all_commands();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Completion of command lines, made from the options themselves.
+// Completion of command lines, generated from the options themselves.
 #include <CLI/CLI.hpp>
 
 #include "app/command.h"

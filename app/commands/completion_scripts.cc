@@ -7,7 +7,7 @@
 namespace ckpt::app {
 namespace {
 
-// A word of a shell; inside quotes only the quote itself is special.
+// A shell word; inside quotes only the quote itself is special.
 std::string shell_quoted(std::string_view text) {
   std::string out = "'";
   for (const char c : text)
@@ -25,7 +25,7 @@ std::string command_names(const std::vector<CommandRow>& table) {
   return names;
 }
 
-// What follows `command`: the words that the argument at `index` may be.
+// The possible words for the argument at `index` after `command`.
 const OptionRow* positional(const CommandRow& row, size_t index) {
   const OptionRow* last = nullptr;
   for (const OptionRow& option : row.options) {
@@ -33,7 +33,7 @@ const OptionRow* positional(const CommandRow& row, size_t index) {
     last = &option;
     if (index-- == 0) return last;
   }
-  return last;  // the last one may be given many times
+  return last;  // the last one may be repeated
 }
 
 size_t positional_count(const CommandRow& row) {
@@ -101,8 +101,8 @@ _ckpt() {
   if [ "$COMP_CWORD" = 1 ]; then
 )";
 
-// Words that begin with - and what follows an option with a value are not
-// counted as arguments exactly; the first one is what matters.
+// The arguments are not counted exactly: words that begin with - and the values
+// of options are in the way. Only the first one matters.
 constexpr std::string_view kBashMiddle =
     R"(    return
   fi
@@ -144,7 +144,7 @@ complete -o default -o bashdefault -F _ckpt ckpt
 
 // -------------------------------------------------------------------- zsh
 
-// In _arguments a colon ends a part, and a bracket a description.
+// In _arguments, a colon ends a part, and a bracket ends a description.
 std::string zsh_text(std::string_view text) {
   std::string out;
   for (const char c : text) {
@@ -175,7 +175,7 @@ std::string zsh_option(const OptionRow& row) {
   std::string text;
   if (!row.short_name.empty())
     text = fmt::format(" \\\n    {}", shell_quoted(row.short_name + rest));
-  // An option may be given again: --keys A --keys B.
+  // An option may be repeated: --keys A --keys B.
   return text +
          fmt::format(" \\\n    {}", shell_quoted("*" + row.long_name + rest));
 }

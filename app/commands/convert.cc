@@ -47,7 +47,7 @@ class Convert : public Command {
   }
   ExitCode run() override {
     check_target_name(request_.target_path);
-    // The ending of a file's name says it, as it does for unshard.
+    // The ending of a file's name decides, as for unshard.
     if (target_.to.empty()) target_.to = file_format(request_.target_path);
     if (target_.to.empty())
       throw usage_error({}, "--to FORMAT is required")
@@ -87,8 +87,8 @@ class Convert : public Command {
     return write_checkpoint(request_, std::move(source), layout);
   }
 
-  // Of a format with this option it is the target's: whose step the source is
-  // shows itself.
+  // For a format with this option, it belongs to the target: whose step the
+  // source is can be detected.
   void take_trainer() {
     std::string& named = request_.source.read.trainer;
     if (named.empty() || named == "none") return;
@@ -101,11 +101,12 @@ class Convert : public Command {
     const formats::Traits& target = formats::traits_of(target_.to);
     return std::string(target.is_container ? "hf" : target.dialect);
   }
-  // One that goes over to the other of the two that know adapters.
+  // True for an adapter that is converted to the other of the two dialects with
+  // adapters.
   bool is_adapter_alone(const Catalog& source) const {
     const std::string_view from = families::adapter_dialect(source);
     const std::string to = wanted_adapter_dialect();
-    // Ranks' files hold none: Megatron-Bridge does not write them.
+    // Ranks' files hold no adapters: Megatron-Bridge does not write them.
     const formats::Traits& target = formats::traits_of(target_.to);
     const bool holds = target.is_container || target.stacks_layers;
     return !from.empty() && !adapter_.any() && holds && from != to &&
@@ -131,7 +132,7 @@ class Convert : public Command {
     return source;
   }
 
-  // Its parts mean something beside their base alone.
+  // An adapter's parts mean something only beside their base.
   void check_adapter(const Catalog& source) const {
     if (formats::traits_of(target_.to).any_tensors) return;
     if (const auto config = peft::config_of(source))
@@ -143,7 +144,7 @@ class Convert : public Command {
                      text::shell_path(source.path));
   }
 
-  // Adapters have transformers' names: the base gets them first.
+  // Adapters have transformers' names, so the base gets those first.
   Catalog with_adapters(Catalog source, bool partial) {
     if (partial)
       throw usage_error({}, "--adapter needs the whole model")

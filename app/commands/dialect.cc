@@ -12,8 +12,8 @@
 namespace ckpt::app {
 namespace {
 
-// What a conversion found in the source is listed as that of an open is; what
-// it says of names is said as it is.
+// What a conversion found in the source is listed like the findings of an open;
+// what it says about names is printed unchanged.
 void log_notes(const std::vector<Problem>& problems) {
   if (problems.size() != 1 || problems[0].kind != "naming")
     log_problems(problems);

@@ -28,7 +28,8 @@ namespace {
 
 using FactDifferences = std::vector<families::FactDifference>;
 
-// But for padding and second copies, which are told and no difference.
+// True if there is no difference except padding and second copies, which are
+// reported but don't count.
 bool same(const Comparison& result, const FactDifferences& facts) {
   return facts.empty() && std::ranges::all_of(result.differences, is_note);
 }

@@ -45,7 +45,7 @@ std::string first_line(const char* path) {
   return line;
 }
 
-// "MemAvailable:   123 kB" of /proc/meminfo, in bytes.
+// "MemAvailable:   123 kB" in /proc/meminfo, in bytes.
 uint64_t memory(std::string_view key) {
   std::ifstream file("/proc/meminfo");
   for (std::string line; std::getline(file, line);)
@@ -138,7 +138,7 @@ void machine_rows(Rows& rows) {
 }
 
 // What URLs need: the transport, and an authority that vouches for servers.
-// Nothing is asked of any host.
+// Contacts no host.
 void network_rows(Rows& rows) {
   const std::string problem = io::remote_problem();
   rows.push_back({"network (libcurl)", problem.empty() ? "yes" : "no",
@@ -151,7 +151,7 @@ void network_rows(Rows& rows) {
   if (!proxy.empty()) rows.push_back({"proxy", "as " + proxy + " says"});
 }
 
-// Tries things with a file of its own in the directory, which goes again.
+// Tries things with a file of its own in the directory and removes it.
 void directory_rows(const std::string& path, Rows& rows) {
   struct statfs facts = {};
   if (::statfs(path.c_str(), &facts) != 0)

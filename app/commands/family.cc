@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Families: what they are, what one says, and whether a model fits its own.
+// Families: which there are, what one says, and whether a model fits its own.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -84,7 +84,7 @@ std::string condition_text(const families::Rule& rule) {
   return text;
 }
 
-// A line for each, or two where the terminal is too narrow for that.
+// One line for each, or two if the terminal is too narrow.
 void print_rules(const Dialect& dialect) {
   Table table(
       {Align::kLeft, Align::kLeft, Align::kLeft, Align::kLeft, Align::kLeft},
@@ -173,7 +173,7 @@ void FamilyCommand::add_options(CLI::App& app) {
       ->group(group);
 }
 
-// The family that the options name; null if they name none.
+// The family named by the options; null if there is none.
 FamilyPtr FamilyCommand::chosen() const {
   if (!file_.empty()) return families::Family::from_file(file_);
   if (!family_.empty()) return families::Family::by_name(family_);

@@ -36,11 +36,11 @@ struct Candidate {
   FamilyPtr family;
   std::string dialect;
   DialectCheck check;
-  std::string refused;  // why its configuration can't be converted; "": it can
+  std::string refused;  // why its configuration can't be converted, or ""
   families::Facts facts;
-  size_t odd = 0;   // facts that most of those that fit have otherwise
-  size_t said = 0;  // that are there at all
-  size_t own = 0;   // of those, what the family adds of itself
+  size_t odd = 0;   // facts that differ in most of those that fit
+  size_t said = 0;  // facts that are stated at all
+  size_t own = 0;   // of those, the ones that the family itself adds
 };
 
 struct Model {
@@ -76,7 +76,7 @@ Model read_model(const std::string& path) {
   return model;
 }
 
-// Of no family that needs numbers which the configuration lacks.
+// Nothing if the family needs numbers that the configuration lacks.
 std::optional<Candidate> try_family(const Model& model,
                                     const std::string& name) {
   const FamilyPtr family = families::Family::by_name(name);
@@ -94,7 +94,7 @@ std::optional<Candidate> try_family(const Model& model,
   return std::nullopt;
 }
 
-// No byte moves; what the family says of the configuration is held against it.
+// Compares what the family says about the configuration with it; no byte moves.
 void try_config(const Model& model, Candidate& candidate) {
   try {
     families::translate(model.catalog, {.to = candidate.dialect,
@@ -108,7 +108,7 @@ bool fits(const Candidate& one) {
   return one.check.findings.empty() && one.refused.empty();
 }
 
-// A number that lacks hides what else is wrong.
+// A missing number hides what else is wrong.
 size_t distance(const DialectCheck& check) {
   constexpr size_t kNumber = 1000;
   size_t sum = 0;
@@ -125,7 +125,7 @@ std::string value_of(const families::Facts& facts, const std::string& name) {
 }
 
 // Of several families that fit, one that is like most of the others is the
-// safest guess: what is peculiar to the rest is named as a doubt.
+// safest guess; what is peculiar to the rest is reported as a doubt.
 void count_facts(std::vector<Candidate>& all) {
   std::map<std::string, std::map<std::string, size_t>> votes;
   for (const Candidate& one : all)
@@ -147,7 +147,7 @@ void count_facts(std::vector<Candidate>& all) {
   }
 }
 
-// A family of other models may make nothing of this one's numbers.
+// A family of other models may not be able to use this one's numbers.
 void try_facts(const Model& model, Candidate& one) {
   try {
     one.facts = families::read_facts(one.family, "hf", model.config);
@@ -189,7 +189,7 @@ std::string shown(const families::Finding& finding) {
                      finding.tensor.empty() ? "" : ": ", finding.message);
 }
 
-// What other families that fit would make of the same files.
+// What other matching families would make of the same files.
 std::vector<std::string> doubts(const std::vector<Candidate>& all) {
   std::vector<std::string> lines;
   for (size_t i = 1; i < all.size() && fits(all[i]); ++i) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// All files below a URL, byte by byte, into a directory or below another URL.
+// Copies all files below a URL, byte for byte, into a directory or below
+// another URL.
 #include "app/commands/fetch.h"
 
 #include <fmt/format.h>
@@ -30,8 +31,8 @@ namespace fs = std::filesystem;
 using text::printable;
 
 constexpr uint64_t kStep = 8 << 20;
-constexpr uint64_t kPart = 4 << 20;  // that one request asks for
-// Under way or waiting to be read, of all files together.
+constexpr uint64_t kPart = 4 << 20;  // per request
+// In flight or waiting to be read, for all files together.
 constexpr uint64_t kAhead = 64 << 20;
 constexpr size_t kLooks = 32;  // at once
 
@@ -41,7 +42,7 @@ constexpr std::string_view kExamples =
     "ckpt fetch hf://ORG/NAME model --include '*.safetensors'\n"
     "ckpt fetch hf://Qwen/Qwen3-0.6B s3://bucket/qwen3";
 
-// A server names files; none may lie outside of the directory.
+// A server names files; none may be outside the directory.
 void check_name(const std::string& url, const std::string& path) {
   const fs::path name(path);
   const bool plain = std::ranges::none_of(name, [](const fs::path& part) {
@@ -136,7 +137,7 @@ void Fetch::list() {
     job_.files.push_back(
         {one.path, job_.single ? url_ : io::join(url_, one.path)});
   }
-  // A web server is asked for each; other listings have said it.
+  // A web server is asked about each file; other listings already say it.
   parallel_for(
       job_.files.size(), [&](size_t i) { look_at(job_.files[i]); }, kLooks);
   if (job_.files.empty())
@@ -190,7 +191,8 @@ ExitCode Fetch::run() {
   io::watch::begin();
   list();
   if (there && job_.single) {
-    // As cp: into a directory under its own name, else under the one given.
+    // Like cp: into a directory under its own name, otherwise under the given
+    // one.
     if (job_.target.ends_with('/')) job_.target += job_.files[0].path;
     job_.files[0].path = io::base_name(job_.target);
   }

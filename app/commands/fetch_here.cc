@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pieces of files come in any order, each by a request whose bytes go into the
-// file at once. What is there from a run that was stopped is gone on with:
+// Pieces of files arrive in any order, each by a request whose bytes go
+// straight into the file. A run that was stopped is resumed from:
 //
 //   DIR/.ckpt-fetch/journal     what has come (fetch_journal.h)
 //   DIR/.ckpt-fetch/NAME.part   a file, where its bytes belong
@@ -38,20 +38,20 @@ namespace fs = std::filesystem;
 
 constexpr uint64_t kFetchMiB = uint64_t{1} << 20;
 constexpr uint64_t kStep = 8 * kFetchMiB;
-// In cache while their sum is made.
+// Stays in cache while its sum is computed.
 constexpr uint64_t kSumStep = kFetchMiB / 4;
-// Each waits for one request; how many run is decided below (lib/net).
+// Each waits for one request; lib/net decides how many run.
 constexpr size_t kPieces = 64;
-// Of what is left, each of so many gets a share, so that they end together.
+// What is left is divided into this many shares, so that they end together.
 constexpr uint64_t kShares = 24;
 constexpr uint64_t kLeastPiece = 16 * kFetchMiB, kMostPiece = 64 * kFetchMiB;
-// What a killed process may have fetched in vain, of one piece; what a machine
-// that lost its power may have, of a file.
+// What a killed process may have fetched in vain of one piece, and what a
+// machine that lost power may have fetched in vain of one file.
 constexpr uint64_t kNoted = 16 * kFetchMiB, kKept = 1024 * kFetchMiB;
 
-struct Stopped {};  // by an error of another piece
+struct Stopped {};  // by another piece's error
 
-// Bytes of a file in order, as they stand on this machine.
+// Hands over a file's bytes in order, as they are on this machine.
 template <class Take>
 void read_steps(const io::Handle& file, uint64_t begin, uint64_t end,
                 const Take& take) {
@@ -72,21 +72,21 @@ std::string sum_of_file(const std::string& path) {
   return sum.hex();
 }
 
-// A file on its way.
+// A file being fetched.
 struct Arrival {
   const FetchFile* file = nullptr;
-  std::string name;  // in the journal, and of the part
+  std::string name;  // in the journal, and the part's name
 
-  std::mutex mutex;  // of what follows
+  std::mutex mutex;  // guards what follows
   std::unique_ptr<const io::Handle> from;
   std::shared_ptr<const io::Handle> to;
   Ranges came;
-  uint64_t bytes = 0;    // that came
-  uint64_t unkept = 0;   // of them, that the disk may not have
-  bool keeping = false;  // a thread waits for the disk
+  uint64_t bytes = 0;    // that have arrived
+  uint64_t unkept = 0;   // of those, not yet certainly on the disk
+  bool keeping = false;  // a thread is waiting for the disk
   Sha256 sum;
   uint64_t summed = 0;
-  bool summing = false;  // a thread does
+  bool summing = false;  // a thread is computing the sum
   bool ended = false;
 };
 
@@ -146,7 +146,7 @@ class FetchHere {
   std::atomic<bool> stopped_ = false;
 };
 
-// In one folder, whatever folders it lies in; in one line.
+// A name in one folder and on one line, whatever folders the file is in.
 std::string flat_name(const std::string& path) {
   std::string flat;
   for (const char c : path) {
@@ -158,7 +158,7 @@ std::string flat_name(const std::string& path) {
   return flat;
 }
 
-// The file is in its place, and is the one that is meant.
+// True if the file is in place and is the right one.
 bool FetchHere::is_there(const FetchFile& file,
                          const FetchJournal::Known& known) const {
   const std::string path = path_of(file);
@@ -175,7 +175,7 @@ bool FetchHere::is_there(const FetchFile& file,
   return true;
 }
 
-// What of the file is there already.
+// Finds out how much of the file is already there.
 void FetchHere::look(const FetchFile& file) {
   const std::string name = flat_name(file.path);
   const FetchJournal::Known known = journal_->known(name, file.tag);
@@ -217,7 +217,7 @@ std::vector<Piece> FetchHere::cut() {
       for (uint64_t at = begin; at < end;) {
         const uint64_t share = std::clamp(
             left / kShares / kFetchMiB * kFetchMiB, kLeastPiece, kMostPiece);
-        // No crumb is left over.
+        // Leaves no tiny rest.
         const uint64_t size = end - at < share + share / 2 ? end - at : share;
         pieces.push_back({&one, at, at + size});
         at += size;
@@ -237,7 +237,7 @@ void FetchHere::open(Arrival& one) {
                                                   : io::Handle::create(part));
 }
 
-// `count` of the piece's first bytes stand.
+// The piece's first `count` bytes are in the file.
 void FetchHere::arrived(const Piece& piece, uint64_t count, uint64_t& told,
                         uint64_t& noted) {
   if (count > told) {
@@ -265,7 +265,7 @@ void FetchHere::copy(const Piece& piece) {
   };
   try {
     const io::RemoteFile* const remote = io::remote_of(*one.from);
-    if (!remote)  // the hub's cache has it
+    if (!remote)  // in the hub's cache
       copy_steps(*one.from, *one.to, piece, look);
     else if (max_rate() == 0)
       remote->copy(piece.begin, size, one.to, piece.begin, look);
@@ -283,7 +283,8 @@ void FetchHere::copy(const Piece& piece) {
   if (size < one.file->bytes) note();
 }
 
-// Now and then, so that a machine that loses its power does not lose all.
+// Called now and then, so that a machine that loses power does not lose
+// everything.
 void FetchHere::keep(Arrival& one) {
   Ranges came;
   {
@@ -300,8 +301,8 @@ void FetchHere::keep(Arrival& one) {
   one.keeping = false;
 }
 
-// The sum follows what came in order. True for the one thread that finds the
-// file complete.
+// Adds what has arrived in order to the sum. True for the one thread that finds
+// the file complete.
 bool FetchHere::add_sum(Arrival& one) {
   const bool wanted = !one.file->sha256.empty();
   std::unique_lock lock(one.mutex);
@@ -325,7 +326,7 @@ void FetchHere::end(Arrival& one) {
   if (!file.sha256.empty()) try {
       check_sum(job_, file, one.sum.hex());
     } catch (const Error&) {
-      // Nothing of it is known to be right.
+      // No part of it is known to be right.
       one.to.reset();
       std::error_code ignored;
       fs::remove(part_of(one.name), ignored);
@@ -365,7 +366,7 @@ void FetchHere::place(const FetchFile& file) {
   if (failed) throw io_error(path, "cannot rename to it", failed.value());
 }
 
-// As the disk has it now, by the sum that was promised.
+// Checks the file as it is on the disk against the promised sum.
 void FetchHere::verify(const FetchFile& file) const {
   if (file.sha256.empty()) return;
   const std::string got = sum_of_file(path_of(file));

@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint64_t kMostJournal = uint64_t{1} << 30;
 
-// Differs after each start of the machine.
+// Changes with each boot of the machine.
 std::string this_boot() {
   const std::string path = "/proc/sys/kernel/random/boot_id";
   std::string id;
@@ -31,7 +31,7 @@ io::Handle open_journal(const std::string& path) {
                            : io::Handle::create(path);
 }
 
-// Takes a word off the front.
+// Removes a word from the front and returns it.
 std::string_view take_word(std::string_view& line) {
   const size_t end = std::min(line.find(' '), line.size());
   const std::string_view word = line.substr(0, end);
@@ -87,8 +87,7 @@ FetchJournal::FetchJournal(const std::string& path, bool sync)
   add(fmt::format("run {} {}", this_boot(), sync ? "synced" : "quick"));
 }
 
-// A last line without an end was not written in full: the next one is written
-// over it.
+// A last line without an end was not fully written: the next one overwrites it.
 void FetchJournal::read(const std::string& text) {
   const std::string here = this_boot();
   std::map<std::string, Ranges> kept;
@@ -149,7 +148,8 @@ void FetchJournal::kept(const std::string& name, const std::string& tag,
   add(fmt::format("kept {} {} {} {}", begin, end, tag, name));
 }
 
-// Many files end together; one of them waits for the disk for the others.
+// Many files end together; one of them waits for the disk on behalf of the
+// others.
 void FetchJournal::whole(const std::string& name, const std::string& tag) {
   const uint64_t end = add(fmt::format("whole {} {}", tag, name));
   if (!sync_) return;

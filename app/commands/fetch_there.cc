@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// From one server to another: a part of a file at a time lies in the spool, is
-// sent while the next ones come, and is freed. Nothing appears before all
-// parts of all files stand. Parts that an earlier run sent are not fetched
-// again, but for files whose sha256 is promised: their bytes are needed for it.
+// From one server to another: one part of a file at a time is in the spool, is
+// sent while the next ones arrive, and is freed. Nothing appears until all
+// parts of all files are there. Parts that an earlier run sent are not fetched
+// again, except for files with a promised sha256, which needs their bytes.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -114,7 +114,7 @@ void FetchThere::run() {
         "stopped; the parts that were sent are kept; run it again "
         "to resume");
   } catch (const Error& error) {
-    // Parts with other bytes than were promised are of no use.
+    // Parts whose bytes are not the promised ones are useless.
     if (error.code() != ExitCode::kDamaged) staging_.keep();
     throw;
   }

@@ -31,8 +31,8 @@ constexpr std::string_view kExamples =
     "ckpt inspect model.pt --objects\n"
     "ckpt inspect step_5000 --json | jq '.tensors[].name'";
 
-// Why formats that were tried before were not taken. What is not a checkpoint
-// is told by open_source.
+// Logs why formats tried earlier were rejected. open_source reports what is not
+// a checkpoint.
 void log_detection(const std::string& path) {
   formats::Detection detection;
   try {
@@ -40,7 +40,7 @@ void log_detection(const std::string& path) {
   } catch (const Error&) {
     return;
   }
-  // The one that is taken is among the catalog's assumptions.
+  // The one that was chosen is among the catalog's assumptions.
   for (const auto& [name, why] : detection.tried)
     if (detection.format == nullptr || detection.format->name != name)
       spdlog::info("not {}: {}", name, why);

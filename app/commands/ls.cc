@@ -19,7 +19,7 @@
 namespace ckpt::app {
 namespace {
 
-// An extended regular expression (POSIX), searched for in names.
+// A POSIX extended regular expression, searched for in names.
 class Pattern {
  public:
   explicit Pattern(const std::string& text) {

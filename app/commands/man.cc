@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The manual, made from the options themselves.
+// The manual, generated from the options themselves.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>

@@ -50,8 +50,8 @@ constexpr Variable kVariables[] = {
     {"GOOGLE_OAUTH_ACCESS_TOKEN", "For paths that begin with gs://."},
 };
 
-// Text for roff: backslashes and hyphens as themselves. A dot or a quote that
-// begins a line would be a request.
+// Text for roff: backslashes and hyphens as themselves. A dot or quote at the
+// start of a line would be a request.
 std::string roff(std::string_view text) {
   std::string out;
   bool begins = true;
@@ -68,7 +68,7 @@ std::string roff(std::string_view text) {
   return out;
 }
 
-// No date: the same binary makes the same pages.
+// No date, so the same binary makes the same pages.
 std::string title(std::string_view name) {
   std::string upper;
   for (const char c : name)

@@ -12,12 +12,12 @@
 namespace ckpt::app {
 namespace {
 
-// "auto, always or never" is in no table: each option's parser knows its
-// words and names them when it is given another. So one is given.
+// No table has "auto, always or never": each option's parser knows its words
+// and names them when given another. So it is given one.
 constexpr std::string_view kNoWord = "?";
 
-// "--color '?': expected auto, always, never" of ours, and CLI11's
-// "ACTION: ? not in {list,show,check}". No words if it expects something else.
+// Parses our "--color '?': expected auto, always, never" and CLI11's "ACTION: ?
+// not in {list,show,check}". No words if it expects something else.
 std::vector<std::string> words_in(std::string_view message) {
   std::vector<std::string> words;
   std::string_view separator = ", ";
@@ -40,7 +40,7 @@ std::vector<std::string> words_in(std::string_view message) {
   return words;
 }
 
-// What the option of a fresh command says about a word that nothing means.
+// What a fresh command's option says about a meaningless word.
 std::vector<std::string> probed_words(size_t command, size_t option) {
   const Commands commands = all_commands();
   CLI::App app;
@@ -60,7 +60,7 @@ std::vector<std::string> probed_words(size_t command, size_t option) {
   return {};
 }
 
-// Those that are written, or all that are read.
+// Formats that can be written, or all that can be read.
 std::vector<std::string> format_names(bool written) {
   std::vector<std::string> names;
   for (const formats::Format& format : formats::all_formats())

@@ -29,8 +29,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kSchema = "ckpt/plan/1";
-constexpr uint64_t kHead = 4096;          // bytes of each file that are hashed
-constexpr uint64_t kMostFiles = 1 << 20;  // of one source
+constexpr uint64_t kHead = 4096;                    // bytes hashed of each file
+constexpr uint64_t kMostFiles = 1 << 20;            // of one source
 constexpr uint64_t kMostBytes = uint64_t{1} << 30;  // of a plan
 
 struct Identity {
@@ -67,7 +67,7 @@ Identity identity_of(const std::string& path) {
 
 using Files = std::map<std::string, Identity>;  // by path below the source
 
-// By the version that its server names (lib/io/remote.h).
+// By the version that the server names (lib/io/remote.h).
 Identity identity_of_url(const std::string& url) {
   struct stat facts;
   if (!io::stat_any(url, facts))
@@ -90,7 +90,7 @@ Files files_of_url(const std::string& source) {
   return files;
 }
 
-// All regular files of a source; of a file, itself under the name "".
+// All regular files of a source; a single file is listed under the name "".
 Files files_of(const std::string& source) {
   if (io::is_url(source)) return files_of_url(source);
   Files files;
@@ -115,8 +115,8 @@ Files files_of(const std::string& source) {
   return files;
 }
 
-// What the words name that exists: the source, and files of options. The
-// target does not exist, or is replaced.
+// What the words name and exists: the source, and files given to options. The
+// target does not exist or is replaced.
 std::vector<std::string> sources_of(const std::vector<std::string>& words,
                                     const std::string& source,
                                     const std::string& target) {
@@ -132,7 +132,7 @@ std::vector<std::string> sources_of(const std::vector<std::string>& words,
   return found;
 }
 
-// Without what made a plan of it.
+// The words without those that made it a plan.
 std::vector<std::string> real_words(const std::vector<std::string>& words) {
   std::vector<std::string> kept;
   for (size_t i = 0; i < words.size(); ++i) {
@@ -196,7 +196,7 @@ Files files_from(const nlohmann::json& source, const std::string& path) {
   return files;
 }
 
-// Where a relative name of the plan is.
+// Where a relative name in the plan is.
 std::string placed(const std::string& directory, const std::string& path) {
   return path.starts_with('/') || io::is_url(path) ? path
                                                    : io::join(directory, path);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values: of a tensor, as NumPy prints them, or of an object, as YAML.
+// Shows values: a tensor's as NumPy prints them, an object's as YAML.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -27,8 +27,8 @@ namespace ckpt::app {
 namespace {
 
 constexpr uint64_t kMostValues = 1'000'000;  // of a JSON document
-constexpr uint64_t kMostShown = 1'000;       // more than that is abridged
-constexpr uint64_t kEdge = 3;                // elements at both ends then
+constexpr uint64_t kMostShown = 1'000;       // more are abridged
+constexpr uint64_t kEdge = 3;  // then elements shown at either end
 
 template <class T>
 T read_as(const std::byte* at) {
@@ -46,7 +46,7 @@ std::string float_text(double value, bool wide) {
   return text;
 }
 
-// One element; exact, also for integers of 64 bits.
+// One element; exact, even for 64-bit integers.
 std::string element_text(DType dtype, const std::byte* at) {
   if (dtype == DType::i64) return std::to_string(read_as<int64_t>(at));
   if (dtype == DType::u64) return std::to_string(read_as<uint64_t>(at));
@@ -62,7 +62,7 @@ std::string element_text(DType dtype, const std::byte* at) {
   return whole ? fmt::format("{:.0f}", values[0]) : float_text(values[0], wide);
 }
 
-// Elements of a tensor that ranges take, row-major.
+// The elements of a tensor selected by ranges, row-major.
 class Values {
  public:
   Values(const Catalog& catalog, const Tensor& tensor,
@@ -74,8 +74,8 @@ class Values {
     run_.digest = false;
   }
 
-  // Appends the bytes of the elements; reads what lies between them, too, in
-  // the last dimension with a step.
+  // Appends the bytes of the elements. In the last dimension with a step, reads
+  // what is between them, too.
   std::vector<std::byte> read(const std::vector<Range>& ranges) const {
     std::vector<std::byte> out;
     std::vector<uint64_t> at(ranges.size(), 0);
@@ -84,7 +84,7 @@ class Values {
   }
 
  private:
-  // Dimensions with a step, but the last one, are taken index by index.
+  // Dimensions with a step, except the last one, are read index by index.
   void take(const std::vector<Range>& ranges, size_t d,
             std::vector<uint64_t>& at, std::vector<std::byte>& out) const {
     bool plain = true;
@@ -126,7 +126,7 @@ class Values {
   reshard::RunOptions run_;
 };
 
-// Takes the ends of long dimensions only; `abridged` says of which.
+// Keeps only the ends of long dimensions; `abridged` says of which.
 std::vector<Range> ends_of(const Range& range) {
   Range first = range, last = range;
   first.count = last.count = kEdge;
@@ -134,7 +134,7 @@ std::vector<Range> ends_of(const Range& range) {
   return {first, last};
 }
 
-// "[[1, 2, ..., 5],\n [3, 4, ..., 6]]" of texts in row-major order.
+// "[[1, 2, ..., 5],\n [3, 4, ..., 6]]" from texts in row-major order.
 class Printer {
  public:
   explicit Printer(const std::vector<Range>& ranges, bool abridge)
@@ -187,7 +187,7 @@ class Printer {
   std::vector<bool> abridged_;
 };
 
-// The value at a dotted path inside of an object's, if there is one.
+// The value at a dotted path inside an object's, if there is one.
 const nlohmann::ordered_json* inside(const nlohmann::ordered_json& value,
                                      std::string_view path) {
   const nlohmann::ordered_json* at = &value;
@@ -251,8 +251,8 @@ void Show::print_values(const Catalog& catalog, const Tensor& tensor,
   const Values values(catalog, tensor, engine_);
   const uint64_t size = element_size(tensor.dtype);
   Printer printer(ranges, count_of(ranges) > kMostShown);
-  // Of a long dimension the first and the last elements are read, each with
-  // those of the others: 2^dimensions boxes at most.
+  // Reads the first and last elements of a long dimension, each with those of
+  // the other dimensions: at most 2^dimensions boxes.
   std::vector<std::vector<Range>> parts{{}};
   for (size_t d = 0; d < ranges.size(); ++d) {
     const std::vector<Range> ends = printer.abridged(d)

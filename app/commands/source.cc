@@ -15,7 +15,7 @@
 
 namespace ckpt::app {
 
-// Problems come in thousands when they come: each kind has one line, with a
+// If there are problems, there are thousands: each kind gets one line with a
 // count.
 void log_problems(const std::vector<Problem>& problems) {
   const auto is_note = [](const Problem& problem) {
@@ -42,8 +42,8 @@ void log_problems(const std::vector<Problem>& problems) {
 
 namespace {
 
-// How many entries of a directory are named as this one, but for the number at
-// the end: step_10, step_20 …
+// How many entries of a directory are named like this one, except for the
+// number at the end: step_10, step_20 …
 uint64_t siblings(const std::string& directory, const std::string& name) {
   const size_t digits = name.find_last_not_of("0123456789") + 1;
   if (digits == name.size()) return 1;
@@ -55,11 +55,11 @@ uint64_t siblings(const std::string& directory, const std::string& name) {
   return count;
 }
 
-// A root of several steps: the first line says which one is meant.
+// For a root of several steps, the first line says which one is meant.
 void say_choice(const Catalog& catalog) {
   const std::string inside = catalog.root + "/";
   if (catalog.root.empty() || !catalog.path.starts_with(inside)) return;
-  // At -v the assumptions say it.
+  // With -v, the assumptions say it.
   if (spdlog::should_log(spdlog::level::info)) return;
   const std::string rest = catalog.path.substr(inside.size());
   const std::string name = rest.substr(0, rest.find('/'));
@@ -69,7 +69,7 @@ void say_choice(const Catalog& catalog) {
                          name));
 }
 
-// "model-00001-of-00002.safetensors" alone: who opens it means the model.
+// "model-00001-of-00002.safetensors" alone: whoever opens it means the model.
 void say_part(const std::string& path) {
   constexpr std::string_view kOf = "-of-";
   const std::string name = io::base_name(path);
@@ -90,8 +90,8 @@ void say_part(const std::string& path) {
                        io::parent(path)));
 }
 
-// What is wrong lies in a directory that may not have been meant: a file left
-// among the runs of a project, say.
+// The error is in a directory that may not have been meant: a file left among a
+// project's runs, say.
 [[noreturn]] void throw_with_others(const Error& error,
                                     const std::string& path) {
   std::string hint = error.hint();
@@ -107,7 +107,7 @@ bool exists(const std::string& path) {
   try {
     return io::is_file(path) || io::is_directory(path);
   } catch (const Error&) {
-    return false;  // a device, say: that was told
+    return false;  // a device, say: already reported
   }
 }
 

@@ -12,7 +12,7 @@
 namespace ckpt::app {
 namespace {
 
-// A flag for each option of a format, but for those that commands give.
+// A flag for each option of a format, except those that commands provide.
 void add_format_options(CLI::App& app, decltype(Layout::options)& given) {
   for (const FormatOption* option : formats::all_options()) {
     if (option->help.empty()) continue;
@@ -34,14 +34,14 @@ void add_format_options(CLI::App& app, decltype(Layout::options)& given) {
                                 option->help)
                              ->type_name(option->type)
                              ->group(option->group);
-    // A choice: completion knows its words.
+    // A choice, so that completion knows its words.
     if (option->type.find('|') != option->type.npos)
       added->type_name("NAME")->check(
           CLI::IsMember(CLI::detail::split(option->type, '|')));
   }
 }
 
-// Options of commands that mean something to some formats, too.
+// Options of commands that some formats use, too.
 void share(const WriteRequest& request, const TargetOptions& options,
            Layout& layout) {
   if (options.vocab_size != 0 && formats::takes(layout.format, "vocab-size"))
@@ -50,8 +50,8 @@ void share(const WriteRequest& request, const TargetOptions& options,
     layout.options["blocks"] = request.select.blocks;
 }
 
-// Lightning names a folder like a file. A target that is named as the source's
-// folder is a folder, too.
+// Lightning names a folder like a file. A target named like the source's folder
+// is a folder, too.
 bool is_named_alike(const std::string& folder, const std::string& target) {
   const auto ending = [](const std::string& path) {
     const std::string name = io::base_name(path);
@@ -61,7 +61,7 @@ bool is_named_alike(const std::string& folder, const std::string& target) {
   return !ending(folder).empty() && ending(folder) == ending(target);
 }
 
-// A step of a trainer stays one, but for a single file and for formats whose
+// A trainer's step stays one, except for a single file and for formats whose
 // steps are rewritten as themselves.
 std::string own_format(const WriteRequest& request, const Catalog& source) {
   const std::string_view step = formats::traits_of(source.format).rewritten_as;
@@ -114,7 +114,7 @@ Layout make_layout(const WriteRequest& request, const TargetOptions& options,
                         layout.format, file)
           .with_hint("name a directory, or leave --to out");
   }
-  // Refused if a left side is not what the source holds.
+  // Refused if a left side is not what the source has.
   const formats::Asked asked = options.topology.asked();
   layout.topology = options.topology.resolve(source.topology);
   if (!options.to.empty() && !same_grid(source.format, layout.format))

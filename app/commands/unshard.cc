@@ -60,8 +60,8 @@ class Unshard : public Command {
     return write_checkpoint(request_, std::move(source), layout);
   }
 
-  // Shards are joined under the names that they have. With a config.json beside
-  // them they look like a model of transformers, which finds none of its own.
+  // Shards are joined under their own names. With a config.json beside them
+  // they look like a model of transformers, which would find none of its names.
   void warn_of_names(const Catalog& source) const {
     const std::string_view from = families::dialect_of(source);
     if (from.empty() || from == "hf") return;
@@ -91,8 +91,8 @@ class Unshard : public Command {
                         "other: a tensor is never split");
   }
 
-  // OLMo-core's own unshard writes model and optimizer apart; other formats
-  // become a directory as Hugging Face's.
+  // OLMo-core's own unshard writes model and optimizer separately; other
+  // formats become a directory like Hugging Face's.
   void set_directory(const Catalog& source, Layout& layout) const {
     const formats::Traits& traits = formats::traits_of(source.format);
     if (!container_.empty())
@@ -110,7 +110,7 @@ class Unshard : public Command {
     if (!form.empty()) layout.options[std::string(formats::kForm)] = form;
   }
 
-  std::string container_;  // "": as the source has it
+  std::string container_;  // "": the source's
   bool per_tensor_ = false;
   WriteRequest request_;
 };

@@ -88,7 +88,8 @@ void Verify::add_options(CLI::App& app) {
   add_engine_options(app, engine_);
 }
 
-// What the trainer's loader does without: said, and no problem.
+// True for what the trainer's loader does without: reported, but not as a
+// problem.
 bool is_absence(const Problem& problem) {
   return problem.kind == "absent_part";
 }
@@ -137,7 +138,8 @@ void Verify::print_text(const VerifyReport& report) const {
     print_folded(text::printable("fact: " + fact.name + ": " +
                                  library::fact_text(fact)) +
                  "\n");
-  // A kind that comes more often than that is told by its first, but for -vv.
+  // Of a kind with more than this many, only the first one is shown, unless
+  // -vv.
   const uint64_t few = output.verbosity > 1 ? UINT64_MAX : 10;
   std::map<std::string, uint64_t> counts, said;
   for (const Problem& problem : report.problems) ++counts[problem.kind];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The page of `inspect --html`, served to this machine's browser, which asks
-// for the statistics of a tensor when it is opened.
+// The page of `inspect --html`, served to this machine's browser. It asks for a
+// tensor's statistics when that is opened.
 //
 //   GET /TOKEN/                     the page
 //   GET /TOKEN/tensors?like=NAME    names of the tensors in the row of NAME
@@ -44,7 +44,7 @@ serve::Response refusal(int status, std::string_view message,
   return json_response(std::move(json), status);
 }
 
-// One tensor as a checkpoint of its own: its files keep their numbers.
+// One tensor as a checkpoint of its own; its files keep their numbers.
 Catalog catalog_of(const Catalog& catalog, const Tensor& tensor) {
   Catalog one;
   one.format = catalog.format;
@@ -101,7 +101,7 @@ void View::add_options(CLI::App& app) {
   add_engine_options(app, engine_);
 }
 
-// The names are the catalog's own, so one that is found is in it.
+// The names are the catalog's own, so any that is found is in it.
 serve::Response View::tensors(const std::string& name) const {
   const Tensor* const first = catalog_->find(name);
   if (first == nullptr) return refusal(404, "no such tensor");
@@ -137,7 +137,7 @@ serve::Answer View::stats(const std::string& name) const {
   return [this, tensor] { return read_stats(*tensor); };
 }
 
-// Without the token nothing is told, not even what there is.
+// Reveals nothing without the token, not even what exists.
 serve::Answer View::answer(const serve::Request& request) const {
   std::string_view path = request.path;
   path.remove_prefix(1);
@@ -165,7 +165,7 @@ ExitCode View::run() {
   if (!selection.warning.empty()) spdlog::warn("{}", selection.warning);
   load_objects(catalog);
   catalog_ = &catalog;
-  // What is held as long as it is served is not there for a tensor's buffers.
+  // What is held while serving is not available for a tensor's buffers.
   reshard::make_room(reshard::held_bytes(catalog), catalog.path,
                      engine_.max_mem);
   token_ = serve::random_token();
@@ -174,7 +174,7 @@ ExitCode View::run() {
       .type = "text/html",
       .body = std::make_shared<const std::string>(live_html(catalog, nonce)),
       .policy = live_policy(nonce)};
-  // The token opens the page: it is told here, and nowhere else.
+  // The token opens the page. It is printed here and nowhere else.
   const std::string url =
       fmt::format("http://127.0.0.1:{}/{}/", server.port(), token_);
   if (output.json) {

@@ -41,7 +41,7 @@ Seconds duration_value(const std::string& option, const std::string& text) {
   return Seconds(count * factor);
 }
 
-// What a save changes as long as it goes on.
+// What a save changes while it is running.
 struct FileState {
   std::string path;
   uint64_t size = 0;
@@ -50,8 +50,8 @@ struct FileState {
 };
 using TreeState = std::vector<FileState>;
 
-// Files come and go while they are listed; what can't be looked at is left
-// out, and is there, or not, next time.
+// Files come and go while they are listed. What can't be examined is left out;
+// next time it is there or not.
 TreeState state_of(const std::string& path) {
   TreeState state;
   const auto add = [&state](const fs::path& file) {
@@ -132,7 +132,7 @@ void Wait::add_options(CLI::App& app) {
   add_source_options(app, source_);
 }
 
-// Headers alone are read. Damage is what a save looks like before its end.
+// Reads only headers. An unfinished save looks like damage.
 bool Wait::opens() {
   try {
     const Catalog catalog = formats::open(path_, source_.from, source_.read);
@@ -183,7 +183,7 @@ ExitCode Wait::run() {
       Clock::now() + std::chrono::duration_cast<Clock::duration>(timeout_);
   TreeState state = state_of(path_);
   Clock::time_point changed = Clock::now();
-  bool tried = false;  // to open this state: it won't open next time either
+  bool tried = false;  // to open this state: it won't open next time, either
   for (;;) {
     const Clock::time_point now = Clock::now();
     const bool settled = now - changed >= settle_;

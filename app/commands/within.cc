@@ -18,13 +18,13 @@ namespace ckpt::app {
 namespace {
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
-// What a process may have on its heap beside what --max-mem is about.
+// What a process may have on its heap besides what --max-mem bounds.
 constexpr uint64_t kBeside = 32 * kMiB;
-// More parts than layers, or than kinds of tensors, are of no use.
+// More parts than layers or kinds of tensors are of no use.
 constexpr uint32_t kFewestParts = 8;
 constexpr uint32_t kMostParts = 128;
 
-// What parts have to say was said when the whole was opened.
+// Silences parts: all they could say was said when the whole was opened.
 class Quiet {
  public:
   Quiet() : level_(spdlog::get_level()) {
@@ -56,7 +56,7 @@ Counted count_parts(WriteRequest& request,
   return counted;
 }
 
-// Nothing if a part is too large as well, or can't be laid out alone.
+// Nothing if a part is too large, too, or can't be laid out alone.
 std::optional<Counted> count_by(WriteRequest& request,
                                 const std::function<ExitCode()>& write,
                                 TensorPart::By by, uint64_t most) {
@@ -105,8 +105,8 @@ ExitCode within_memory(WriteRequest& request,
   }
   const auto counted = count(request, write, limit + kBeside);
   if (!counted) refuse_unknown(request, limit);
-  // Parts have less spare room in their lists than the whole; and readers take
-  // more for a while than what is left of it: never less than was too little.
+  // Parts have less spare room in their lists than the whole, and readers
+  // temporarily take more than what remains: never less than was too little.
   const uint64_t held = counted->held + counted->files;
   reshard::refuse(std::max(held + held / 8, limit + limit / 4 + kBeside),
                   request.target_path, limit);
@@ -116,7 +116,8 @@ void count_part(Catalog source, const Layout& layout, const std::string& path,
                 SaveOptions options, Counted& counted) {
   constexpr uint64_t kNoBound = uint64_t{1} << 60;
   options.max_mem = kNoBound;
-  // A part may hold no layers: what is beside them is counted with others.
+  // A part may hold no layers: what is beside layers is counted with other
+  // parts.
   if (std::ranges::none_of(source.tensors, [](const Tensor& tensor) {
         return TensorPart::has_layer(tensor.name);
       }))

@@ -68,7 +68,7 @@ SaveOptions save_options(const WriteRequest& request) {
           .note = [](const std::string& line) { spdlog::warn("{}", line); }};
 }
 
-// --if-exists skip, and something does; an empty directory is filled.
+// True with --if-exists skip if something exists; an empty directory is filled.
 bool is_skipped(const WriteRequest& request) {
   const std::string& target = request.target_path;
   if (request.write.if_exists != IfExists::kSkip) return false;
@@ -94,7 +94,7 @@ void read_back(const WriteRequest& request, const std::string& path,
                std::string_view format,
                std::unordered_map<std::string, Digest>& by_name) {
   formats::ReadOptions options = request.source.read;
-  options.flat_params_file.clear();  // it is about the source
+  options.flat_params_file.clear();  // it concerns the source
   Catalog written = formats::open(path, std::string(format), options);
   const std::vector<Digest> found =
       library::read_all(written, engine_of(request.engine, request.output))
@@ -103,8 +103,8 @@ void read_back(const WriteRequest& request, const std::string& path,
     by_name[written.tensors[i].name] = found[i];
 }
 
-// --verify: the target is opened and read as any checkpoint is; a directory of
-// unlike files, file by file.
+// --verify: opens and reads the target like any checkpoint, a directory of
+// unlike files file by file.
 void verify_written(const WriteRequest& request, const Layout& layout,
                     const Target& target, const reshard::RunResult& result) {
   std::unordered_map<std::string, Digest> by_name;
@@ -125,7 +125,8 @@ void verify_written(const WriteRequest& request, const Layout& layout,
   }
 }
 
-// What the casts lost: aloud where it was allowed, what became zero at -v.
+// Says what the casts lost: always where it was allowed, what became zero only
+// with -v.
 void say_losses(const reshard::Plan& plan, const reshard::RunResult& result) {
   for (const auto& [index, loss] : result.losses) {
     const reshard::PlannedTensor& tensor = plan.tensors[index];
@@ -141,7 +142,7 @@ void say_losses(const reshard::Plan& plan, const reshard::RunResult& result) {
   }
 }
 
-// What is only shown need not know where each item lies.
+// A plan that is only shown need not know where each item is.
 void find_places(Catalog& source, bool dry_run) {
   if (dry_run)
     formats::assume_places(source);
@@ -149,7 +150,7 @@ void find_places(Catalog& source, bool dry_run) {
     locate(source);
 }
 
-// Tensors were chosen: that others are not written is known.
+// True if tensors were selected: the user knows that others are not written.
 bool is_chosen(const Selection& select) {
   return !select.keys.empty() || !select.exclude.empty() ||
          !select.layers.empty() || !select.blocks.empty();
@@ -167,20 +168,20 @@ void quantize(const WriteRequest& request, Catalog& source,
   spdlog::info("{}", source.assumptions.back());
 }
 
-// For --html alone.
+// Only for --html.
 library::PlanSeen plan_seen(const WriteRequest& request, FlowSums& flow) {
   if (request.write.html_file.empty()) return {};
   return [&flow](const reshard::Plan& part, const Catalog& source,
                  const Catalog& target) { flow.add(part, source, target); };
 }
 
-// The plan, and a page of it, if they are asked for.
+// The plan and a page of it, if requested.
 void finish_dry_run(const WriteRequest& request,
                     const library::Prepared& prepared,
                     const SaveOptions& options, const FlowSums& flow,
                     WriteReport& report) {
   library::check_target(prepared, options);
-  library::run_options(prepared, options);  // refused as a run would be
+  library::run_options(prepared, options);  // refused just as for a run
   report.peak_memory = library::peak_memory(prepared, options);
   if (!request.write.plan_file.empty())
     write_plan(request.write.plan_file, request.source_path,
@@ -217,7 +218,7 @@ void check_apart(const std::string& source, const std::string& target) {
   const auto real = [](const std::string& path) {
     std::error_code failed;
     const auto found = std::filesystem::weakly_canonical(path, failed);
-    // Who opens it says why it can't be looked at.
+    // Whoever opens it will say why it can't be examined.
     return failed ? std::filesystem::absolute(path).lexically_normal().string()
                   : found.string();
   };
@@ -291,7 +292,7 @@ Catalog open_for_write(WriteRequest& request) {
 ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
                           Layout layout) {
   if (is_skipped(request)) return ExitCode::kDone;
-  if (request.engine.cuda) reshard::CudaModule::get();  // or says what lacks
+  if (request.engine.cuda) reshard::CudaModule::get();  // or says why not
   if (!request.write.plan_file.empty() && !request.write.dry_run)
     throw usage_error({}, "-o writes a plan: it goes with --dry-run")
         .with_hint("the target is the second argument: ckpt " +
@@ -316,7 +317,7 @@ ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
   heap::lift_bound();  // the run counts its buffers itself
   if (!formats::is_one_checkpoint(layout) &&
       prepared.target.catalog.files.size() > 1) {
-    // Which would list what no single one of the files holds.
+    // It would list what no single file holds.
     options.manifest = false;
     spdlog::info("no manifest: the files are not one checkpoint");
   }

@@ -25,7 +25,7 @@ namespace {
 using reshard::LowRankTerm;
 using reshard::StoredMatrix;
 
-// The classes of these models keep their matrices the other way round.
+// The classes of these models store their matrices transposed.
 bool is_conv1d(const Catalog& base, const std::string& module) {
   constexpr std::array<std::string_view, 2> kFamilies = {"gpt2", "openai-gpt"};
   constexpr std::array<std::string_view, 4> kNames = {"c_attn", "c_proj",
@@ -72,8 +72,8 @@ class Adding {
                                  .magnitude = {}});
   }
 
-  // In the place of the base's, in the base's dtype. It counts as made, since
-  // the base's manifest knows nothing of it.
+  // Replaces the base's tensor, in the base's dtype. It counts as made, since
+  // the base's manifest knows nothing about it.
   void put_whole(const std::string& name, const Tensor& whole) {
     Tensor& old = tensor(name);
     if (old.shape != whole.shape)
@@ -97,7 +97,7 @@ class Adding {
     put_file(old, made, file.path);
   }
 
-  // So that a change of it during the run is seen.
+  // So that a change during the run is noticed.
   uint32_t first_file() {
     if (!first_) {
       first_ = static_cast<uint32_t>(base_.files.size());
@@ -127,7 +127,7 @@ class Adding {
     return {tensor, adapter_.catalog.files};
   }
 
-  // Only a square matrix does not show it.
+  // Every matrix except a square one shows it.
   bool is_transposed(const std::string& name, const peft::Module& module,
                      const Tensor& weight) const {
     if (module.embedding) return true;
@@ -152,7 +152,7 @@ class Adding {
   std::optional<uint32_t> first_;
 };
 
-// What is made of a tensor looks whole to the plan, whatever it is made of.
+// A tensor made from another looks whole to the plan, whatever it is made from.
 void refuse_holes(const Catalog& catalog) {
   const auto problems = validate_sharding_integrity(catalog);
   if (problems.empty()) return;

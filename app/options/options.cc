@@ -29,7 +29,7 @@ constexpr uint32_t kMostRanks = 1'000'000;
 constexpr uint32_t kMostThreads = 4096;
 constexpr uint64_t kLeastMemory = uint64_t{16} << 20;
 
-// A digit string that fits; signs, spaces and junk are refused.
+// Parses a string of digits that fits; refuses signs, spaces and junk.
 std::optional<uint32_t> parse_count(std::string_view text, uint32_t most) {
   const auto value = text::number<uint32_t>(text);
   return value.value_or(0) == 0 || *value > most ? std::nullopt : value;
@@ -38,7 +38,7 @@ std::optional<uint32_t> parse_count(std::string_view text, uint32_t most) {
 uint32_t rank_count(const std::string& option, std::string_view text) {
   const auto count = parse_count(text, kMostRanks);
   if (count) return *count;
-  // --tp 4->8 without quotes: the shell hands on "4-" and makes a file "8".
+  // --tp 4->8 without quotes: the shell passes "4-" and creates a file "8".
   if (text.size() > 1 && text.ends_with('-') &&
       parse_count(text.substr(0, text.size() - 1), kMostRanks))
     throw usage_error({},
@@ -75,8 +75,8 @@ When when_of(const std::string& option, const std::string& text) {
                        {"never", When::kNever}});
 }
 
-// "FP16", "torch.bfloat16", "half" …: as frameworks and their options spell
-// them. fp8 alone is e4m3 everywhere.
+// "FP16", "torch.bfloat16", "half" …: spellings of frameworks and their
+// options. Plain fp8 is e4m3 everywhere.
 std::string dtype_alias(std::string text) {
   for (char& c : text)
     c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
@@ -98,12 +98,12 @@ DType cast_type(const std::string& text) {
       {"f64", DType::f64},         {"f32", DType::f32},
       {"f16", DType::f16},         {"bf16", DType::bf16},
       {"f8_e4m3", DType::f8_e4m3}, {"f8_e5m2", DType::f8_e5m2}};
-  const auto torch = dtype_from_torch(text);  // "float8_e4m3fn" is as clear
+  const auto torch = dtype_from_torch(text);  // "float8_e4m3fn" is clear, too
   return choice<DType>(
       "--dtype", torch ? std::string(name(*torch)) : dtype_alias(text), values);
 }
 
-// An option with a value that is handed to `take` as soon as it is parsed.
+// An option whose value is passed to `take` as soon as it is parsed.
 CLI::Option* valued(CLI::App& app, const std::string& names,
                     const std::string& type, const std::string& help,
                     std::function<void(const std::string&)> take) {

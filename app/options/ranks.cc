@@ -33,7 +33,7 @@ void take_exchange(const std::string& text) {
 void take_buffer(const std::string& size) {
   ranks::Sharing sharing = ranks::sharing();
   sharing.buffer = std::max<uint64_t>(1, size_value("--exchange-buffer", size));
-  ranks::exchange_buffer(sharing.buffer, UINT64_MAX);  // refuses what is tiny
+  ranks::exchange_buffer(sharing.buffer, UINT64_MAX);  // refuses tiny sizes
   ranks::set_sharing(sharing);
 }
 

@@ -14,8 +14,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A bucket that holds a quarter of a second, and nothing at the start: `free_`
-// is when what passed until now is paid for.
+// A bucket that holds a quarter of a second and is empty at the start. `free_`
+// is when what has passed so far is paid for.
 class Bucket {
  public:
   void set_rate(uint64_t rate) {

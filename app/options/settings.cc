@@ -23,7 +23,7 @@ constexpr char kConfigVariable[] = "CKPT_CONFIG";
 constexpr auto kSettings = std::to_array<std::string_view>(
     {"color", "device", "io", "max-mem", "max-rate", "progress", "threads"});
 
-// "FILE:3" of what the file set, by its variable.
+// "FILE:3" of each setting from the file, by its variable.
 std::map<std::string, std::string>& lines_of_file() {
   static std::map<std::string, std::string> lines;
   return lines;
@@ -53,7 +53,7 @@ void take_line(const std::string& path, size_t number, std::string_view line) {
         .with_hint(fmt::format("{} = VALUE", name));
   const std::string variable = setting_variable(name);
   if (std::getenv(variable.c_str()) && !lines_of_file().contains(variable))
-    return;  // the environment comes first
+    return;  // the environment takes precedence
   ::setenv(variable.c_str(), std::string(value).c_str(), 1);
   lines_of_file()[variable] = where;
 }
@@ -89,7 +89,7 @@ std::string setting_variable(std::string_view name) {
 
 std::optional<std::string> settings_file() {
   if (const char* named = std::getenv(kConfigVariable)) {
-    if (*named == '\0') return std::nullopt;  // none at all
+    if (*named == '\0') return std::nullopt;  // no file at all
     if (!io::is_file(named))
       throw missing_error({named, {}}, "{} names it, but it isn't a file",
                           kConfigVariable);
@@ -101,7 +101,7 @@ std::optional<std::string> settings_file() {
   const std::string path =
       (base && *base ? std::string(base) : std::string(home) + "/.config") +
       "/ckpt/config";
-  // One that this user may not read is somebody else's.
+  // A file that this user may not read is somebody else's.
   if (::access(path.c_str(), R_OK) != 0 || !io::is_file(path))
     return std::nullopt;
   return path;

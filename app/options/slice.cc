@@ -76,7 +76,8 @@ class Parser {
     return static_cast<int64_t>(std::min<uint64_t>(size, INT64_MAX));
   }
 
-  // As Python does it: negative ones count from the end, too large ones end.
+  // As in Python: negative indexes count from the end, too large ones become
+  // the end.
   static uint64_t clamped(int64_t at, uint64_t size) {
     const int64_t last = signed_size(size);
     if (at < 0) at = at < -last ? 0 : at + last;

@@ -17,7 +17,7 @@
 namespace ckpt::app {
 namespace {
 
-constexpr uint64_t kMostBytes = uint64_t{1} << 20;  // of a file of words
+constexpr uint64_t kMostBytes = uint64_t{1} << 20;  // in a file of words
 
 // "https" of "https://…"; "" if the word is not a URL.
 std::string_view scheme_of(std::string_view word) {
@@ -43,7 +43,7 @@ constexpr auto kFetches = std::to_array<Fetch>({
     {"ftp", "download it first: curl -LO URL"},
 });
 
-// "%20" of a file URL; nothing for a malformed one.
+// Decodes "%20" and the like in a file URL; nothing for a malformed one.
 std::string unescaped(const std::string& url, std::string_view text) {
   const auto digit = [&](char c) {
     const auto lower = static_cast<char>(std::tolower(c));
@@ -78,7 +78,7 @@ std::string path_of_url(const std::string& url) {
   return unescaped(url, rest);
 }
 
-// What comes after "scheme://", without a query.
+// The parts after "scheme://", without a query.
 std::vector<std::string> url_parts(const std::string& url) {
   std::vector<std::string> parts;
   std::string rest = url.substr(url.find("://") + 3);
@@ -91,7 +91,7 @@ std::vector<std::string> url_parts(const std::string& url) {
   return parts;
 }
 
-// URLs that nobody could open: half of one, or a page to look at.
+// Refuses URLs that nobody could open: half of one, or a web page.
 void check_url(const std::string& url) {
   const std::vector<std::string> parts = url_parts(url);
   const std::string shown = text::printable(url);
@@ -259,7 +259,7 @@ std::vector<std::string> expand_files(const std::vector<std::string>& words) {
 }
 
 void resolve_urls(std::vector<std::string>& words) {
-  bool first = true;  // of the arguments: what is to be opened
+  bool first = true;  // the first argument: what to open
   for (std::string& word : words) {
     const bool opened = first;
     first = first && word.starts_with('-');
@@ -269,7 +269,7 @@ void resolve_urls(std::vector<std::string>& words) {
       check_url(word);
     } catch (const Error& error) {
       if (opened) throw;
-      // A target need not be there: it's the word that is wrong.
+      // A target need not exist: the word itself is wrong.
       throw Error(ExitCode::kUsage, error.where(), error.problem(),
                   error.hint());
     }

@@ -41,9 +41,9 @@ bool is_set(const char* variable) {
   return value != nullptr && *value != '\0' && std::string_view(value) != "0";
 }
 
-// NO_COLOR of no-color.org beats CLICOLOR_FORCE and FORCE_COLOR, which beat
-// what stdout is. A launcher gives each rank a terminal of its own while its
-// own output goes to a file: ranks have no colours unless asked.
+// NO_COLOR (no-color.org) beats CLICOLOR_FORCE and FORCE_COLOR, which beat what
+// stdout is. A launcher gives each rank its own terminal while the launcher's
+// output goes to a file, so ranks have no colours unless asked.
 bool wants_color(When when, int fd) {
   if (when != When::kAuto) return when == When::kAlways;
   const char* no_color = std::getenv("NO_COLOR");
@@ -102,8 +102,8 @@ size_t width_of(int fd) {
   return 0;
 }
 
-// "warning: …" for the levels that a user chose. Whatever is in a message
-// (names of tensors, of files) can't drive the terminal.
+// "warning: …" for the levels that the user chose. Nothing in a message (names
+// of tensors, of files) can control the terminal.
 class Sink : public spdlog::sinks::base_sink<std::mutex> {
  protected:
   void sink_it_(const spdlog::details::log_msg& message) override {
@@ -201,7 +201,7 @@ void say_held_warnings() {
 
 namespace {
 
-// What is said of an exception, for people or as JSON.
+// What is reported about an exception, for people or as JSON.
 struct Failure {
   int status = static_cast<int>(ExitCode::kBug);
   std::string_view kind = "bug";
@@ -220,9 +220,9 @@ bool is_exhausted(const std::error_code& why) {
          why == std::errc::too_many_files_open_in_system;
 }
 
-// The next step after what the system said, where the message has none.
+// A next step after a system error, if the message has none.
 struct NextStep {
-  std::string_view said;  // by strerror
+  std::string_view said;  // strerror's text
   std::string_view hint;
 };
 constexpr NextStep kNextSteps[] = {
@@ -266,7 +266,8 @@ Failure current_failure() {
             .problem = "out of memory",
             .hint = "a smaller --max-mem or fewer --threads need less"};
   } catch (const std::system_error& error) {
-    // Of the C++ library: threads that can't be started, its file system.
+    // From the C++ library: threads that can't be started, its file system
+    // functions.
     if (is_exhausted(error.code()))
       return {
           .status = static_cast<int>(ExitCode::kResource),

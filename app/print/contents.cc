@@ -15,8 +15,8 @@
 namespace ckpt::app {
 namespace {
 
-// "2^-12 ▁▃█▂ 2^-4": how many elements of each magnitude, from the smallest to
-// the largest that there are.
+// "2^-12 ▁▃█▂ 2^-4": how many elements there are of each magnitude, from the
+// smallest to the largest.
 std::string magnitudes_text(const reshard::Stats& stats) {
   constexpr std::string_view kBars[] = {" ", "▁", "▂", "▃", "▄",
                                         "▅", "▆", "▇", "█"};
@@ -38,8 +38,8 @@ std::string magnitudes_text(const reshard::Stats& stats) {
   return fmt::format("2^{} {} 2^{}", exponent(begin), bars, exponent(end));
 }
 
-// True if no element is NaN or infinite: a terminal is told so once, and has
-// its columns for other numbers.
+// True if no element is NaN or infinite: a terminal says so once and uses its
+// columns for other numbers.
 bool all_finite(const library::Reading& reading) {
   return std::ranges::none_of(reading.stats, [](const reshard::Stats& stats) {
     return stats.nans + stats.infs != 0;
@@ -63,7 +63,8 @@ void add_stats(const reshard::Stats& stats, bool finite,
   cells.push_back(magnitudes_text(stats));
 }
 
-// With its head, and `digests` columns between the name and the numbers.
+// A table with its head, and `digests` columns between the name and the
+// numbers.
 Table stats_table(const char* first, size_t digests, bool finite) {
   std::vector<Align> columns(1 + digests, Align::kLeft);
   std::vector<std::string> heads{first};
@@ -76,8 +77,8 @@ Table stats_table(const char* first, size_t digests, bool finite) {
   columns.push_back(Align::kLeft);
   heads.emplace_back("magnitudes");
   Table table(columns, 2);
-  // Names are cut before a number is given up; then magnitudes, zeros and norm,
-  // then the spread, are the first to go.
+  // Names are cut before a number is given up. After that, the first to go are
+  // magnitudes, zeros and norm, then the spread.
   constexpr size_t kName = 34;
   const size_t begin = 1 + digests;
   table.give_up({begin + 8, begin + 5, begin + 4, begin + 3});
@@ -86,7 +87,7 @@ Table stats_table(const char* first, size_t digests, bool finite) {
   return table;
 }
 
-// A row for each layer of the model's weights, and one for what is in none.
+// A row for each layer of the model's weights, and one for what is in no layer.
 std::string layers_text(const Catalog& catalog, const library::Reading& reading,
                         bool finite, size_t width) {
   std::map<uint32_t, reshard::Stats> layers;
@@ -95,7 +96,7 @@ std::string layers_text(const Catalog& catalog, const library::Reading& reading,
     const Tensor& tensor = catalog.tensors[i];
     if (tensor.kind != Kind::model) continue;
     const auto layer = library::layer_of(tensor);
-    // Many layers in one tensor: it is a row of its own above.
+    // Many layers in one tensor: it has its own row above.
     if (library::stacked_layers(catalog, tensor) > 1) return "";
     (layer ? layers[*layer] : others) += reading.stats[i];
   }

@@ -19,7 +19,7 @@ namespace {
 
 using text::printable;
 
-// Differences that one line stands for.
+// The differences shown in one line.
 struct Group {
   std::vector<std::string_view> names;
   const Difference* first = nullptr;
@@ -37,8 +37,8 @@ struct Group {
   }
 };
 
-// What differences of one line have in common: all that is said of them, but
-// for the numbers of values that differ, which add up.
+// What differences in one line have in common: everything said about them,
+// except the numbers of values that differ, which add up.
 using Key = std::tuple<std::string, std::string, std::string>;
 
 Key key_of(const Difference& difference) {
@@ -72,7 +72,7 @@ std::string message_of(const Group& group) {
   return first.message;
 }
 
-// "12.5%", and never 0 or 100 for what is neither.
+// "12.5%", but never 0 or 100 for what is neither.
 std::string share_text(const Distance& sum) {
   if (sum.differing == sum.elements) return "all";
   const double share = 100 * static_cast<double>(sum.differing) /
@@ -80,9 +80,9 @@ std::string share_text(const Distance& sum) {
   return fmt::format("{:.3g}%", std::clamp(share, 0.001, 99.9));
 }
 
-// A line goes on in the next one where a space, or a name's dot, lets it.
+// A line is continued on the next one at a space or a name's dot.
 std::string folded_line(std::string line, size_t width) {
-  constexpr size_t kMark = 1;  // before the line
+  constexpr size_t kMark = 1;  // what precedes the line
   if (width <= 20 || line.size() + kMark <= width) return line;
   const size_t begin = line.find_first_not_of(' ');
   size_t end = line.rfind(' ', width - kMark), next = end + 1;
@@ -112,7 +112,7 @@ std::string differences_text(const std::vector<Difference>& differences,
   values.give_up({5, 2});
   Table others({Align::kLeft, Align::kLeft, Align::kRight, Align::kLeft});
   bool any = false;
-  std::string narrow;  // `others`, each with its sentence below it
+  std::string narrow;  // `others`, each with its sentence below
   for (const Group& group : groups_of(differences)) {
     const std::string name = printable(spelled_name(group.names));
     const std::string count =

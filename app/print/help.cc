@@ -62,7 +62,7 @@ std::vector<std::string> wrapped(std::string_view text, size_t width) {
   return lines;
 }
 
-// Columns of a page: a terminal's, but never so many that lines are long.
+// Columns of a page: the terminal's, but never so many that lines get long.
 size_t page_width() {
   constexpr size_t kPage = 80, kLeast = 40;
   if (!stdout_is_terminal() || stdout_width() == 0) return kPage;
@@ -70,7 +70,7 @@ size_t page_width() {
 }
 
 // "  name  what it is, in as many lines as it takes": `names` columns for the
-// first, two spaces before each.
+// name, two spaces before each.
 std::string row_lines(const std::string& name, size_t names,
                       std::string_view what) {
   std::string text, head = name;
@@ -86,14 +86,14 @@ std::string option_lines(const CLI::Option& option) {
   const size_t names_width = page_width() < 80 ? kNarrow : kWide;
   std::string text;
   std::string names = option_names(option);
-  if (names.size() > names_width) {  // its text begins below it
+  if (names.size() > names_width) {  // its text begins on the next line
     text = fmt::format("  {}\n", names);
     names.clear();
   }
   return text + row_lines(names, names_width, option.get_description());
 }
 
-// Options of one group, aligned over the whole page.
+// Options of one group, aligned across the whole page.
 std::string option_group(const CLI::App& app, const std::string& group) {
   std::string text;
   for (const CLI::Option* option : app.get_options())
@@ -101,7 +101,7 @@ std::string option_group(const CLI::App& app, const std::string& group) {
   return text;
 }
 
-// "SHELL: tcsh not in {bash,zsh,fish}" of CLI11: the words, or none.
+// The words in CLI11's "SHELL: tcsh not in {bash,zsh,fish}", or none.
 std::vector<std::string> allowed_words(const std::string& message) {
   const size_t open = message.find(" not in {");
   if (open == message.npos || !message.ends_with('}')) return {};
@@ -114,7 +114,7 @@ std::vector<std::string> allowed_words(const std::string& message) {
   return words;
 }
 
-// CLI11's wording of common mistakes, in ours.
+// Replaces CLI11's wording of common mistakes by ours.
 std::string reworded(const std::string& message) {
   const std::vector<std::string> words = allowed_words(message);
   if (const size_t colon = message.find(": ");
@@ -211,7 +211,7 @@ std::string main_help(const Commands& commands) {
 }
 
 std::string short_help(const Command& command, const CLI::App& app) {
-  // What most runs need; of every command those that it has.
+  // Options that most runs need; every command shows those that it has.
   constexpr std::string_view kCommon[] = {
       "to",      "tp",        "pp",         "dp",     "ep",    "dtype",
       "keys",    "layers",    "model-only", "tree",   "stats", "objects",

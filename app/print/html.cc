@@ -41,7 +41,7 @@ std::vector<Row> all_rows(const Catalog& catalog) {
   return rows;
 }
 
-// Of the rows, the largest that a page has room for, in their order.
+// Keeps the largest rows that a page has room for, in their order.
 uint64_t keep_largest(std::vector<Row>& rows) {
   if (rows.size() <= kMostRows) return 0;
   std::vector<uint64_t> sizes;
@@ -69,7 +69,7 @@ std::string warning_html(std::string_view what, std::string_view message) {
 std::string summary_html(const Catalog& catalog) {
   std::vector<std::pair<std::string, std::string>> cards;
   for (SummaryRow& row : summary_rows(catalog)) {
-    // The path is the heading; an age would be that of the page.
+    // The path is the heading; an age would be the page's.
     if (row.label == "path" || row.label == "saved" || row.label == "objects")
       continue;
     cards.emplace_back(row.label, std::move(row.value));
@@ -154,14 +154,14 @@ void write_row(JsonWriter& json, const Catalog& catalog, const Row& row,
   const Tensor& tensor = *row.pattern.first;
   json.begin_object();
   json.member("name", page_name(row.pattern.name));
-  if (live) json.member("first", tensor.name);  // who asks needs one of them
+  if (live) json.member("first", tensor.name);  // needed to ask for one
   json.member("kind", name(row.kind));
   json.member("dtype", name(tensor.dtype));
   json.member("shape", to_string(tensor.shape));
   json.member("count", row.pattern.count);
   json.member("bytes", row.pattern.bytes);
   json.member("split", split_text(tensor.tp));
-  // Who asks for a tensor of a live page needs its name as it is.
+  // To ask for a tensor on a live page, its exact name is needed.
   const bool exact =
       !live || std::ranges::all_of(row.pattern.members, [&](uint32_t at) {
         return page_name(catalog.tensors[at].name) == catalog.tensors[at].name;
@@ -187,7 +187,7 @@ void write_row(JsonWriter& json, const Catalog& catalog, const Row& row,
   json.end_object();
 }
 
-// What the script draws.
+// Writes what the script draws.
 void write_data(JsonWriter& json, const Catalog& catalog,
                 const std::vector<Row>& rows, const Heat& heat, AllStats stats,
                 bool live) {

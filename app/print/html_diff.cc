@@ -16,10 +16,10 @@
 namespace ckpt::app {
 namespace {
 
-// Beside rows: values that are not tensors, and facts.
+// Besides rows: values that are not tensors, and facts.
 constexpr size_t kMostLines = 500;
 
-// What the page colours by; "" for what is about no tensor.
+// What the page colours by; "" for differences that are not about a tensor.
 std::string_view status_of(const Difference& difference) {
   if (is_note(difference)) return "note";
   for (const std::string_view kind :
@@ -50,7 +50,7 @@ ByTensor by_tensor(const std::vector<Difference>& differences,
   return found;
 }
 
-// "a and b": as much of their paths as tells them apart.
+// "a and b": as much of their paths as distinguishes them.
 std::string titles(const std::string& a, const std::string& b) {
   std::string left = io::base_name(a), right = io::base_name(b);
   std::string above_a = io::parent(a), above_b = io::parent(b);
@@ -118,7 +118,7 @@ void DiffPage::add(const Tensor& tensor) {
                    .dtype = tensor.dtype,
                    .shape = tensor.shape,
                    .bytes = byte_size(tensor)});
-  // Twice as many as a page holds are sorted out, not all that there are.
+  // Sorts at most twice as many as a page holds, not all of them.
   if (rows_.size() >= 2 * kMostRows) keep_largest();
 }
 
@@ -180,7 +180,7 @@ std::string DiffPage::text(
       write_differences(json, at->second);
     json.end_object();
   }
-  size_t more = 0;  // that differ, and are too small to have been kept
+  size_t more = 0;  // that differ but were too small to keep
   for (const auto& [name, differences] : found) {
     if (index_.contains(std::string(name)) || ++more > kMostRows) continue;
     const Difference& first = *differences.front();

@@ -14,7 +14,7 @@
 namespace ckpt::app {
 namespace {
 
-constexpr size_t kMostNodes = 64;  // of a side
+constexpr size_t kMostNodes = 64;  // per side
 constexpr size_t kMostLines = 500;
 
 void write_side(JsonWriter& json, std::string_view key,
@@ -85,8 +85,7 @@ std::string place(const Catalog& catalog, const std::string& path) {
 
 }  // namespace
 
-// Files with payload in their order; of more than kMostNodes, runs of
-// neighbours.
+// Files with payload, in order; if more than kMostNodes, runs of neighbours.
 FlowSums::Side FlowSums::side_of(const Catalog& catalog,
                                  const std::string& single) {
   Side side;

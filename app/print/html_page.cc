@@ -24,7 +24,7 @@ std::string_view asset(std::string_view name) {
   return page::embedded_text(name);
 }
 
-// "sha256-…" as a policy names a script.
+// "sha256-…", a script's name in a policy.
 std::string hash_of(std::string_view text) {
   constexpr std::string_view kDigits =
       "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -32,7 +32,7 @@ std::string hash_of(std::string_view text) {
   sum.update(std::as_bytes(std::span(text)));
   const std::string hex = sum.hex();
   std::string out = "sha256-";
-  // Three bytes are six hexadecimal digits and four of base64; of 32 bytes two
+  // Three bytes are six hexadecimal digits and four of base64; of 32 bytes, two
   // are left over.
   for (size_t at = 0; at < hex.size(); at += 6) {
     const std::string part = hex.substr(at, 6);
@@ -66,7 +66,7 @@ std::string head_html(const PageParts& parts, const std::string& policy) {
   return out;
 }
 
-// No "<" is in the data, so no name ends its element.
+// The data contain no "<", so no name can end their element.
 std::string body_html(PageParts& parts) {
   std::string out = fmt::format(
       "<body><main><h1>{}</h1><p class=\"path\">{}</p>\n",
@@ -145,7 +145,7 @@ std::string page_policy(const std::string& nonce) {
 std::string page_text(PageParts parts, std::string_view live,
                       const std::string& nonce) {
   const std::string script = script_of(parts);
-  std::string out = head_html(parts, "");  // the policy is a header here
+  std::string out = head_html(parts, "");  // here the policy is a header
   out += body_html(parts);
   out +=
       fmt::format("<script nonce=\"{}\">\n{}</script>\n", nonce, asset(live));

@@ -39,7 +39,7 @@ size_t utf8_length(std::string_view text) {
   return 0;
 }
 
-// What people can't see, or takes them in, as \u; it means the same.
+// Writes invisible or deceptive characters as \u, which means the same.
 void append_char(std::string& out, std::string_view bytes) {
   const char32_t code = text::first_char(bytes).code;
   if (!text::is_hostile(code)) {
@@ -113,7 +113,7 @@ JsonWriter& JsonWriter::close(char bracket) {
   return *this;
 }
 
-// The object that ends is taken out of the document.
+// Removes the object that has ended from the document.
 void JsonWriter::end_line() {
   std::string line = "{\"line\":\"" + name_ + '"';
   const std::string_view object = std::string_view(out_).substr(line_begin_);
@@ -125,8 +125,8 @@ void JsonWriter::end_line() {
   first_ = true;
 }
 
-// Bytes that are not UTF-8 become lone surrogates, as Python's surrogateescape
-// has them (byte B -> U+DC00 + B), so that no two names become one.
+// Bytes that are not UTF-8 become lone surrogates, as with Python's
+// surrogateescape (byte B -> U+DC00 + B), so that no two names become one.
 void JsonWriter::quote(std::string_view text) {
   out_ += '"';
   size_t i = 0;
@@ -201,7 +201,7 @@ JsonWriter& JsonWriter::value(int64_t number) {
   return *this;
 }
 
-// JSON has no nan and no inf: they are the strings "nan", "inf" and "-inf".
+// JSON has no nan or inf: they become the strings "nan", "inf" and "-inf".
 JsonWriter& JsonWriter::value(double number) {
   if (!std::isfinite(number)) return value(fmt::format("{}", number));
   separate();

@@ -25,9 +25,9 @@ std::optional<uint32_t> number_of(std::string_view part) {
   return value;
 }
 
-// What stands before the number in a component: nothing in "12", and in
-// "weight12" the kind of parameter, as Transformer Engine's grouped experts
-// count theirs. The 1 of "w1" or "fc1" is part of a name.
+// What precedes the number in a component: nothing in "12"; in "weight12" the
+// kind of parameter, as Transformer Engine's grouped experts number theirs. The
+// 1 of "w1" or "fc1" is part of a name.
 std::string_view stem_of(std::string_view part) {
   for (const std::string_view stem : {"weight", "bias"})
     if (part.starts_with(stem)) return stem;
@@ -45,8 +45,8 @@ void each_part(std::string_view name, Take take) {
   }
 }
 
-// A name, taken apart: "layers.12.w1" is "layers.#.w1" and {12}. Its memory
-// serves one name after the other: names come by the hundred thousand.
+// A name taken apart: "layers.12.w1" is "layers.#.w1" and {12}. Its memory is
+// reused for one name after another: there are hundreds of thousands.
 struct Parts {
   std::string pattern;
   std::vector<uint32_t> numbers;
@@ -71,8 +71,8 @@ void Parts::take(std::string_view name) {
   });
 }
 
-// Tensors that one row stands for. `slots` are the values that each number
-// in the name takes; sorted and unique once `finish` was called.
+// Tensors shown in one row. `slots` are the values of each number in the name,
+// sorted and unique once `finish` was called.
 struct Group {
   std::string pattern;
   PatternRow row;
@@ -116,7 +116,8 @@ KeyView key_of(const std::string& pattern, const Tensor& tensor) {
           tensor.tp.state, tensor.tp.dim, tensor.tp.groups};
 }
 
-// {0, 1, 2, 5} -> "0-2,5"; of very many runs the first ones and the last.
+// {0, 1, 2, 5} -> "0-2,5"; if there are very many runs, the first ones and the
+// last.
 std::string ranges_text(const std::vector<uint32_t>& numbers) {
   constexpr size_t kMostRuns = 8;
   constexpr size_t kFirstRuns = 4;

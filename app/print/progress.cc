@@ -38,7 +38,7 @@ enum class Look : uint8_t { kBar, kTenths, kMinutes, kJson };
 class Bar {
  public:
   explicit Bar(Look look) : look_(look) {}
-  // An exception ends the work without end(): the message has its own line.
+  // An exception ends the work without end(); its message gets its own line.
   ~Bar() { hide(); }
   Bar(const Bar&) = delete;
   Bar& operator=(const Bar&) = delete;
@@ -62,16 +62,16 @@ class Bar {
   std::atomic<Clock::rep> next_{0};  // when to draw again
   std::mutex mutex_;                 // guards what follows
   std::string stage_;
-  std::string tensor_;  // that is moved now
+  std::string tensor_;  // being moved now
   uint64_t total_ = 0;
   Clock::time_point start_;
-  uint64_t tenths_ = 0;  // that plain lines have shown
+  uint64_t tenths_ = 0;  // shown by plain lines so far
   bool running_ = false;
   bool shown_ = false;  // a bar is on the line
   bool told_ = false;   // a line was written
 };
 
-// The one that say() hides. Set before any thread of the engine runs.
+// The bar that say() hides. Set before any thread of the engine runs.
 std::weak_ptr<Bar> active;
 
 void write_stderr(std::string_view text) {
@@ -134,7 +134,7 @@ std::string Bar::line() const {
   return text;
 }
 
-// Headers, what came for nothing and what was sent again are among it.
+// Includes headers, what arrived in vain and what was sent again.
 std::string Bar::wire() {
   const io::RemoteTraffic traffic = io::remote_traffic();
   if (traffic.requests == 0) return {};
@@ -177,7 +177,7 @@ void Bar::draw() {
                   tensor_.empty() ? "" : "  " + text::printable(tensor_)));
 }
 
-// "█████░░░░░" of so many cells.
+// "█████░░░░░" with so many cells.
 std::string Bar::cells(size_t count) const {
   const uint64_t done = std::min(done_.load(), total_);
   const size_t full = total_ != 0
@@ -190,8 +190,8 @@ std::string Bar::cells(size_t count) const {
   return text;
 }
 
-// What does not fit goes from the end: the tensor, memory, then cells of the
-// bar; the share, bytes and rate are the last to be cut.
+// What does not fit is dropped from the end: the tensor, memory, then cells of
+// the bar. The share, bytes and rate are cut last.
 void Bar::draw_bar() {
   constexpr size_t kWide = 100, kMostCells = 20, kCells = 6, kLeastCells = 4;
   const size_t width = std::max<size_t>(stderr_width(), 40) - 1;
@@ -240,7 +240,7 @@ uint64_t peak_memory() {
 
 namespace {
 
-// What is asked for, or fits what stderr is; nothing: silence.
+// What was requested, or suits what stderr is; nothing means silence.
 std::optional<Look> look_of(const OutputOptions& options) {
   const bool terminal = isatty(STDERR_FILENO) != 0;
   if (options.progress_json) return Look::kJson;
@@ -249,7 +249,7 @@ std::optional<Look> look_of(const OutputOptions& options) {
     return terminal ? Look::kBar : Look::kTenths;
   if (options.verbosity < 0) return std::nullopt;
   if (terminal) return Look::kBar;
-  // A program reads stderr then: it gets an error as JSON, or nothing.
+  // A program then reads stderr: it gets an error as JSON, or nothing.
   if (options.json) return std::nullopt;
   return Look::kMinutes;
 }

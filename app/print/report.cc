@@ -87,7 +87,7 @@ void write_shards(JsonWriter& json, const Catalog& catalog,
   json.end_array();
 }
 
-// Nothing where nothing is quantized.
+// Writes nothing if nothing is quantized.
 void write_quantized(JsonWriter& json,
                      const std::vector<families::LogicalWeight>& weights) {
   if (weights.empty()) return;
@@ -311,7 +311,7 @@ Totals totals(const Catalog& catalog) {
   Totals sums;
   std::set<Place> seen;
   for (const Tensor& tensor : catalog.tensors) {
-    // Each term was checked by its reader; their sum may still be a lie.
+    // The reader checked each term, but their sum may still be a lie.
     sums.bytes =
         checked_add(sums.bytes, byte_size(tensor)).value_or(UINT64_MAX);
     (tensor.kind == Kind::model   ? sums.model
@@ -320,7 +320,7 @@ Totals totals(const Catalog& catalog) {
     if (tensor.kind == Kind::model && !seen_before(tensor, seen))
       sums.parameters += element_count(tensor.shape).value_or(0);
   }
-  // A quantized weight counts as what it stands for, its scales not at all.
+  // A quantized weight counts as what it represents, its scales not at all.
   std::unordered_map<std::string_view, const Tensor*> by_name;
   const auto weights = quantized_of(catalog);
   if (!weights.empty())
@@ -332,7 +332,7 @@ Totals totals(const Catalog& catalog) {
       if (const auto found = by_name.find(part); found != by_name.end())
         sums.parameters -= element_count(found->second->shape).value_or(0);
   }
-  // An inflated part of a file is a File of its own, with the same path.
+  // An inflated part of a file is a separate File with the same path.
   std::unordered_set<std::string_view> paths;
   std::vector<bool> known(catalog.files.size());
   for (const Tensor& tensor : catalog.tensors) {
@@ -367,7 +367,7 @@ nlohmann::ordered_json ObjectValues::json(const Object& object,
 }
 
 std::string ObjectValues::line(const Object& object, size_t length) const {
-  // A value takes two bytes at least: "0,".
+  // A value takes at least two bytes: "0,".
   return value_text(json(object, length / 2 + 1), length);
 }
 

@@ -27,7 +27,7 @@ namespace {
 
 using text::printable;
 
-// What is in a directory, without what lies behind links.
+// Adds what is in a directory, but not what is behind links.
 void add_files(StepRow& step) {
   constexpr size_t kMostFiles = 1'000'000;
   namespace fs = std::filesystem;
@@ -64,7 +64,7 @@ std::string format_of(const std::string& path) {
   }
 }
 
-// Entries named as the step that was chosen, but for the number at the end.
+// Entries named like the chosen step, except for the number at the end.
 std::vector<StepRow> named_alike(const Catalog& catalog) {
   const std::string inside = catalog.root + "/";
   if (catalog.root.empty() || !catalog.path.starts_with(inside)) return {};
@@ -102,7 +102,7 @@ std::string relative(const std::string& path, const std::string& root) {
   return path.starts_with(inside) ? path.substr(inside.size()) : path;
 }
 
-// What `inspect --all` says of one step.
+// What `inspect --all` says about one step.
 struct Content {
   size_t model = 0;  // tensors
   size_t optim = 0;

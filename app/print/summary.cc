@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The block on top of `inspect`: where, what and how large.
+// The block at the top of `inspect`: where, what and how large.
 #include <fmt/format.h>
 #include <sys/stat.h>
 
@@ -77,7 +77,7 @@ std::string dtypes_text(const Catalog& catalog) {
   return text;
 }
 
-// What configurations call a number.
+// What configurations call each number.
 struct Number {
   std::string_view shown;
   std::array<std::string_view, 6> keys;
@@ -110,7 +110,7 @@ std::optional<uint64_t> number_in(const families::Json& values,
   return found->get<uint64_t>();
 }
 
-// What the ledger of facts knows of the model, else its own configuration.
+// What the ledger of facts knows about the model, else its own configuration.
 families::Json configuration(const Catalog& catalog) {
   try {
     families::Json values = families::Json::object();
@@ -118,7 +118,7 @@ families::Json configuration(const Catalog& catalog) {
       if (is_count(fact.value)) values[name] = fact.value;
     if (values.contains("layers")) return values;
   } catch (const Error&) {
-    // Known without: a damaged configuration is told by what needs it.
+    // Do without: whatever needs a damaged configuration reports it.
   }
   constexpr std::string_view kSides[] = {"mcore", "hf", "fairseq2", "meta",
                                          "olmo_core"};
@@ -126,7 +126,7 @@ families::Json configuration(const Catalog& catalog) {
     try {
       return families::values_of(catalog, side).values;
     } catch (const Error&) {
-      return {};  // a command that needs it says what is wrong
+      return {};  // a command that needs it reports what is wrong
     }
   };
   if (!catalog.dialect.empty())
@@ -136,7 +136,8 @@ families::Json configuration(const Catalog& catalog) {
   return {};
 }
 
-// Layers that the names count: layers.0 … layers.31, or a stacked dimension.
+// The number of layers by the names: layers.0 … layers.31, or a stacked
+// dimension.
 uint64_t counted_layers(const Catalog& catalog) {
   uint64_t most = 0;
   for (const Tensor& tensor : catalog.tensors) {
@@ -246,7 +247,7 @@ std::string age_text(int64_t seconds) {
 
 // When the newest of a few files was written.
 std::string saved_text(const Catalog& catalog) {
-  constexpr size_t kMost = 16;  // each may cost a trip to a metadata server
+  constexpr size_t kMost = 16;  // each may cost a metadata server's reply
   int64_t newest = 0;
   const size_t step = catalog.files.size() / kMost + 1;
   for (size_t i = 0; i < catalog.files.size(); i += step) {
@@ -300,8 +301,8 @@ std::vector<SummaryRow> summary_rows(const Catalog& catalog) {
 std::string summary_text(const Catalog& catalog, size_t width) {
   Table table({Align::kLeft, Align::kLeft});
   constexpr size_t kLabels = 12;
-  // A long value goes on below itself; a path is never broken, for it is
-  // copied.
+  // A long value continues below itself. A path is never broken, because people
+  // copy it.
   for (SummaryRow& row : summary_rows(catalog)) {
     std::string& value = row.value;
     std::string head = styled(row.label, Style::kBold);

@@ -34,8 +34,8 @@ struct Glyph {
   size_t columns;
 };
 
-// The glyph or colour sequence at the front of a text. Names come escaped
-// (text::printable), so the only ESC there is one of ours.
+// The glyph or colour sequence at the front of a text. Names arrive escaped
+// (text::printable), so any ESC is one of ours.
 Glyph glyph(std::string_view text) {
   const auto lead = static_cast<unsigned char>(text[0]);
   if (lead == 0x1B) {
@@ -54,8 +54,8 @@ Glyph glyph(std::string_view text) {
 constexpr size_t kGap = 2;     // between columns
 constexpr size_t kLeast = 12;  // of a name that is cut
 
-// True if the ends that are left of a name belong to another name too: nobody
-// could say which of them the cut one is.
+// True if the remaining ends of a name fit another name, too: nobody could tell
+// which one was cut.
 bool is_vague(const std::string& cut, const std::string& name,
               const std::vector<std::string>& all) {
   const size_t mark = cut.find("…");
@@ -86,7 +86,7 @@ std::string cut_middle(std::string_view text, size_t width) {
   const size_t full = display_width(text);
   if (full <= width) return std::string(text);
   if (width < 3) return std::string("…");
-  // The end of a name tells more than its start: it gets the odd column.
+  // The end of a name tells more than its start, so it gets the odd column.
   const size_t head = (width - 1) / 2;
   const size_t tail = width - 1 - head;
   std::string out;
@@ -108,7 +108,7 @@ std::string cut_middle(std::string_view text, size_t width) {
 
 namespace {
 
-// Bytes of a line that fit; all of them if nothing in it lets it be broken.
+// Bytes of a line that fit; all of them if the line can't be broken.
 size_t bytes_that_fit(std::string_view line, size_t width) {
   const size_t first = std::min(line.find_first_not_of(' '), line.size());
   size_t at = 0, columns = 0, space = 0, mark = 0;
@@ -149,7 +149,7 @@ std::string folded(std::string_view lines, size_t width) {
   while (!lines.empty()) {
     const size_t end = std::min(lines.find('\n'), lines.size());
     fold_line(lines.substr(0, end), width, out);
-    if (end == lines.size()) out.pop_back();  // no newline was there
+    if (end == lines.size()) out.pop_back();  // there was no newline
     lines.remove_prefix(std::min(end + 1, lines.size()));
   }
   return out;
@@ -173,7 +173,7 @@ std::vector<std::string> cut_segments(std::string_view text, size_t width) {
   for (size_t i = 0; i + 1 < text.size(); ++i)
     if (text[i] == '.' || text[i] == '/') starts.push_back(i + 1);
   std::vector<std::string> cuts;
-  constexpr size_t kMostSegments = 64;  // a hostile name has thousands
+  constexpr size_t kMostSegments = 64;  // a hostile name may have thousands
   if (starts.size() < 3 || starts.size() > kMostSegments) return cuts;
   // The end of a name tells more than its start, so it goes last.
   for (size_t head = 1; head + 1 < starts.size(); ++head) {
@@ -200,10 +200,10 @@ void Table::row(std::vector<std::string> cells) {
 
 namespace {
 
-// A name after `head`, in as many lines as it needs; it breaks after a dot or
-// slash where there is one.
+// A name after `head`, on as many lines as it needs, broken after a dot or
+// slash where possible.
 std::string broken_name(std::string head, std::string_view name, size_t width) {
-  constexpr size_t kMore = 4;  // that later lines are indented by
+  constexpr size_t kMore = 4;  // indentation of later lines
   std::string out;
   size_t room = width - std::min(width - 1, display_width(head));
   const size_t indent = display_width(head) + kMore;
@@ -246,8 +246,8 @@ size_t Table::total(const std::vector<size_t>& widths) const {
 
 size_t Table::width() const { return total(natural()); }
 
-// The names of all rows in so many columns; "" for one that needs a line of
-// its own. Names that differ stay different.
+// The names of all rows, cut to so many columns; "" for one that needs a line
+// of its own. Different names stay different.
 std::vector<std::string> Table::cut_names(size_t width) const {
   constexpr size_t kMostCompared = 1000;  // names, each with all others
   std::vector<std::vector<std::string>> ways;
@@ -264,8 +264,8 @@ std::vector<std::string> Table::cut_names(size_t width) const {
       });
   }
   std::vector<size_t> way(ways.size(), 0);
-  // Names that are cut alike all try their next cut; each round uses one up,
-  // and a name has few.
+  // Names that were cut to the same text all try their next cut. Each round
+  // uses one up, and a name has few.
   for (bool again = true; again;) {
     std::map<std::string_view, std::vector<size_t>> taken;
     for (size_t i = 0; i < ways.size(); ++i)

@@ -16,7 +16,7 @@
 namespace ckpt::app {
 namespace {
 
-// A hostile name may have millions of dots; what is deeper stays one name.
+// A hostile name may have millions of dots; anything deeper stays one name.
 constexpr size_t kDeepest = 32;
 
 struct Node {
@@ -35,7 +35,7 @@ class Tree {
 
  private:
   size_t child(size_t parent, std::string_view label);
-  // Follows nodes that have nothing but one child, joining their labels.
+  // Follows nodes that have just one child, joining their labels.
   size_t collapse(size_t at, std::string& label) const;
   void show(Table& table, const Node& node, const std::string& label,
             size_t depth) const;
@@ -66,7 +66,7 @@ void Tree::add(const PatternRow& row) {
     at = child(at, rest.substr(0, dot));
     rest = dot == rest.npos ? std::string_view() : rest.substr(dot + 1);
   }
-  // Two rows of one name (a split that differs, say) keep a line each.
+  // Two rows with one name (with different splits, say) keep a line each.
   if (nodes_[at].row != nullptr) {
     nodes_[at].children.push_back(nodes_.size());
     nodes_.push_back({"", row.bytes, row.count, &row, {}});

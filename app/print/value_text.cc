@@ -104,7 +104,7 @@ void Writer::bytes(const Json& value, const Json& object) {
     out_ += "… (" + dumped(object["size"]) + " bytes)";
 }
 
-// module.Class(args, kwargs) and the state that it was given.
+// module.Class(args, kwargs) and the state it was given.
 void Writer::call(const Json& object) {
   std::string name = object["!object"].is_string()
                          ? object["!object"].get<std::string>()

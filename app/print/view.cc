@@ -97,7 +97,7 @@ Table rows_table(const Catalog& catalog, const std::vector<PatternRow>& rows,
   return table;
 }
 
-// "in 2 groups" is the first that a narrow terminal goes without.
+// "in 2 groups" is the first thing that a narrow terminal drops.
 std::string rows_text(const Catalog& catalog,
                       const std::vector<PatternRow>& rows, size_t width) {
   const Table full = rows_table(catalog, rows, true);
@@ -167,15 +167,15 @@ std::string shards_text(const Catalog& catalog, const Tensor& tensor,
 
 namespace {
 
-// Objects that one row stands for: names that differ in numbers only, of one
-// type and one value.
+// Objects shown in one row: their names differ only in numbers, type and value
+// are the same.
 struct ObjectRow {
   std::string name, type, value;
   uint64_t count = 0;
 };
 
-// "rng_state/shard_0.1_2.2" -> "rng_state/shard_#.#_#.#": numbers that stand
-// alone, between any of the separators that names have.
+// "rng_state/shard_0.1_2.2" -> "rng_state/shard_#.#_#.#": whole numbers between
+// any of the separators in names.
 std::string object_pattern(const std::string& name) {
   constexpr std::string_view kBetween = "._/-";
   std::string text;
@@ -213,7 +213,7 @@ std::vector<ObjectRow> object_rows(const Catalog& catalog, size_t most) {
 }  // namespace
 
 std::string objects_text(const Catalog& catalog, size_t width) {
-  constexpr size_t kUnlimited = 100;  // of a value, if the width is
+  constexpr size_t kUnlimited = 100;  // of a value if the width is unlimited
   if (catalog.objects.empty()) return "";
   const size_t most = width != 0 ? std::max<size_t>(width / 2, 20) : kUnlimited;
   Table table({Align::kLeft, Align::kRight, Align::kLeft, Align::kLeft}, 2);

@@ -65,11 +65,11 @@ void write_lines(JsonWriter& json, const WriteReport& report) {
 
 struct Sending {
   uint64_t parts = 0;
-  uint64_t part = 0;  // the largest one's bytes
+  uint64_t part = 0;  // bytes of the largest one
   uint64_t requests = 0;
 };
 
-// With two looks at the target, the claim, its end, and the manifest.
+// Includes two checks of the target, the claim, its end, and the manifest.
 Sending sending(const WriteReport& report) {
   Sending all{.requests = 6};
   for (const TargetFile& file : report.target->files) {
@@ -123,8 +123,8 @@ struct FreeSpace {
   uint64_t bytes = 0;
 };
 
-// Where the target would be written: the nearest directory that exists.
-// Nothing for a URL, or if that can't be told.
+// Where the target would be written: the nearest existing directory. Nothing
+// for a URL, or if it can't be determined.
 std::optional<FreeSpace> free_space(const std::string& target) {
   if (io::is_target_url(target)) return std::nullopt;
   std::string directory = target;
@@ -147,8 +147,8 @@ std::string rough_time(double seconds) {
   return fmt::format("{} h {} min", minutes / 60, minutes % 60);
 }
 
-// What a run takes at least, by the speed of the disks. Nothing of what is
-// small or is not on this machine.
+// The least time a run takes, by the speed of the disks. Nothing for what is
+// small or not on this machine.
 struct Estimate {
   double seconds = 0;
   double reads = 0;  // bytes a second
@@ -157,7 +157,7 @@ struct Estimate {
 
 std::optional<Estimate> estimate(const WriteReport& report) {
   constexpr uint64_t kWorthIt = uint64_t{1} << 30;
-  constexpr double kLook = 0.3;  // seconds, each
+  constexpr double kLook = 0.3;  // seconds for each
   const auto free = free_space(report.target_path);
   if (report.bytes_read + report.bytes_written < kWorthIt || !free)
     return std::nullopt;
@@ -170,7 +170,7 @@ std::optional<Estimate> estimate(const WriteReport& report) {
   if (!reads || !writes) return std::nullopt;
   const double reading = static_cast<double>(report.bytes_read) / *reads;
   const double writing = static_cast<double>(report.bytes_written) / *writes;
-  // Both go on at once; on one disk they share it.
+  // Both happen at once; on one disk they share it.
   const double seconds = io::on_one_disk(files[0], free->directory)
                              ? reading + writing
                              : std::max(reading, writing);

@@ -28,7 +28,7 @@ bool is_pairs(std::string_view tag) {
   return tag == "!dict" || tag == "!OrderedDict" || tag == "!Counter";
 }
 
-// Words that YAML takes for something else than a string.
+// False for words that YAML takes for something other than a string.
 bool is_plain(const std::string& text) {
   constexpr std::string_view kWords[] = {"true", "false", "null", "yes", "no",
                                          "on",   "off",   "~",    "nan", "inf"};
@@ -70,7 +70,7 @@ std::string scalar(const Json& value) {
   return value.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-// What an object of a class without arguments holds: its attributes.
+// The attributes of an object of a class without arguments.
 const Json* state_of(const Json& value) {
   if (!value.contains("!object") || !value.contains("state")) return nullptr;
   const Json& state = value["state"];

@@ -18,7 +18,7 @@ namespace {
 
 constexpr uint64_t kMaxConfig = 64 << 20;
 
-// Files that models on the hub have beside their weights. Not here: weights,
+// Files that models on the hub have beside their weights. Not listed: weights,
 // indexes of weights, and files about a training run.
 constexpr auto kSidecars = std::to_array<const char*>({
     "config.json",
@@ -86,8 +86,8 @@ bool has_hf_names(const Catalog& catalog) {
   });
 }
 
-// Mistral keeps its own names in consolidated files, beside a config.json
-// that speaks of others.
+// Mistral keeps its own names in consolidated files, beside a config.json that
+// implies other names.
 bool has_meta_names(const Catalog& catalog) {
   return catalog.find("tok_embeddings.weight") != nullptr;
 }
@@ -168,7 +168,7 @@ void replace_dtype(std::string& text, std::string_view key,
   }
 }
 
-// DCP keeps no configuration, and one lies beside it all the same.
+// DCP keeps no configuration, but often there is one beside it.
 void add_config(Catalog& catalog) {
   const bool has_one = std::ranges::any_of(
       catalog.sidecars,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What Hugging Face libraries keep beside the weights, whatever container
-// these are in: config.json, tokenizer files and the like.
+// What Hugging Face libraries keep beside the weights, whatever container those
+// are in: config.json, tokenizer files and the like.
 #pragma once
 
 #include <string>
@@ -15,12 +15,12 @@ void add_sidecars(const std::string& directory, Catalog& catalog);
 
 // Sets dialect and family: "hf" if a config.json in `directory` names a model
 // or the tensors are named as transformers does; the family is config.json's
-// model_type as it stands. A config.json that can't be read is a problem
-// ("config_json"), no error: the tensors are whole without it.
+// model_type, unchanged. A config.json that can't be read is a problem
+// ("config_json"), not an error: the tensors are whole without it.
 void detect_dialect(const std::string& directory, Catalog& catalog);
 
-// config.json says that the weights are of this dtype, wherever it says one;
-// the rest of its text stays.
+// Makes config.json say that the weights have this dtype, wherever it gives
+// one. The rest of its text is unchanged.
 void set_config_dtype(Catalog& catalog, DType dtype);
 
 }  // namespace ckpt::formats

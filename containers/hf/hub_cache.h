@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The cache of the Hugging Face hub's client, given as a directory:
+// A cache directory of the Hugging Face hub's client:
 //
 //   models--ORG--NAME/
 //     refs/main                  the commit that the branch was at

@@ -86,7 +86,7 @@ class Parser {
     scan_.about({});
   }
 
-  // What follows "FOLDER/", if a name begins so.
+  // What follows "FOLDER/" if a name begins with it.
   std::string_view in_folder(std::string_view file) const {
     const bool inside = !folder_.empty() && file.starts_with(folder_) &&
                         file.substr(folder_.size()).starts_with('/');
@@ -115,7 +115,7 @@ class Parser {
     index_.metadata->set_root(values.dict(std::move(pairs)));
   }
 
-  // Older transformers counted a bool as 1/8 byte and so wrote 1234.0.
+  // Older transformers counted a bool as 1/8 byte, and so wrote 1234.0.
   void read_total() {
     const bool is_number = scan_.peek() == text::Scanner::Kind::kNumber;
     index_.total_text = scan_.skip();
@@ -128,7 +128,7 @@ class Parser {
       index_.total_size = static_cast<uint64_t>(number);
   }
 
-  // From the order of appearance to the order of names.
+  // Renumbers the files from order of appearance to order of names.
   void number_files() {
     std::vector<uint32_t> sorted(files_.size());
     for (const auto& [name, id] : files_) {

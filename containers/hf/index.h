@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The index of a checkpoint that is spread over files, as Hugging Face
+// The index of a checkpoint spread over several files, as Hugging Face
 // libraries write it for safetensors and for torch .bin files:
 //
 //   {"metadata":   {"total_size": bytes, …},      may be missing
 //    "weight_map": {"tensor": "file", …}}         plain names of files beside
 //    it
 //
-// The file names come from the file, so they are hostile: they never lead out
-// of the directory. Names of tensors are data; any string will do.
+// The file names come from the file and are hostile: they are never allowed to
+// lead out of the directory. Names of tensors are data; any string will do.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ struct Index {
   std::vector<std::string> files;
   std::vector<Weight> weights;         // in the order of the index
   std::optional<uint64_t> total_size;  // metadata.total_size, if it is there
-  std::string total_text;              // … as it is spelled; or ""
+  std::string total_text;              // its spelling, or ""
   // The rest of metadata, a dict; null if there is none.
   std::shared_ptr<pickle::Document> metadata;
 };
@@ -45,9 +45,9 @@ struct Index {
 // .json.
 bool is_index_name(std::string_view file_name, std::string_view suffix);
 
-// Where the weights called `stem` are, as loaders look for them: in STEM
+// Where the weights called `stem` are, found as loaders find them: in STEM
 // SUFFIX, else where STEM SUFFIX.index.json says, else in a set STEM-x-of-N
-// SUFFIX. Both lists are sorted. One of the members is empty, or both.
+// SUFFIX. Both lists are sorted. At least one of the members is empty.
 struct WeightFiles {
   std::vector<std::string> names;
   std::string index;
@@ -56,10 +56,10 @@ WeightFiles find_weight_files(std::string_view stem, std::string_view suffix,
                               std::span<const std::string> names,
                               std::span<const std::string> indexes);
 
-// Reads `directory`/`index_file` and checks all of it, also that every file
-// is there. Throws an input_error for a malformed index and for a file that
-// is missing, an unsafe_error for a file name that is not a plain name. Files
-// may also be one level down: in `folder`, if there is one.
+// Reads `directory`/`index_file` and checks all of it, including that every
+// file is there. Throws an input_error for a malformed index or a missing file,
+// an unsafe_error for a file name that is not a plain name. Files may also be
+// one level down, in `folder` if it is given.
 Index read_index(const std::string& directory, const std::string& index_file,
                  std::string_view folder = {});
 
@@ -69,9 +69,9 @@ struct Located {
   uint32_t tensor = 0;
 };
 
-// Holds what is in the files (`found[f]`: the names in index.files[f], unique
-// in it) against the index and says which to take, by file, then in the file's
-// order. A tensor that the index promises and its file lacks is an
+// Compares what is in the files (`found[f]`: the names in index.files[f],
+// unique within it) with the index. Returns those to take, by file, then in the
+// file's order. A tensor that the index promises but its file lacks is an
 // input_error. One that the index lacks is taken, with a warning
 // ("unindexed_tensor"); a second copy of an indexed one is left out, with a
 // warning ("duplicate_tensor").
@@ -80,14 +80,14 @@ std::vector<Located> select_indexed(
     std::span<const std::vector<std::string_view>> found,
     std::vector<Problem>& problems);
 
-// Warns ("total_size") if the index says another sum of bytes than one of
-// `sums`, of which the first is the files'. Writers count tied weights once or
-// by each of their names, as their version has it.
+// Warns ("total_size") if the index's sum of bytes is none of `sums`, the first
+// of which is the files'. Depending on their version, writers count tied
+// weights once or under each of their names.
 void check_total_size(const Index& index, std::span<const uint64_t> sums,
                       std::vector<Problem>& problems);
 
 // The text of an index: two spaces, sorted keys, ASCII, a newline at the end.
-// `metadata`: other members than total_size.
+// `metadata`: members other than total_size.
 struct IndexEntry {
   std::string_view tensor;
   std::string_view file;

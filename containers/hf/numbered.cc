@@ -42,8 +42,8 @@ std::string numbered_name(std::string_view stem, uint64_t number,
 
 namespace {
 
-// The names of a set that `numbers` (sorted) lacks: the first few, hostile
-// counts being large. Numbers begin at `first`.
+// The names of a set that `numbers` (sorted) lacks: only the first few, because
+// a hostile count can be large. Numbers begin at `first`.
 std::vector<std::string> missing_of(const NumberedName& set, uint32_t first,
                                     std::span<const uint32_t> numbers) {
   constexpr size_t kEnough = 5;

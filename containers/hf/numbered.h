@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sets of files that are numbered x of N: model-00001-of-00003.safetensors.
+// Sets of files numbered x of N: model-00001-of-00003.safetensors.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +29,8 @@ std::vector<std::string> numbered_set(std::span<const std::string> names,
                                       std::string_view stem,
                                       std::string_view rest);
 
-// Throws an input_error that names the missing files if a set that begins
-// among `names` is not complete.
+// Throws an input_error that names the missing files if a set that begins in
+// `names` is incomplete.
 void check_complete_sets(const std::string& directory,
                          std::span<const std::string> names);
 

@@ -33,7 +33,7 @@ using Ordered = std::vector<std::pair<Described, Tensor*>>;
 constexpr uint64_t kBlock = 4096;  // of file systems that share blocks
 constexpr uint64_t kWorthPadding = 64 * kBlock;
 
-// The place of a tensor's bytes in the source, if they lie there in one run.
+// Where a tensor's bytes are in the source, if they are one run there.
 std::optional<uint64_t> run_in(const Catalog& source, uint32_t id) {
   const Tensor& tensor = source.tensors.at(id);
   if (tensor.pieces.size() != 1 || !tensor.grid.empty()) return {};
@@ -46,10 +46,10 @@ std::optional<uint64_t> run_in(const Catalog& source, uint32_t id) {
   return extent.offset;
 }
 
-// How many bytes are to be put before the data, which would begin at `begin`,
-// so that most of them lie as in the source: then a file system that can shares
-// them. Else the data begin with a block, as they do in all such files of ours,
-// so that tensors of several of them can be shared by one.
+// How many bytes to put before the data, which would otherwise begin at
+// `begin`, so that most of them are aligned as in the source and a file system
+// that can will share them. Failing that, the data begin at a block, as in all
+// such files of ours, so that one file can share tensors of several.
 uint64_t padding(const Catalog* source, const Target& target,
                  const Ordered& ordered, uint64_t begin) {
   std::map<uint64_t, uint64_t> votes;  // bytes by padding
@@ -64,7 +64,7 @@ uint64_t padding(const Catalog* source, const Target& target,
   if (at - begin < kWorthPadding) return 0;
   const auto best = std::ranges::max_element(
       votes, {}, [](const auto& vote) { return vote.second; });
-  // Readers want the data at a multiple of 8.
+  // Readers expect the data at a multiple of 8.
   if (best != votes.end() && best->first % 8 == 0 &&
       best->second >= std::max(kWorthPadding, (at - begin) / 2))
     return best->first;

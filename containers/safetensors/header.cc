@@ -65,7 +65,7 @@ void read_offsets(Scanner& scan, Entry& entry) {
     scan.fail(fmt::format("data_offsets has {} elements, expected 2", count));
 }
 
-// Size and shape must agree; where the data lie is checked later.
+// Size and shape must agree; where the data are is checked later.
 void check_size(const std::string& path, const Entry& entry) {
   const uint32_t bits = info(entry.dtype).bits;
   const std::string_view dtype = info(entry.dtype).safetensors;
@@ -89,7 +89,7 @@ void check_size(const std::string& path, const Entry& entry) {
                        *total / 8));
 }
 
-// Text as the reference writer spells it, with neither spaces nor escapes.
+// Reads text spelled as the reference writer does, without spaces or escapes.
 class Compact {
  public:
   explicit Compact(std::string_view text) : text_(text) {}
@@ -134,8 +134,8 @@ class Compact {
   size_t at_ = 0;
 };
 
-// The bytes of an entry that is spelled as nearly all are; 0 if it is not, and
-// the scanner has to say what it is.
+// The bytes of an entry in the usual spelling; 0 if it has another, which is
+// left to the scanner.
 size_t read_compact(std::string_view text, Entry& entry) {
   Compact compact(text);
   const bool good =
@@ -228,7 +228,7 @@ bool read_member(const std::string& path, Scanner& scan, Header& header,
   return true;
 }
 
-// All of them, from a text of which only a part is in memory.
+// Reads all members of a text that is only partly in memory.
 Header read_members(text::Parts& parts, const std::string& path,
                     uint64_t length) {
   Header header;
@@ -245,8 +245,8 @@ Header read_members(text::Parts& parts, const std::string& path,
       }
     }
   };
-  // An entry is hardly shorter than this; so growing costs no copies. Room that
-  // is not touched costs nothing.
+  // Entries are hardly ever shorter, so growing costs no copies. Room that is
+  // not touched costs nothing.
   io::reserve_huge(header.entries, length / 64);
   bool has_metadata = false;
   whole([&] { scan.enter_object(); });
@@ -280,7 +280,7 @@ void check_cover(const std::string& path, const Header& header,
   throw error.with_hint("the file is cut off: fetch or copy it again");
 }
 
-// Says what the file is instead, if that can be told.
+// Says what the file is instead, if it can be recognised.
 [[noreturn]] void refuse(const io::Handle& file, std::string_view head,
                          const std::string& why) {
   const auto foreign = formats::recognise(head, {});
@@ -347,7 +347,7 @@ Header read_header(const io::Handle& file) {
         file, head,
         fmt::format("header of {} bytes in a file of {}: the file is cut off",
                     length, file.size()));
-  // Elsewhere, its parts one after the other would cost a round trip each.
+  // Of a remote file, each part read by itself would cost a round trip.
   if (io::remote_of(file)) io::ask_for(file, 8, length);
   text::Parts parts(length, [&](uint64_t at, std::span<char> to) {
     file.read(8 + at, std::as_writable_bytes(to));

@@ -5,7 +5,7 @@
 //   | u64 n  | n bytes JSON | tensor data, no gaps  |
 //
 // The JSON maps each name to a dtype, a shape and data_offsets [begin, end),
-// which count from byte 8+n. Sorted by begin, they cover the data exactly.
+// counted from byte 8+n. Sorted by begin, they cover the data exactly.
 // "__metadata__" maps strings to strings and is not a tensor.
 #pragma once
 
@@ -29,7 +29,7 @@ namespace ckpt::safetensors {
 
 inline constexpr std::string_view kFormat = "safetensors";
 inline constexpr std::string_view kMetadata = "__metadata__";
-// The object with what an index says besides total_size.
+// The object that holds what an index says besides total_size.
 inline constexpr std::string_view kIndexMetadata = "__index_metadata__";
 // The reference reader refuses longer headers.
 inline constexpr uint64_t kMaxHeader = 100'000'000;
@@ -54,7 +54,7 @@ struct Header {
 // that names the file, the tensor and the rule it breaks.
 Header read_header(const io::Handle& file);
 
-// The same of many files at a time, given in order.
+// The same for many files at a time, handed over in order.
 struct FileHeader {
   File file;
   Header header;
@@ -65,18 +65,17 @@ void read_headers(const std::vector<std::string>& paths,
 // The same for a header that is in memory, of a file of `file_size` bytes.
 Header parse_header(std::string_view json, uint64_t file_size,
                     const std::string& path);
-// The same of `length` bytes that are read part by part.
+// The same for `length` bytes that are read part by part.
 Header parse_header(text::Parts parts, uint64_t length, uint64_t file_size,
                     const std::string& path);
 
 // True if a file of `size` bytes with these first bytes may be safetensors: a
-// length that fits, then the beginning of a JSON object.
+// length that fits, then the start of a JSON object.
 bool looks_like_header(std::string_view head, uint64_t size);
 
 // --- writing ---
 
-// What the header says of one tensor; data follow each other in the order
-// of these.
+// What the header says about one tensor; data are in the order of these.
 struct Described {
   std::string_view name;
   std::string_view dtype;  // "BF16"
@@ -84,13 +83,13 @@ struct Described {
   uint64_t bytes = 0;
 };
 
-// The place of a dtype in the order of the reference writer, which puts
-// larger alignments first: sort by it, then by name.
+// The place of a dtype in the reference writer's order, which puts larger
+// alignments first: sort by it, then by name.
 size_t dtype_rank(std::string_view dtype);
 
 // The length field and the JSON, byte for byte as the reference writer has
-// them: compact, padded with spaces to a multiple of 8. Metadata in the given
-// order (the reference's is random); nothing of it if it is not there.
+// them: compact, padded with spaces to a multiple of 8. Metadata are in the
+// given order (the reference's is random), and omitted if there are none.
 std::string encode_header(std::span<const Described> tensors,
                           const std::optional<Metadata>& metadata);
 

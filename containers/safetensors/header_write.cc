@@ -9,7 +9,7 @@
 namespace ckpt::safetensors {
 namespace {
 
-// As serde_json writes it: only what must be escaped is.
+// As serde_json does: escapes only what must be.
 void append_string(std::string& json, std::string_view text) {
   constexpr std::string_view kSpecial = "\"\\\b\f\n\r\t";
   constexpr std::string_view kLetters = "\"\\bfnrt";
@@ -31,7 +31,7 @@ void append_string(std::string& json, std::string_view text) {
 }  // namespace
 
 size_t dtype_rank(std::string_view dtype) {
-  // Not by size alone: this is the order of the reference's enum, backwards.
+  // Not by size alone: this is the reference's enum in reverse order.
   constexpr auto kOrder = std::to_array<std::string_view>(
       {"U64",         "I64",     "F64",     "C64",     "F32", "U32",
        "I32",         "BF16",    "F16",     "U16",     "I16", "F8_E5M2FNUZ",

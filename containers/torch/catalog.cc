@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tree's values as a catalog's: ties, objects, and the skeleton that a
-// torch file is written back from.
+// Puts a tree's values into a catalog: ties, objects, and the skeleton from
+// which a torch file is written back.
 #include <map>
 #include <tuple>
 
@@ -15,12 +15,12 @@ namespace {
 
 using pickle::Id;
 
-// Storages that no tensor covers are carried in memory: scales, sizes. What
-// is larger than this is named in a warning.
+// Storages that no tensor covers are carried in memory: scales, sizes. Larger
+// ones are named in a warning.
 constexpr uint64_t kMaxLoose = uint64_t{16} << 20;
 constexpr uint64_t kMaxLooseSum = uint64_t{64} << 20;
 
-// Tensors with all of these equal are one tensor under several names.
+// Tensors that agree in all of these are one tensor under several names.
 using Identity = std::tuple<uint32_t, uint64_t, DType, Dims, Dims, uint8_t>;
 
 Identity identity(const TensorRef& ref) {
@@ -28,7 +28,7 @@ Identity identity(const TensorRef& ref) {
           ref.shape,   ref.extent.strides, ref.transform};
 }
 
-// Gives tensors that are the same elements the same number.
+// Gives the same number to tensors with the same elements.
 class Ties {
  public:
   explicit Ties(const Catalog& catalog) {

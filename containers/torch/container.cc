@@ -37,7 +37,7 @@ bool is_tar(std::string_view head) {
          first == "tensors";
 }
 
-// PROTO, perhaps FRAME, then an opcode that a pickle can begin with.
+// PROTO, perhaps FRAME, then an opcode that can begin a pickle.
 bool is_pickle(std::string_view head) {
   return head.size() >= 2 && head[0] == '\x80' && head[1] <= 5;
 }

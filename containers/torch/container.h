@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A file of torch.save, opened: its pickle as a value tree, and where each
-// storage's bytes lie. No payload is read.
+// storage's bytes are. No payload is read.
 //
 //   zip     | data.pkl | byteorder | data/0 | data/1 | … | version | directory
 //   legacy  | magic | 1001 | sys_info | pickle | keys | n data | n data | …
@@ -30,11 +30,11 @@ struct Storage {
   uint32_t file = 0;           // index into Catalog::files
   uint64_t offset = 0;         // of its first byte in that file
   uint64_t size = 0;           // bytes the container holds
-  uint64_t declared = 0;       // bytes the pickle declares; <= size
+  uint64_t declared = 0;       // bytes that the pickle declares; <= size
   std::optional<DType> dtype;  // as first declared; nothing: untyped
 };
 
-// What one persistent id refers to: a whole storage, or (very old files) a
+// What one persistent id refers to: a whole storage, or (in very old files) a
 // range of one.
 struct StorageUse {
   uint32_t storage = 0;        // index into Storages::all
@@ -67,9 +67,9 @@ struct Container {
   Storages storages;
 };
 
-// What the first bytes of a file say.
+// What the first bytes of a file suggest.
 enum class Sniffed : uint8_t {
-  kTorchZip,     // a zip (whether it is torch.save's shows its directory)
+  kTorchZip,     // a zip (its directory shows whether it is torch.save's)
   kTorchLegacy,  // the pickled magic number
   kTorchTar,
   kSafetensors,  // u64 length, then '{'
@@ -86,13 +86,13 @@ struct Sniff {
 // open_container).
 Sniff sniff(const std::string& path);
 
-// Opens any of the three containers. Appends to catalog.files the file itself
-// (and one more File per deflated storage), to catalog.crcs the checksums of
-// storage records, to catalog.globals and catalog.problems what it finds.
+// Opens any of the three containers. Appends the file itself (and one more File
+// per deflated storage) to catalog.files, the checksums of storage records to
+// catalog.crcs, and what it finds to catalog.globals and catalog.problems.
 //
-// Throws input_error for anything that is not whole: a missing or short
-// storage record, a malformed persistent id, TorchScript, git-lfs pointers;
-// with limits.restrict_globals, unsafe_error naming the globals that
+// Throws input_error for anything that is not whole: a missing or short storage
+// record, a malformed persistent id, TorchScript, git-lfs pointers. With
+// limits.restrict_globals, throws an unsafe_error naming the globals that
 // torch.load(weights_only=True) would not allow.
 Container open_container(const std::string& path, Catalog& catalog,
                          const Limits& limits = {});
@@ -100,7 +100,7 @@ Container open_container(const std::string& path, Catalog& catalog,
 // True for globals that weights-only loading allows: "torch FloatStorage".
 bool is_allowed_global(std::string_view global);
 
-// Throws the unsafe_error of --restrict, if there is anything to refuse.
+// Throws the unsafe_error of --restrict if there is anything to refuse.
 void check_globals(const std::vector<std::string>& globals,
                    const std::string& path);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small tensors that a reader has to look into: steps, scales, meshes.
+// Small tensors whose values a reader needs: steps, scales, meshes.
 #include <algorithm>
 #include <cstring>
 
@@ -11,7 +11,7 @@
 namespace ckpt::torch {
 namespace {
 
-// A tensor whose elements lie further apart than this is not small.
+// A tensor whose elements span more than this is not small.
 constexpr uint64_t kMaxSpan = uint64_t{64} << 20;
 
 // Bytes from the first element to the end of the last one.

@@ -18,8 +18,8 @@ bool is_sequence(Type type) {
          type == Type::kList || type == Type::kSet;
 }
 
-// A mapping's entries are all BUILD-like additions: OrderedDict() with pairs.
-// Others (Counter({…})) keep them in their arguments.
+// All entries of such a mapping are BUILD-like additions: OrderedDict() with
+// pairs. Others (Counter({…})) keep theirs in their arguments.
 bool is_ordered_dict(const Document& document, Id node) {
   return document.is_call(node, "collections", "OrderedDict");
 }
@@ -47,7 +47,7 @@ Id Copier::copied(Id node) const {
 Id Copier::copy(Id root) {
   copies_.assign(source_.size(), kNoId);
   make(root);
-  // What can hold itself is created empty and filled afterwards.
+  // Containers that can hold themselves are created empty and filled later.
   while (!unfilled_.empty()) {
     const Id node = unfilled_.back();
     unfilled_.pop_back();
@@ -61,7 +61,7 @@ void Copier::add(Id mapping, const std::string& key, size_t slot) {
   out_.set(mapping, out_.add_string(key), add_placeholder(out_, slot));
 }
 
-// Creates a node after those that it can't exist without.
+// Creates a node, but first those that it can't exist without.
 void Copier::make(Id root) {
   std::vector<std::pair<Id, bool>> stack{{root, false}};
   while (!stack.empty()) {
@@ -169,7 +169,7 @@ std::vector<Id> Copier::storage_arguments(size_t slot) {
   return args;
 }
 
-// The wrappers that carry something are kept; DTensors become plain.
+// Wrappers that carry something are kept; DTensors become plain.
 Id Copier::create_tensor(Id node, size_t slot) {
   const TensorSlot& tensor = slots_[slot];
   const Rebuild rebuild = rebuild_of(source_, node);
@@ -207,7 +207,7 @@ Id Copier::create_tensor(Id node, size_t slot) {
     const bool packed =
         tensor.dtype == DType::qu4x2 || tensor.dtype == DType::qu2x4;
     const auto plain = storage_arguments(slot);
-    // torch counts the values of packed types, the slot their bytes.
+    // torch counts the values of packed types; the slot counts their bytes.
     return call(
         "torch._utils", "_rebuild_qtensor",
         {plain[0], plain[1], packed ? argument(2) : plain[2],
@@ -223,7 +223,7 @@ Id Copier::create_storage(Id node) {
                            "a storage without a tensor is too large to be "
                            "carried into another torch file")
         .with_hint("write the tensors to safetensors");
-  // ("storage", class, …): an untyped one has no dtype of its own.
+  // ("storage", class, …): an untyped storage has no dtype of its own.
   const Id id = source_.items(node)[0];
   const Id type = source_.items(id)[1];
   const auto dtype = dtype_from_storage(source_.text(type));

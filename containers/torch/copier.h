@@ -21,28 +21,28 @@ class Copier {
   Copier(const pickle::Document& source, std::span<const TensorSlot> slots)
       : source_(source), slots_(slots) {}
 
-  // A tensor's node becomes slots[slot], inside the wrappers that it had.
+  // Replaces a tensor's node by slots[slot], inside the wrappers that it had.
   void set_tensor(pickle::Id node, size_t slot) { tensors_[node] = slot; }
-  // A storage without a tensor, with its content.
+  // Sets the content of a storage that has no tensor.
   void set_storage(pickle::Id node, const std::string& content) {
     storages_[node] = &content;
   }
-  // Entry `index` of a mapping: left out, or under another key.
+  // Leaves out entry `index` of a mapping, or gives it another key.
   void drop(pickle::Id mapping, uint32_t index) {
     edits_[{mapping, index}] = {.drop = true, .key = {}};
   }
   void rename(pickle::Id mapping, uint32_t index, std::string key) {
     edits_[{mapping, index}] = {.drop = false, .key = std::move(key)};
   }
-  // Element `index` of a list or tuple becomes None: the others keep their
-  // places.
+  // Makes element `index` of a list or tuple None, so that the others keep
+  // their places.
   void blank(pickle::Id container, uint32_t index) {
     edits_[{container, index}] = {.drop = true, .key = {}};
   }
 
   // Returns the id in document().
   pickle::Id copy(pickle::Id root);
-  // One more entry of a mapping that was copied.
+  // Adds an entry to a mapping that was copied.
   void add(pickle::Id mapping, const std::string& key, size_t slot);
   pickle::Document& document() { return out_; }
 

@@ -17,12 +17,12 @@ using pickle::Id;
 using pickle::kNoId;
 using pickle::Type;
 
-// A local tensor of strided shards can be many boxes of the whole.
+// A local tensor of strided shards can be many boxes of the global one.
 constexpr uint64_t kMaxPieces = 4096;
 constexpr size_t kMaxMeshRank = 16;
 
 // Shard(dim): one chunk. _StridedShard(dim, split_factor): that chunk of each
-// of split_factor equal parts. Runs that touch become one.
+// of split_factor equal parts. Adjacent runs are merged.
 cuts::Runs shard(const cuts::Runs& runs, uint64_t split, uint64_t count,
                  uint64_t index) {
   cuts::Runs out;
@@ -162,7 +162,7 @@ std::vector<Placement> Reader::placements(Id spec, size_t rank) const {
 }
 
 // torch <= 2.9 keeps the mesh as a tensor, whose shape is enough; 2.10 and
-// later as a layout of (shape, stride) axes.
+// later keep it as a layout of (shape, stride) axes.
 Dims Reader::mesh_shape(Id mesh) const {
   const Id tensor = attribute(mesh, "mesh");
   if (const auto ref = as_plain_tensor(document_, tensor, storages_, name_))
@@ -178,7 +178,7 @@ Dims Reader::mesh_shape(Id mesh) const {
     fail("the mesh's axes are not a tuple");
   Dims result;
   for (const Id axis : document_.items(axes)) {
-    // An axis that was flattened from several has several sizes.
+    // An axis flattened from several has several sizes.
     const auto size = element_count(shape(required(axis, "shape"), "axis"));
     result.push_back(*size);
   }
@@ -200,8 +200,8 @@ Dims Reader::coordinate(Id mesh, const Dims& shape) const {
   return result;
 }
 
-// Which mesh dimensions split each tensor dimension, in which order: as
-// shard_order says (torch >= 2.10), else from left to right.
+// The mesh dimensions that split each tensor dimension, in the order that
+// shard_order gives (torch >= 2.10), else from left to right.
 std::vector<std::vector<size_t>> Reader::shard_order(
     Id spec, const std::vector<Placement>& placements, size_t rank) const {
   std::vector<std::vector<size_t>> order(rank);
@@ -253,7 +253,7 @@ std::vector<cuts::Runs> Reader::local_runs(Id spec, const Shape& global) const {
   return runs;
 }
 
-// One piece per combination of runs, with the strides of the local tensor.
+// Adds one piece per combination of runs, with the local tensor's strides.
 void Reader::add_pieces(const std::vector<cuts::Runs>& runs,
                         TensorRef& ref) const {
   uint64_t count = 1;
@@ -307,8 +307,8 @@ TensorRef Reader::dtensor(const Shape& global, Id state) {
   Shape expected;
   for (const cuts::Runs& dim : runs) expected.push_back(cuts::count_of(dim));
   const bool none = element_count(expected).value_or(0) == 0;
-  // Ranks without a share of an uneven split hold a tensor of 0 elements,
-  // whose shape torch does not keep.
+  // Ranks without a share of an uneven split hold a tensor of 0 elements, and
+  // torch does not keep its shape.
   const bool fits = expected == ref.shape ||
                     (none && element_count(ref.shape).value_or(1) == 0);
   if (!fits)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// DTensor and ShardedTensor: a rank's part of a tensor, and where in the
-// whole it lies. Private to this room.
+// DTensor and ShardedTensor: a rank's part of a tensor, and where in the whole
+// it belongs. Private to this room.
 //
 //   _rebuild_from_type_v2(_rebuild_wrapper_subclass, class,
 //                         (class, dtype, GLOBAL size, stride, …), state)
@@ -10,9 +10,8 @@
 
 namespace ckpt::torch {
 
-// Nothing if `type` is neither class. Throws input_error where the local
-// tensor has another shape than its placements say, unfaithful_error for
-// partial sums.
+// Nothing if `type` is neither class. Throws input_error if the local tensor's
+// shape is not what its placements say, unfaithful_error for partial sums.
 std::optional<TensorRef> as_distributed(const pickle::Document& document,
                                         pickle::Id type, pickle::Id arguments,
                                         pickle::Id state,

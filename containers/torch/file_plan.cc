@@ -31,7 +31,7 @@ struct Record {
   std::optional<std::string> content;
 };
 
-// Builds the value with rebuild calls where placeholders were.
+// Builds the value, with rebuild calls in place of placeholders.
 class Composer {
  public:
   Composer(const Document& tree, std::span<const TensorSlot> slots)
@@ -72,7 +72,7 @@ class Composer {
     slot_records_.push_back(record);
   }
 
-  // What stands for a placeholder's persistent id.
+  // What replaces a placeholder's persistent id.
   Id replace(Id id) {
     if (tree_.is(id, Type::kInt)) return tensor(slot_at(id));
     if (tree_.is(id, Type::kTuple) && tree_.items(id).size() >= 2) {
@@ -140,7 +140,7 @@ class Composer {
             {call, out_.add_bool(slot.requires_grad), ordered_dict()}));
   }
 
-  // Names and texts once each: the encoder then refers back to them.
+  // Makes each name and text only once: the encoder then refers back to it.
   Id global(std::string_view module, std::string_view name) {
     const std::string key = fmt::format("{} {}", module, name);
     const auto it = shared_.find(key);
@@ -163,7 +163,7 @@ class Composer {
   std::unordered_map<std::string, Id> shared_;
 };
 
-// 40 digits that differ between files; torch logs them and checks nothing.
+// 40 digits that differ between files. torch logs them but checks nothing.
 std::string serialization_id(const std::vector<zip::Record>& records) {
   uint64_t names = 0xcbf29ce484222325;
   uint64_t content = names;
@@ -273,7 +273,7 @@ DType plain_type(DType dtype) {
 }
 
 TorchType torch_type(const std::string& name, DType dtype, const Shape& shape) {
-  // Our own reader refuses 4,096 with what stands around a state dict.
+  // Our own reader refuses 4,096, including what surrounds a state dict.
   constexpr size_t kLongestName = 4000;
   if (name.size() > kLongestName)
     throw unfaithful_error({{}, text::printable(name)},

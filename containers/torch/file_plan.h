@@ -36,12 +36,13 @@ struct TensorSlot {
   uint32_t tie = kOwnStorage;
 };
 
-// A node that stands for slots[slot]; use it at as many places as you like
-// (the tensor is then shared).
+// A node that stands for slots[slot]. It may be used in any number of places;
+// the tensor is then shared.
 pickle::Id add_placeholder(pickle::Document& document, uint64_t slot);
-// Only the storage of that slot: an argument of a rebuild call made by hand.
+// Stands for the slot's storage alone: an argument of a rebuild call made by
+// hand.
 pickle::Id add_storage_placeholder(pickle::Document& document, uint64_t slot);
-// A storage whose content is known now (a small tensor's).
+// A storage whose content is already known (a small tensor's).
 pickle::Id add_inline_storage(pickle::Document& document, DType dtype,
                               std::string content);
 
@@ -53,17 +54,17 @@ struct FilePlan {
   std::vector<uint64_t> data_offsets;  // of each slot
 };
 
-// `root` is a value of `tree`; `archive_root` the directory in the zip
+// `root` is a value of `tree`, `archive_root` the directory in the zip
 // (archive_root_of). Throws unfaithful_error for dtypes that torch lacks.
 FilePlan plan_file(const pickle::Document& tree, pickle::Id root,
                    std::span<const TensorSlot> slots,
                    const std::string& archive_root);
 
 // torch.save's name for the directory in the zip: the base name without its
-// last extension; "archive" for non-ASCII names and where nothing is left.
+// last extension, or "archive" if that is empty or not ASCII.
 std::string archive_root_of(std::string_view path);
 
-// What torch calls a tensor of this dtype, and its shape there: safetensors'
+// What torch calls a tensor of this dtype, and its shape in torch: safetensors'
 // bit-packed f4 becomes f4x2 with the last dimension halved. Throws
 // unfaithful_error for dtypes that torch lacks (f6).
 struct TorchType {

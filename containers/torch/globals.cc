@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The globals that torch.load(weights_only=True) allows, as torch 2.13 has
-// them, in the names of Python 3.
+// The globals that torch.load(weights_only=True) allows in torch 2.13, under
+// their Python 3 names.
 #include <algorithm>
 #include <array>
 
@@ -56,7 +56,7 @@ bool all_digits(std::string_view text) {
          text.find_first_not_of("0123456789") == text.npos;
 }
 
-// int1 … int7, uint1 … uint7 have no tensors yet, but are dtypes.
+// int1 … int7 and uint1 … uint7 are dtypes, but have no tensors yet.
 bool is_dtype_name(std::string_view name) {
   if (dtype_from_torch(name)) return true;
   if (name.starts_with("u")) name.remove_prefix(1);

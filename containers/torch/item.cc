@@ -21,9 +21,9 @@ using text::printable;
 // Items up to this size are read whole, and neighbours with them.
 constexpr uint64_t kSmallItem = 2 * kItemEnd;
 constexpr uint64_t kBlock = 64 << 10;
-// Objects are small; those larger than this are read where they are.
+// Objects are usually small. Larger ones than this are read in place.
 constexpr uint64_t kSmallObject = 64 << 10;
-// Pickles are known again up to this length, and so many of them.
+// Pickles up to this length, and so many of them, are remembered.
 constexpr size_t kMostKnown = 4096;
 
 std::string describe(DType dtype, const Shape& shape) {
@@ -40,7 +40,7 @@ void check_tensor(const std::string& path, uint64_t offset, DType found,
                     describe(dtype, shape));
 }
 
-// An error inside of an item, with the item's place.
+// Rethrows an error from inside an item, adding the item's place.
 [[noreturn]] void rethrow(const Error& error, const std::string& path,
                           uint64_t offset, const std::string& name) {
   throw Error(error.code(), {path, printable(name)},
@@ -56,7 +56,7 @@ std::string what_it_is(const pickle::Document& document) {
   return callable.empty() ? what : what + " " + printable(callable);
 }
 
-// The class of a tensor that only it can put together; "" for other values.
+// The class of a tensor that only that class can rebuild; "" for other values.
 std::string subclass_name(const pickle::Document& document) {
   const pickle::Id root = document.root();
   if (!document.is_call(root, "torch._tensor", "_rebuild_from_type_v2"))
@@ -184,7 +184,7 @@ LocatedTensor TensorLocator::locate(uint64_t offset, uint64_t length,
     throw input_error({file_.path(), printable(name)},
                       "an item of {} bytes at byte {} of a file of {}", length,
                       offset, file_.size());
-  // The end of an item and the beginning of the next one are one read.
+  // One read covers the end of an item and the beginning of the next one.
   std::string head_copy;
   std::string_view head, tail;
   if (length <= kSmallItem) {

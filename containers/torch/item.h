@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A torch zip archive inside of a bigger file: an item of a .distcp file, or
-// the .pt file of one object.
+// A torch zip archive inside a bigger file: an item of a .distcp file, or the
+// .pt file of one object.
 //
 //   .distcp   | item | item | …      item = | archive/data.pkl | byteorder |
 //                                             archive/data/0 | … | directory |
@@ -24,10 +24,10 @@
 namespace ckpt::torch {
 
 // Opens the archive that `item` is (a slice, or memory). Like open_container,
-// but adds no File: storages have file `file` and offsets that count from byte
-// 0 of that file, of which the item begins at `base`. Appends the checksums
-// of storage records to `crcs`, and what is odd to `problems`, if these are
-// not null. Deflated records are refused. Throws input_error.
+// but adds no File: storages have file `file` and offsets counted from byte 0
+// of that file, where the item begins at `base`. Appends the checksums of
+// storage records to `crcs` and oddities to `problems`, if those are not null.
+// Deflated records are refused. Throws input_error.
 Container open_item(const io::Handle& item, uint32_t file, uint64_t base,
                     std::vector<StoredCrc>* crcs = nullptr,
                     std::vector<Problem>* problems = nullptr);
@@ -39,24 +39,23 @@ struct LocatedTensor {
 };
 
 // Finds the tensors of one file's items. Made for hundreds of thousands of
-// items in the order of the file: one read of a few KiB for each in the common
-// case (what torch itself wrote), open_item for everything else. Not
-// thread-safe.
+// items in file order: one read of a few KiB for each in the common case
+// (written by torch itself), open_item for everything else. Not thread-safe.
 class TensorLocator {
  public:
   // `file` outlives it; `number` is its index in Catalog::files.
   TensorLocator(const io::Handle& file, uint32_t number)
       : file_(file), number_(number) {}
 
-  // The item is bytes [offset, offset + length) of the file. Throws
-  // input_error if it is another value than one tensor, or if dtype or shape
-  // differ from what the index says. `name` is for messages.
+  // The item is bytes [offset, offset + length) of the file. Throws input_error
+  // if it is not a single tensor, or if dtype or shape differ from what the
+  // index says. `name` is for messages.
   LocatedTensor locate(uint64_t offset, uint64_t length, DType dtype,
                        const Shape& shape, const std::string& name,
                        std::vector<StoredCrc>* crcs = nullptr);
 
-  // The same for an item of which only both ends are at hand (a decompressed
-  // one), in a file of its own; nothing if they do not tell.
+  // The same for an item in a file of its own (a decompressed one) of which
+  // only the two ends are at hand; nothing if they are not enough.
   std::optional<LocatedTensor> locate_ends(std::string_view head,
                                            std::string_view tail,
                                            uint64_t length, DType dtype,
@@ -89,14 +88,14 @@ class TensorLocator {
   uint64_t buffer_at_ = 0;
 };
 
-// One item alone.
+// Locates a single item.
 LocatedTensor locate_tensor(const io::Handle& item, uint32_t file,
                             uint64_t base, DType dtype, const Shape& shape,
                             const std::string& name,
                             std::vector<StoredCrc>* crcs = nullptr);
 
-// The archive of an object that nobody has opened, and its bytes: storages in
-// it have offsets that count from byte 0 of `item`.
+// An object's archive, opened, and its bytes: storages in it have offsets
+// counted from byte 0 of `item`.
 struct OpenedObject {
   io::Handle item;
   Container container;

@@ -21,7 +21,7 @@ struct Record {
   uint32_t crc32 = 0;
 };
 
-// A byte range of the archive, in whichever end has it.
+// Finds a byte range of the archive in whichever end has it.
 class Bytes {
  public:
   Bytes(std::string_view head, std::string_view tail, uint64_t size)
@@ -49,7 +49,7 @@ struct Directory {
   uint64_t count = 0;
 };
 
-// True if a field of the end record is the zip64 value, or says to look there.
+// True if a field of the end record equals the zip64 value or refers to it.
 bool agrees(uint64_t value, uint64_t wide, uint64_t ones) {
   return value == wide || value == ones;
 }
@@ -127,7 +127,7 @@ class Reader {
     if (pickle == nullptr || data == nullptr || find("constants.pkl") ||
         !has_version())
       return std::nullopt;
-    // Of all records, read or not: a damaged header is not a detail.
+    // For all records, read or not: a damaged header is not a detail.
     for (size_t i = 0; i < count_; ++i)
       if (!data_offset(records_[i])) return std::nullopt;
     if (!read_order(ends)) return std::nullopt;
@@ -155,7 +155,7 @@ class Reader {
     return record.crc32 == 0 ||
            record.crc32 == crc32(0, std::as_bytes(std::span(content)));
   }
-  // What a small record holds; nothing if it is not in one of the ends.
+  // The content of a small record; nothing if neither end has it.
   std::optional<std::string_view> content(const Record& record) const {
     const auto at = data_offset(record);
     if (!at || record.size == 0) return std::nullopt;
@@ -222,7 +222,7 @@ class Reader {
            record.name.find('\0') == record.name.npos;
   }
 
-  // Where the content of a record begins, from its local header. It ends
+  // Where the content of a record begins, by its local header. It must end
   // before the next header.
   std::optional<uint64_t> data_offset(const Record& record) const {
     uint64_t next = directory_;

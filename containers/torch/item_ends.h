@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A torch zip archive of one tensor, from its first and last bytes alone: what
-// torch itself writes, and nothing else. Private to this room.
+// Reads a torch zip archive of one tensor from its first and last bytes alone.
+// Handles what torch itself writes, nothing else. Private to this room.
 //
 //   head   | local header | data.pkl | … | byteorder | local header of data/0
 //          | payload …
@@ -13,10 +13,10 @@
 
 namespace ckpt::torch {
 
-// Both ends of an archive: enough for those that torch writes.
+// The size of either end: enough for archives that torch writes.
 inline constexpr uint64_t kItemEnd = 2048;
 
-// Views into the bytes that were given.
+// Views into the bytes passed to read_ends.
 struct ItemEnds {
   std::string_view pickle;  // data.pkl; its checksum was right
   std::string_view record;  // name of the only storage: "archive/data/0"
@@ -27,9 +27,9 @@ struct ItemEnds {
   bool big_endian = false;
 };
 
-// `head` begins at byte 0, `tail` ends at byte `size`; either may be all of
-// it. Nothing if anything is not plain: then the archive is to be opened as a
-// whole, which says what is wrong, if anything is.
+// `head` begins at byte 0, `tail` ends at byte `size`; either may be all of it.
+// Nothing if anything is unusual: the archive must then be opened as a whole,
+// which says what is wrong, if anything is.
 std::optional<ItemEnds> read_ends(std::string_view head, std::string_view tail,
                                   uint64_t size);
 

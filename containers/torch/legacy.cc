@@ -25,7 +25,7 @@ using pickle::Type;
 constexpr std::string_view kMagic = "119547037146038801333356";
 constexpr int64_t kProtocol = 1001;
 
-// Reads the pickles of the stream, one after the other.
+// Reads the stream's pickles one by one.
 class Stream {
  public:
   explicit Stream(const io::Handle& file) : file_(file) {}

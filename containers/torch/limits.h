@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is refused beyond what is not whole.
+// What to refuse besides damage.
 #pragma once
 
 namespace ckpt::torch {
 
 struct Limits {
-  // Opaque values of classes that torch.load(weights_only=True) refuses.
+  // Refuse opaque values of classes that torch.load(weights_only=True) refuses.
   bool restrict_globals = false;
 };
 

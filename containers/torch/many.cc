@@ -13,7 +13,7 @@
 namespace ckpt::torch {
 namespace {
 
-// A dry run looks at one file in so many.
+// A dry run checks one file in this many.
 constexpr size_t kSampled = 64;
 
 bool is_zip(const io::Handle& file) {
@@ -22,7 +22,7 @@ bool is_zip(const io::Handle& file) {
          file.read_string(0, kMagic.size()) == kMagic;
 }
 
-// Files that pieces lie in; torch's zips hold no other kind.
+// The raw files that hold pieces; torch's zips have no others.
 std::vector<std::string> files_in_use(const Catalog& catalog) {
   std::vector<bool> used(catalog.files.size(), false);
   for (const Tensor& tensor : catalog.tensors)
@@ -71,7 +71,7 @@ Opened open_aside(const std::string& path, const Limits& limits) {
 
 io::Handle open_scattered(const std::string& path) {
   io::Handle file = io::Handle::open_read(path);
-  // Otherwise the kernel reads payload ahead that is never used.
+  // Otherwise the kernel reads ahead payload that is never used.
   ::posix_fadvise(file.fd(), 0, 0, POSIX_FADV_RANDOM);
   return file;
 }

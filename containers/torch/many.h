@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files of torch.save by the thousand, one for each rank: opened many at a
-// time, without a read for each record in them.
+// Opens files of torch.save by the thousand, one for each rank: many at a time,
+// and without a read for each record in them.
 //
 //   rank files ─► in_order: read, decode ─► one after the other ─► catalog
 //                 (32 at a time, aside)     (in the order of ranks)
 //
-// Where a record's data begin only its local header says, which lies before
-// the data: of 16,384 files with 72 tensors each these are 1.2 million reads
-// all over the disk. torch lays records out by a rule, so the directory at the
+// Only the local header, just before the data, says where a record's data
+// begin. For 16,384 files with 72 tensors each that is 1.2 million reads all
+// over the disk. torch lays records out by a rule, so the directory at the
 // file's end is enough to compute it (zip::Headers::kComputed). ckpt::locate
 // then reads the headers and compares, before any payload is read.
 //
-// Most of the files are alike: their pickles are decoded once (twins.h).
+// Most of the files are alike, so their pickles are decoded once (twins.h).
 #pragma once
 
 #include <cstddef>
@@ -28,23 +28,23 @@
 
 namespace ckpt::torch {
 
-// As many files, and more, are opened that way. Fewer are checked at once.
+// This many files or more are opened that way; fewer are checked at once.
 inline constexpr size_t kManyFiles = 256;
 
-// A file that was opened aside: its own catalog has one File or more.
+// A file opened aside, with a catalog of its own that has one File or more.
 struct Opened {
   Catalog aside;
   Container container;
 };
 Opened open_aside(const std::string& path, const Limits& limits);
-// The same of one of many zip files; nothing if it is none. Local headers are
-// computed, not read.
+// The same for one of many zip files; nothing if it is not one. Local headers
+// are computed, not read.
 std::optional<Opened> open_computed(const io::Handle& file,
                                     const Limits& limits);
-// A file in which a few small, scattered records are read.
+// Opens a file for reading a few small, scattered records.
 io::Handle open_scattered(const std::string& path);
 
-// What is made of files, once for those that are twins. Safe to use on many
+// Makes something of files, once for all that are twins. Safe to use on many
 // threads.
 template <class Made>
 class ManyFiles {
@@ -56,8 +56,8 @@ class ManyFiles {
     Catalog aside;
     std::shared_ptr<const Made> made;
   };
-  // `make(container)` may throw input_errors about the container's path. What
-  // it gives is shared with files of other paths.
+  // `make(container)` may throw input_errors about the container's path. Its
+  // result is shared with files of other paths.
   template <class Make>
   One open(const std::string& path, Make make) {
     const auto done = [&](Opened opened) -> One {
@@ -82,17 +82,17 @@ class ManyFiles {
   Twins twins_;
 };
 
-// Adds what was found aside to the catalog; files get new numbers from what is
-// returned on.
+// Adds what was found aside to the catalog. Returns the first of the files' new
+// numbers.
 uint32_t take_aside(Catalog& aside, Catalog& catalog);
 
-// Opens files many at a time and gives them in order. Storages number the files
-// of `catalog`.
+// Opens files many at a time and hands them over in order. Storages number the
+// files of `catalog`.
 void open_each(const std::vector<std::string>& paths, Catalog& catalog,
                const Limits& limits,
                const std::function<void(size_t, Container)>& take);
 
-// Makes catalog.locate read the local headers of all files that pieces lie in.
+// Makes catalog.locate read the local headers of all files that hold pieces.
 void check_headers_later(Catalog& catalog);
 
 }  // namespace ckpt::torch

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which of torch's rebuild functions a node calls. Private to this room.
+// Tells which of torch's rebuild functions a node calls. Private to this room.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,8 @@ Rebuild rebuild_of_global(const pickle::Document& document, pickle::Id global);
 // Of a kCall (REDUCE) of such a global.
 Rebuild rebuild_of(const pickle::Document& document, pickle::Id node);
 
-// as_tensor() without DTensor and ShardedTensor: what is inside them.
+// as_tensor() for what is inside DTensor and ShardedTensor: neither is
+// accepted.
 std::optional<TensorRef> as_plain_tensor(const pickle::Document& document,
                                          pickle::Id node,
                                          const Storages& storages,

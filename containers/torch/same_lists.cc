@@ -11,7 +11,7 @@
 namespace ckpt::torch {
 namespace {
 
-// The archive of one object is not worth a place in the table: an index has
+// The archive of one object is not worth an entry in the table: an index has
 // millions of them.
 constexpr size_t kLeastLiterals = 8;
 

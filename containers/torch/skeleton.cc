@@ -18,7 +18,7 @@ using pickle::Id;
 using pickle::kNoId;
 using pickle::Type;
 
-// A value that was visited, and what becomes of it.
+// A visited value and its fate.
 struct Place {
   Visit visit;
   size_t parent = SIZE_MAX;  // index of the place that holds it
@@ -27,7 +27,7 @@ struct Place {
   bool dropped = false;
   bool open = false;       // only some of what it holds may stay
   size_t slot = SIZE_MAX;  // of a tensor that stays
-  std::string key;         // its new key, if that is another
+  std::string key;         // its new key, if it changes
   uint32_t children = 0;
   uint32_t left_out = 0;  // of them
 };
@@ -53,7 +53,7 @@ class Rewriter {
 
   std::optional<Rewritten> rewrite() {
     visit();
-    // Without any tensor at all it is a file of objects.
+    // Without any tensor it is a file of objects.
     if (!any_tensor_ && !source_.tensors.empty()) return std::nullopt;
     break_entries();
     prune();
@@ -90,11 +90,11 @@ class Rewriter {
       return Next::kAttributes;
     }
     if (document_.is(visit.node, Type::kPersistent)) return Next::kSkip;
-    // An object whose tensors are its own business.
+    // An object; the tensors inside are its own business.
     if (holds && objects_.contains(visit.node) && !leads_[visit.node])
       return Next::kSkip;
     if (holds) return Next::kDescend;
-    // The root dict alone is looked into although it holds no tensor.
+    // The root dict is looked into even if it holds no tensor.
     if (visit.site == Site::kRoot && is_mapping(document_, visit.node))
       return Next::kDescend;
     if (in_object) return Next::kSkip;
@@ -110,7 +110,7 @@ class Rewriter {
     return place.open ? Next::kOpen : Next::kSkip;
   }
 
-  // A dict or list of objects that are listed each for itself.
+  // True for a dict or list whose objects are listed separately.
   bool has_objects_below(const std::string& name) const {
     const auto next = object_names_.lower_bound(name + '.');
     return next != object_names_.end() && next->first.starts_with(name + '.');
@@ -137,7 +137,7 @@ class Rewriter {
       if (other == node) return &name;
     return nullptr;
   }
-  // True if the tensor can have this name where it is, by another key.
+  // True if another key gives the tensor this name where it is.
   bool fits(Place& place, const std::string& name) const {
     const auto& path = place.visit.path;
     if (path.empty()) return name == "tensor";
@@ -153,7 +153,7 @@ class Rewriter {
     return true;
   }
 
-  // An object that lost a part can't stay; its other tensors go to the top.
+  // Removes objects that lost a part; their other tensors move to the top.
   void break_entries() {
     std::set<size_t> broken;
     for (const Place& place : places_)
@@ -174,8 +174,8 @@ class Rewriter {
     for (const size_t entry : broken) places_[entry].dropped = true;
   }
 
-  // Dicts and lists that lost all they had go too; children come after their
-  // holders, so backwards.
+  // Removes dicts and lists that lost everything. Goes backwards, because
+  // children come after their holders.
   void prune() {
     for (size_t i = places_.size(); i-- > 0;) {
       Place& place = places_[i];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A torch source's nesting, written back: the value tree with placeholders
-// for the tensors that stay, without the values that were left out. Private
-// to this room.
+// Writes back a torch source's nesting: the value tree with placeholders for
+// the tensors that stay, without the values that were left out. Private to this
+// room.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct Rewritten {
 
 // slots[i] is the tensor source.tensors[i]. Tensors without a place in the
 // skeleton go into the outermost dict under their full names. Nothing if the
-// skeleton is no use: it has none of the tensors, or no dict to add one to.
+// skeleton is of no use: it has none of the tensors, or no dict to add one to.
 std::optional<Rewritten> rewrite_skeleton(const Catalog& source,
                                           std::span<const TensorSlot> slots);
 

@@ -34,7 +34,7 @@ std::string read_key(const Document& document, Id node,
 uint64_t byte_count(uint64_t elements, const std::optional<DType>& dtype,
                     const std::string& key, const std::string& path) {
   const auto bytes = checked_mul(elements, item_size(dtype));
-  // Offsets in files are signed: more than 2^63 bytes can't exist.
+  // File offsets are signed, so more than 2^63 bytes can't exist.
   if (!bytes || *bytes > INT64_MAX)
     throw input_error({path, {}},
                       "storage {}: {} elements of {} bytes overflow",

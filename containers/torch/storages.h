@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Persistent ids -> storages: what the three containers share. Private to
+// From persistent ids to storages: shared by the three containers. Private to
 // this room.
 #pragma once
 
@@ -14,12 +14,12 @@
 
 namespace ckpt::torch {
 
-// What a persistent id of a storage says, checked.
+// The checked content of a storage's persistent id.
 struct StorageId {
   std::string key;
   std::optional<DType> dtype;  // nothing: untyped
   uint64_t bytes = 0;          // of the whole storage
-  uint64_t begin = 0;          // the range that is meant, in bytes
+  uint64_t begin = 0;          // the range that it refers to, in bytes
   uint64_t size = 0;
 };
 
@@ -29,8 +29,8 @@ StorageId read_storage_id(const pickle::Document& document, pickle::Id node,
                           size_t arity, const std::string& path);
 
 // Reads all persistent ids of a document into storages.all (by first
-// appearance; no file and offset yet) and storages.uses. `skip` tells nodes
-// that mean something else.
+// appearance; no file and offset yet) and storages.uses. `skip` is true for
+// nodes that mean something else.
 void collect_storages(const pickle::Document& document, size_t arity,
                       const std::function<bool(pickle::Id)>& skip,
                       Storages& storages, std::vector<Problem>& problems);
@@ -43,11 +43,11 @@ std::optional<DType> storage_dtype(const pickle::Document& document,
 // Bytes of one element; 1 if untyped.
 uint64_t item_size(const std::optional<DType>& dtype);
 
-// sniff() of a file that starts with PK\3\4: looks at the record names.
+// sniff() of a file that starts with PK\3\4: checks the record names.
 Sniff sniff_zip(const std::string& path);
 
 Container open_zip(const std::string& path, Catalog& catalog);
-// The archive that `file` is: an open file, a slice of one, memory.
+// Opens the archive that `file` is: an open file, a slice of one, or memory.
 Container open_zip(const io::Handle& file, Catalog& catalog,
                    zip::Headers headers = zip::Headers::kRead);
 Container open_legacy(const std::string& path, Catalog& catalog);

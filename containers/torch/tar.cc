@@ -8,8 +8,8 @@
 //   pickle     the value; persistent ids are tensor keys in digits
 //
 // Nothing is extracted: members are ranges of the file. The value is rewritten
-// to the form of the other containers: each tensor becomes a call of
-// _rebuild_tensor over a storage with a persistent id of five elements.
+// to the form that the other containers have: each tensor becomes a call of
+// _rebuild_tensor on a storage with a persistent id of five elements.
 #include <charconv>
 #include <map>
 #include <unordered_map>
@@ -84,7 +84,7 @@ std::map<std::string, Member> read_members(const io::Handle& file,
   return members;
 }
 
-// Reads numbers and pickles of one member, front to back.
+// Reads the numbers and pickles of one member, front to back.
 class Cursor {
  public:
   Cursor(const io::Handle& file, const Member& member, const char* name)
@@ -102,7 +102,7 @@ class Cursor {
       value = value << 8 | static_cast<uint8_t>(text[i]);
     return value;
   }
-  // Passes over some bytes and says where they are.
+  // Skips some bytes and returns where they are.
   uint64_t take(uint64_t bytes) {
     if (bytes > end_ - at_)
       fail("{} bytes at byte {} leave the member", bytes, at_);
@@ -155,7 +155,7 @@ uint64_t read_size(Cursor& cursor) {
   return static_cast<uint64_t>(decoded.document->integer(root));
 }
 
-// The storages of the file, and the document that refers to them.
+// Builds the storages of the file and the document that refers to them.
 class Builder {
  public:
   Builder(const io::Handle& file, Catalog& catalog) : file_(file) {
@@ -179,7 +179,7 @@ class Builder {
     for (uint64_t i = 0; i < count; ++i) read_tensor(cursor);
   }
 
-  // The value with its tensors put in.
+  // The value, with its tensors put in.
   std::shared_ptr<const Document> resolve(const Document& value) {
     std::unordered_map<Id, Id> found;
     for (Id node = 0; node < value.size(); ++node)

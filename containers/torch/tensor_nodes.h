@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors of a value tree that no file holds yet: a skeleton's.
+// Tensors of a value tree that is in no file yet: a skeleton's.
 #pragma once
 
 #include "lib/pickle/value.h"
 
 namespace ckpt::torch {
 
-// Nodes that are the call that torch would make for a tensor. What its storage
-// is does not matter: a writer assigns a new one.
+// Makes nodes for the call that torch would make for a tensor. Its storage does
+// not matter: a writer assigns a new one.
 class TensorNodes {
  public:
-  // The document has to outlive it.
+  // The document must outlive it.
   explicit TensorNodes(pickle::Document& document);
   pickle::Id add() { return document_.add_call(rebuild_, arguments_); }
 

@@ -17,8 +17,7 @@ using pickle::Id;
 using pickle::kNoId;
 using pickle::Type;
 
-// Wrappers inside wrappers: a parameter of a subclass of a device tensor is
-// three.
+// Wrappers nest: a parameter of a subclass of a device tensor has three.
 constexpr int kMaxWrappers = 16;
 
 constexpr std::pair<std::string_view, Rebuild> kRebuilds[] = {
@@ -83,7 +82,7 @@ class Arguments {
     if (!value) fail("argument {} is not a bool", i);
     return *value != 0;
   }
-  // {"conj": True, "neg": True}: what the stored bytes lack.
+  // {"conj": True, "neg": True}: not applied to the stored bytes.
   uint8_t metadata(size_t i) const {
     if (i >= items_.size() || document_.is(items_[i], Type::kNone)) return 0;
     if (!document_.as_pairs(items_[i])) fail("its metadata is not a dict");
@@ -118,8 +117,8 @@ class Arguments {
   std::vector<Id> items_;
 };
 
-// Bytes between neighbours of each dimension; empty if row-major. Strides of
-// dimensions of one element mean nothing and may be anything.
+// Bytes between neighbours in each dimension; empty if row-major. The stride of
+// a dimension of one element means nothing and may be anything.
 Dims byte_strides(const Shape& shape, const Dims& strides, uint64_t item,
                   const Arguments& arguments) {
   const Dims row_major = row_major_strides(shape);
@@ -151,14 +150,14 @@ uint64_t reach(const Shape& shape, const Dims& strides, uint64_t offset,
   return *end;
 }
 
-// Two or four 4- or 2-bit values lie in a byte; torch's shape counts values.
+// A byte holds two 4-bit or four 2-bit values; torch's shape counts values.
 uint64_t values_per_byte(DType dtype) {
   if (dtype == DType::qu4x2) return 2;
   if (dtype == DType::qu2x4) return 4;
   return 1;
 }
 
-// Bounds and place of a view of `use`.
+// Sets (and checks the bounds of) the place of a view of `use`.
 void set_geometry(TensorRef& ref, const StorageUse& use,
                   const Arguments& arguments, const Storages& storages) {
   const uint64_t offset = arguments.size_at(1);
@@ -167,7 +166,7 @@ void set_geometry(TensorRef& ref, const StorageUse& use,
   if (ref.shape.size() != strides.size())
     arguments.fail("{} sizes and {} strides", ref.shape.size(), strides.size());
   if (const uint64_t packed = values_per_byte(ref.dtype); packed > 1) {
-    // Listed as the bytes that they are: whole tensors only.
+    // Listed as plain bytes, so only whole tensors will do.
     if (strides != row_major_strides(ref.shape) || offset != 0)
       arguments.fail("a view of {} values", name(ref.dtype));
     if (!ref.shape.empty())
@@ -315,7 +314,7 @@ class Unwrapper {
     if (is_strided(inner))
       return finish(strided(document_, inner, args[2], storages_, name_,
                             document_.text(args[0])));
-    // A tensor whose bytes lie in another tensor, the inner call's first
+    // A tensor whose bytes are in another tensor, the inner call's first
     // argument.
     if (inner == Rebuild::kParameter || inner == Rebuild::kParameterState) {
       const Arguments inner_args(document_, args[2], storages_, name_,
@@ -331,7 +330,7 @@ class Unwrapper {
     if (!ref) return std::nullopt;
     return finish(std::move(*ref));
   }
-  // A plain strided call, and nothing else: no recursion on hostile depth.
+  // Only a plain strided call: no recursion on hostile depth.
   std::optional<TensorRef> unwrap_once(Id node) {
     const Rebuild rebuild = rebuild_of(document_, node);
     if (!is_strided(rebuild)) return std::nullopt;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors from torch's rebuild functions, recognised by name and checked;
-// nothing is called.
+// Tensors from calls of torch's rebuild functions, recognised by name and
+// checked. Nothing is called.
 //
 //   _rebuild_tensor_v2(storage, offset, size, stride, requires_grad, hooks)
 //   _rebuild_tensor_v3(untyped storage, …, hooks, dtype)
@@ -28,8 +28,8 @@ struct Distributed {
                               // be none (an empty local shard)
 };
 
-// A strided tensor with data. dtype, shape and extent are those of the
-// (local) tensor that this file holds.
+// A strided tensor with data. dtype, shape and extent describe the (local)
+// tensor that this file holds.
 struct TensorRef {
   DType dtype = DType::f32;
   Shape shape;
@@ -37,7 +37,7 @@ struct TensorRef {
   uint8_t transform = kNoTransform;
   bool requires_grad = false;
   bool parameter = false;
-  uint32_t storage = 0;  // index into Storages::all: equal means shared
+  uint32_t storage = 0;  // index into Storages::all; equal means shared
   std::optional<Distributed> distributed;
   pickle::Id quantizer = pickle::kNoId;  // the tuple, for quantized tensors
 
@@ -46,11 +46,11 @@ struct TensorRef {
   }
 };
 
-// The tensor at a node, through any of the wrappers above; nothing if the
-// node is not a tensor or is one without strided data (sparse, nested, meta:
-// their parts are found by walking, tree.h).
-// Throws input_error for a rebuild call with wrong arguments or a geometry
-// that leaves its storage. `name` is for the message.
+// The tensor at a node, through any of the wrappers above; nothing if the node
+// is not a tensor or is one without strided data (sparse, nested, meta: their
+// parts are found by walking, tree.h). Throws input_error for a rebuild call
+// with wrong arguments or a geometry that reaches outside its storage. `name`
+// is for the message.
 std::optional<TensorRef> as_tensor(const pickle::Document& document,
                                    pickle::Id node, const Storages& storages,
                                    std::string_view name = {});
@@ -62,14 +62,14 @@ Tensor make_tensor(std::string name, const TensorRef& ref);
 std::optional<DType> as_dtype(const pickle::Document& document,
                               pickle::Id node);
 
-// The integers of a torch.Size, tuple or list; nothing if it is no such thing
-// or has an element that is not an integer.
+// The integers of a torch.Size, tuple or list; nothing for anything else or if
+// an element is not an integer.
 std::optional<std::vector<int64_t>> as_ints(const pickle::Document& document,
                                             pickle::Id node);
 
 // The row-major little-endian content of a small tensor (a step, a mesh, a
-// scale), transforms applied but conj and neg. Throws input_error if it is
-// larger than `limit` bytes.
+// scale), with transforms applied except conj and neg. Throws input_error if it
+// is larger than `limit` bytes.
 std::string read_content(const Catalog& catalog, const TensorRef& ref,
                          uint64_t limit = 1 << 20);
 std::string read_content(const File& file, uint64_t offset, uint64_t size);

@@ -19,7 +19,7 @@ using pickle::Id;
 using pickle::kNoId;
 using pickle::Type;
 
-// What a value without a path is called: torch.save(tensor, path).
+// The name of a tensor without a path: torch.save(tensor, path).
 constexpr std::string_view kLoneTensor = "tensor";
 constexpr std::string_view kLoneObject = "object";
 
@@ -28,8 +28,8 @@ bool is_strided(Rebuild rebuild) {
          rebuild == Rebuild::kTensorV3 || rebuild == Rebuild::kQuantized;
 }
 
-// Calls of known functions that could not have been made. They may lie inside
-// values that are shown as objects, so all nodes are looked at.
+// Finds calls of known functions that could not have been made. They may be
+// inside values that are shown as objects, so all nodes are checked.
 void check_calls(const Container& container) {
   const Document& document = *container.document;
   for (Id node = 0; node < document.size(); ++node) {
@@ -71,7 +71,7 @@ void add_storages_below(const Document& document, Id root,
 // An optimizer's state_dict: {"state": …, "param_groups": …}.
 struct Optimizer {
   size_t depth = 0;  // of the dict: the length of its path
-  // key in "state" -> the parameter's name, where param_groups tell it
+  // key in "state" -> the parameter's name, if param_groups give it
   std::unordered_map<std::string, std::string> names;
 };
 

@@ -5,8 +5,8 @@
 //   {"model": {"w": tensor, "blocks": [tensor]}, "step": 7}
 //   tensors  model.w, model.blocks.0       objects  step
 //
-// An nn.Module contributes its _parameters, _buffers and _modules without
-// those words; sparse tensors their parts: x.indices, x.values.
+// An nn.Module contributes its _parameters, _buffers and _modules without those
+// words, a sparse tensor its parts: x.indices, x.values.
 #pragma once
 
 #include <string>
@@ -43,8 +43,8 @@ struct Tree {
   std::vector<pickle::Id> loose_storages;
 };
 
-// Walks the document from `root`, iteratively. What is shared is listed under
-// each of its names (tied weights), cycles are cut. Throws input_error for
+// Walks the document from `root`, iteratively. Shared values are listed under
+// each of their names (tied weights); cycles are cut. Throws input_error for
 // malformed tensors, nesting deeper than 512 and sharing that multiplies
 // without bound. `prefix` goes before every name ("" for none).
 Tree walk(const Container& container, pickle::Id root,
@@ -58,8 +58,8 @@ void add_to_catalog(Catalog& catalog, const Container& container,
 void set_skeleton(Catalog& catalog, const Container& container,
                   const Tree& tree);
 
-// A tensor far larger than the bytes behind it (stride 0) can be listed but
-// not written: throws unsafe_error. Writers call it on every source tensor.
+// Throws unsafe_error for a tensor far larger than its stored bytes (stride 0),
+// which can be listed but not written. Writers call it on every source tensor.
 void check_materialisable(const Tensor& tensor, const Catalog& catalog);
 
 }  // namespace ckpt::torch

@@ -9,13 +9,13 @@
 namespace ckpt::torch {
 namespace {
 
-// Files of neighbouring stages are under way at the same time; in one of them
-// the device in a pickle, or rows that don't divide, make a few kinds.
+// Files of neighbouring stages are processed at the same time. Within one
+// stage, the device in a pickle or rows that don't divide make a few kinds.
 constexpr size_t kLayouts = 8;
 constexpr size_t kKinds = 16;
 constexpr size_t kMostContents = size_t{1} << 20;  // bytes, of each kind
 
-// Records besides payload that torch looks into.
+// Records besides payload that torch reads.
 std::vector<std::string> content_names(const zip::Archive& archive) {
   const std::string& first = archive.entries().front().name;
   const std::string root = first.substr(0, first.find('/') + 1);
@@ -25,7 +25,7 @@ std::vector<std::string> content_names(const zip::Archive& archive) {
   return names;
 }
 
-// The entries of the directory that `crcs` are of; nothing if there are others.
+// The directory entries that `crcs` belong to; nothing if there are others.
 std::optional<std::vector<size_t>> entries_of(
     const zip::Archive& archive, const std::vector<StoredCrc>& crcs) {
   std::unordered_map<std::string_view, size_t> numbers;

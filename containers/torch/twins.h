@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What was made of files, for others that say the same: the ranks of a stage
-// by the hundred have one data.pkl, byte for byte, and one directory but for
-// checksums (lib/zip/outline.h).
+// Reuses what was made of one file for others that say the same: hundreds of
+// ranks of a stage have one data.pkl, byte for byte, and one directory, except
+// for checksums (lib/zip/outline.h).
 #pragma once
 
 #include <cstdint>
@@ -21,14 +21,14 @@ class Twins {
  public:
   struct Twin {
     Catalog aside;                     // of this file
-    std::shared_ptr<const void> made;  // what was made of the other
+    std::shared_ptr<const void> made;  // what was made of its twin
   };
-  // Nothing if no file that was added is alike.
+  // Nothing if no file like it was added.
   std::optional<Twin> find(const io::Handle& file) const;
 
-  // `aside`: of a zip file with Headers::kComputed, alone in it. Files with
-  // problems, whose messages are about them, are left out, and those that are
-  // more than a small record; the oldest ones make room.
+  // `aside`: the catalog of this zip file alone, with Headers::kComputed.
+  // Leaves out files with problems, whose messages name them, and those with
+  // more than a small record. The oldest make room.
   void add(const io::Handle& file, const Catalog& aside,
            std::shared_ptr<const void> made);
 
@@ -37,7 +37,7 @@ class Twins {
     std::string contents;
     std::vector<std::string> globals;
     std::vector<StoredCrc> crcs;
-    std::vector<size_t> entries;  // of the directory, one for each of crcs
+    std::vector<size_t> entries;  // of the directory, one per element of crcs
     std::shared_ptr<const void> made;
   };
   struct Layout {

@@ -36,7 +36,7 @@ struct Child {
 };
 using Children = std::vector<Child>;
 
-// Lists what hangs on a node.
+// Lists the children of a node.
 class Expander {
  public:
   explicit Expander(const Document& document) : document_(document) {}
@@ -59,7 +59,7 @@ class Expander {
   }
 
  private:
-  // A container of millions must not be doubled on the way.
+  // Growing must not double a container of millions.
   void expect(size_t count) {
     if (count < 1024) return;
     tree_memory::Charge().add(count * sizeof(Child));
@@ -88,8 +88,8 @@ class Expander {
       add(prefix + std::to_string(i), items[i], node, i, site);
   }
 
-  // An nn.Module keeps its tensors in three dicts; state_dict() names them
-  // without the dicts' names.
+  // An nn.Module keeps its tensors in three dicts; state_dict() leaves out the
+  // dicts' names.
   bool add_module(Id state) {
     constexpr const char* kParts[] = {"_parameters", "_buffers", "_modules"};
     Id parts[3];
@@ -246,7 +246,7 @@ class Walker {
     stack_.pop_back();
     pop_key();
   }
-  // True if the walk goes on below the node.
+  // True if the walk continues below the node.
   bool enter() {
     if (budget_-- == 0)
       throw input_error({file_, {}},
@@ -286,7 +286,7 @@ void visit_tree(const Document& document, Id root, const std::string& file,
   Walker(document, file, visitor).walk(root);
 }
 
-// Backwards from the targets, since cycles forbid a simple descent.
+// Works backwards from the targets: cycles rule out a simple descent.
 std::vector<bool> mark_holders(const Document& document,
                                std::vector<Id> targets) {
   const size_t size = document.size();

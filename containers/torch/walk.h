@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order and the names in which values are visited: what the reader lists
-// and the writer finds again. Private to this room.
+// The order in which values are visited, and their names: the reader lists
+// them, the writer finds them again. Private to this room.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace ckpt::torch {
 
-// How a value hangs on its holder.
+// How a value is attached to its holder.
 enum class Site : uint8_t {
   kRoot,
   kPair,     // value `index` of a mapping (dict, OrderedDict …)
@@ -28,11 +28,11 @@ struct Visit {
   std::vector<std::string> path;  // the root's is empty
 };
 
-// What a visitor wants to happen next.
+// What the visitor wants next.
 enum class Next : uint8_t {
   kDescend,     // if it leads to a storage
   kOpen,        // even if it does not
-  kAttributes,  // of a tensor: only what hangs on it as Python attributes
+  kAttributes,  // of a tensor: only its Python attributes
   kSkip,
 };
 
@@ -43,7 +43,7 @@ void visit_tree(
     const pickle::Document& document, pickle::Id root, const std::string& file,
     const std::function<Next(const Visit&, bool holds_storage)>& visitor);
 
-// Which nodes lead to one of `targets`, these included.
+// Which nodes lead to one of `targets`, including the targets themselves.
 std::vector<bool> mark_holders(const pickle::Document& document,
                                std::vector<pickle::Id> targets);
 

@@ -18,7 +18,7 @@ namespace {
 
 constexpr uint64_t kMaxPickle = uint64_t{4} << 30;
 // Pickles of tensors deflate to a tenth. A pickle that inflates to far more
-// than that is made to eat memory.
+// than that was made to eat memory.
 constexpr uint64_t kFreePickle = uint64_t{16} << 20;
 constexpr uint64_t kMaxRatio = 64;
 constexpr uint64_t kMaxVersion = 10;
@@ -115,7 +115,7 @@ pickle::Decoded read_pickle(const Records& records, Catalog& catalog) {
   return decoded;
 }
 
-// Where the bytes of a storage are: in the file itself, or inflated from it.
+// Sets where a storage's bytes are: in the file itself, or inflated from it.
 void place(Storage& storage, const zip::Entry& entry, uint32_t file,
            Catalog& catalog) {
   storage.size = entry.size;

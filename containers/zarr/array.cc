@@ -24,7 +24,7 @@ using text::printable;
 constexpr uint64_t kMaxDocument = 1 << 20;
 constexpr size_t kMaxArrayRank = 64;
 
-// Reads one .zarray, member by member.
+// Reads one .zarray member by member.
 class Description {
  public:
   Description(std::string directory, std::string path)
@@ -119,7 +119,7 @@ class Description {
     array_.separator = separator[0];
   }
 
-  // All of its other members are for writers; the data say the rest.
+  // Its other members matter only to writers; the data say the rest.
   void read_compressor() {
     const json& compressor = text::member(json_, "compressor", path_);
     if (compressor.is_null()) return;
@@ -147,7 +147,7 @@ class Description {
     array_.unreadable = fmt::format("filters {}", fmt::join(ids, ", "));
   }
 
-  // False for another filter, and for types that are not undone.
+  // False for other filters, and for types that can't be undone.
   bool read_delta(const json& filter) {
     if (text::string_member(filter, "id", path_) != "delta") return false;
     const std::string plain = text::string_member(filter, "dtype", path_);
@@ -182,7 +182,8 @@ class Description {
   Array array_;
 };
 
-// Python's json.dumps with indent=4 of a list of numbers, one level deep.
+// A list of numbers, one level deep, as Python's json.dumps with indent=4
+// writes it.
 std::string list_text(const Dims& values) {
   if (values.empty()) return "[]";
   return fmt::format("[\n        {}\n    ]", fmt::join(values, ",\n        "));

@@ -6,9 +6,9 @@
 //                           (i * chunks[0], j * chunks[1]) on, row-major
 //                           ("order": "F": column-major), maybe compressed
 //
-// All chunks have the same size: one that reaches over the array's edge is
-// stored whole, and what lies outside means nothing. A chunk without a file
-// holds the fill value. With "dimension_separator": "/" chunks are at 0/0, 0/1.
+// All chunks have the same size: one that extends past the array's edge is
+// stored whole, and what is outside means nothing. A chunk without a file holds
+// the fill value. With "dimension_separator": "/" chunks are at 0/0, 0/1.
 #pragma once
 
 #include <cstdint>
@@ -24,21 +24,21 @@ struct Array {
   DType dtype = DType::f32;
   bool big_endian = false;
   Shape shape;
-  Dims chunks;           // elements of a chunk, for each dimension
-  bool fortran = false;  // column-major inside of a chunk
+  Dims chunks;           // elements of a chunk in each dimension
+  bool fortran = false;  // column-major inside a chunk
   char separator = '.';
   Codec codec = Codec::kRaw;
   std::optional<std::string> fill;  // one element, little-endian; none: null
-  std::optional<Delta> delta;       // the only filter that is undone
-  // "compressor lzma": what keeps ckpt from reading its chunks; else empty.
+  std::optional<Delta> delta;       // the only filter supported
+  // Why ckpt can't read its chunks ("compressor lzma"); else empty.
   std::string unreadable;
 };
 
-// True if the directory has a .zarray that is not empty. (Locks of Megatron's
-// flattened writes are empty ones.)
+// True if the directory has a .zarray that is not empty. (The locks of
+// Megatron's flattened writes are empty ones.)
 bool is_array(const std::string& directory);
 
-// Reads and checks .zarray; looks at no chunk. Throws input_error, and an
+// Reads and checks .zarray, but no chunk. Throws input_error, and an
 // unfaithful_error for dtypes that no tensor has.
 Array read_array(const std::string& directory);
 
@@ -46,7 +46,7 @@ Array read_array(const std::string& directory);
 // row-major, little-endian, no fill value.
 std::string describe(DType dtype, const Shape& shape, const Dims& chunks);
 
-// "0.3.1"; of a 0-d array "0".
+// "0.3.1", or "0" for a 0-d array.
 std::string chunk_name(const Dims& index, char separator);
 
 // Chunks along each dimension.

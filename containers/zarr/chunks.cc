@@ -73,7 +73,7 @@ class Chunks {
     return {printable(array_.directory), printable(tensor_.name)};
   }
 
-  // Bytes between neighbours in a chunk, for each dimension.
+  // Bytes between neighbours in a chunk, in each dimension.
   Dims chunk_strides() const {
     Dims strides(array_.chunks.size(), item_);
     uint64_t step = item_;
@@ -95,7 +95,7 @@ class Chunks {
     }
   }
 
-  // One directory for each index but the last.
+  // One directory level for each index except the last.
   void list_nested() {
     std::vector<std::pair<std::string, Dims>> open = {{"", {}}};
     while (!open.empty()) {
@@ -134,7 +134,7 @@ class Chunks {
     if (strangers_++ == 0) stranger_ = std::move(name);
   }
 
-  // A chunk that nobody wrote is a loss unless a value stands for it.
+  // A chunk that nobody wrote is a loss unless there is a fill value.
   void check_whole() const {
     if (array_.fill || found_.size() == count_) return;
     uint64_t missing = 0;
@@ -156,7 +156,7 @@ class Chunks {
     return index;
   }
 
-  // The elements of a box of chunks, without what reaches over the edge.
+  // The elements of a box of chunks, clipped at the array's edge.
   Box elements(const Box& cells) const {
     Box box = cells;
     for (size_t d = 0; d < box.shape.size(); ++d) {
@@ -195,7 +195,7 @@ class Chunks {
     tensor_.pieces.push_back(std::move(piece));
   }
 
-  // Empty if the part of a chunk is row-major without gaps.
+  // Empty if this part of a chunk is row-major without gaps.
   Dims strides_of(const Shape& shape) const {
     const Dims packed = row_major_strides(shape);
     for (size_t d = 0; d < shape.size(); ++d)
@@ -203,7 +203,7 @@ class Chunks {
     return {};
   }
 
-  // Chunks between two that are there are a run of the grid, which a few
+  // The chunks between two existing ones are a run of the grid, which a few
   // boxes cover.
   void add_fills() {
     File file{.path = array_.directory, .codec = Codec::kFill};

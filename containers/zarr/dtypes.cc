@@ -24,7 +24,7 @@ constexpr Row kTypes[] = {
     {"<c8", DType::c64},   {"<c16", DType::c128},
 };
 
-// A double rounded to nearest, ties to even, as a binary float of that many
+// Rounds a double to nearest, ties to even, into a binary float with that many
 // bits of exponent and mantissa.
 uint16_t small_float(double value, int exponent_bits, int mantissa_bits) {
   const int bias = (1 << (exponent_bits - 1)) - 1;
@@ -45,7 +45,7 @@ uint16_t small_float(double value, int exponent_bits, int mantissa_bits) {
   return static_cast<uint16_t>(sign | std::min<int64_t>(bits, top));
 }
 
-// What is too large is infinity, as it is for every other conversion.
+// Values too large become infinity, as in every other conversion.
 float to_float(double value) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   if (std::fabs(value) > std::numeric_limits<float>::max())

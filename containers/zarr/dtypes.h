@@ -24,7 +24,7 @@ std::optional<TypeName> parse_type(std::string_view name);
 // "<f4"; empty for a dtype that zarr has no name for.
 std::string_view type_name(DType dtype);
 
-// The little-endian bytes of one element that a fill value means: a number,
+// The little-endian bytes of one element with the given fill value: a number,
 // "NaN", "Infinity", "-Infinity", true, or [real, imaginary]. Nothing if it is
 // not a value of that dtype.
 std::optional<std::string> fill_bytes(DType dtype, const nlohmann::json& value);

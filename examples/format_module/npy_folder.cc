@@ -3,7 +3,7 @@
 //
 //   | \x93NUMPY | 1 0 | u16 length | {'descr': '<f4', …} spaces \n | elements |
 //
-// The header is a multiple of 64 bytes, so that elements are aligned.
+// The header is a multiple of 64 bytes, so elements are aligned.
 #include <ckpt/error.h>
 #include <ckpt/format.h>
 
@@ -39,7 +39,7 @@ struct Header {
   uint64_t bytes = 0;  // before the elements
 };
 
-// What follows `key` in a header: "'<f4'" of 'descr'.
+// What follows `key` in a header: "'<f4'" for 'descr'.
 std::string_view value_of(std::string_view text, std::string_view key) {
   const size_t at = text.find(key);
   if (at == text.npos) return {};
@@ -188,8 +188,8 @@ void add_npy_folder(ckpt::FormatRegistry& registry) {
                 .what = "a directory with a .npy file for each tensor",
                 .reader = std::make_unique<Reader>(),
                 .writer = std::make_unique<Writer>()});
-  // A metadata.json of Megatron-Core's beside the files may say that they are
-  // of this backend: {"sharded_backend": "npy", "sharded_backend_version": 1}.
+  // Megatron-Core's metadata.json beside the files may say that they belong to
+  // this backend: {"sharded_backend": "npy", "sharded_backend_version": 1}.
   for (const char* action : {"load_sharded", "save_sharded"})
     registry.add_strategy({.action = action,
                            .backend = "npy",

@@ -1,5 +1,5 @@
 -- Lmod: in $MODULEPATH/ckpt/0.1.0.lua, with the .tar.gz unpacked below
--- /apps/ckpt. The binary brings all it needs but glibc.
+-- /apps/ckpt. The binary brings all it needs except glibc.
 help([[ckpt opens, verifies, converts and reshards training checkpoints.
 ckpt --help lists its commands; man ckpt says more.]])
 whatis("Name: ckpt")
@@ -12,5 +12,5 @@ prepend_path("PATH", pathJoin(root, "bin"))
 prepend_path("MANPATH", pathJoin(root, "share/man"))
 prepend_path("PYTHONPATH", pathJoin(root, "share/ckpt/python"))
 prepend_path("XDG_DATA_DIRS", pathJoin(root, "share"))
--- Modules for MPI and CUDA that this site has built go there.
+-- Put modules for MPI and CUDA that this site has built there.
 prepend_path("CKPT_MODULE_PATH", pathJoin(root, "lib"))

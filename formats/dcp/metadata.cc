@@ -12,6 +12,7 @@
 #include "formats/dcp/storage_data.h"
 #include "lib/io/file.h"
 #include "lib/pickle/decode.h"
+#include "lib/tensor_part.h"
 
 namespace ckpt::dcp {
 namespace {
@@ -134,6 +135,7 @@ class MetadataReader {
       graph_.fail(name, "chunks is {}, not a list", graph_.describe(chunks));
     const auto items = document_.items(chunks);
     spend(items.size() * (1 + 2 * tensor.size.size()), name);
+    if (!TensorPart::wanted(name)) return;
     tensor.chunks.reserve(items.size());
     for (const Id item : items) read_chunk(item, tensor);
   }
@@ -312,6 +314,7 @@ uint64_t count_unique(const std::vector<Chunk>& chunks, uint64_t most) {
 
 void check_cover(const Metadata& metadata) {
   for (const TensorEntry& tensor : metadata.tensors) {
+    if (!TensorPart::wanted(tensor.name)) continue;  // it has none
     const uint64_t wanted = element_count(tensor.size).value_or(0);
     uint64_t found = count_elements(tensor.chunks, wanted);
     if (found > wanted) found = count_unique(tensor.chunks, wanted);

@@ -10,6 +10,7 @@
 #include "containers/hf/numbered.h"
 #include "formats/dcp/chunk_finder.h"
 #include "lib/io/file.h"
+#include "lib/tensor_part.h"
 
 namespace ckpt::dcp {
 namespace {
@@ -171,6 +172,11 @@ class StorageReader {
 
   void read_item(const Item& item) {
     name_ = item.name;
+    if (item.entry.tensor != kNoFile && !TensorPart::wanted(item.name)) {
+      const auto fields = graph_.fields(item.value, "_StorageInfo");
+      files_.find(fields.find(graph_.names.relative_path));  // of all
+      return;
+    }
     const Stored stored = read_stored(item.value);
     const Id offset = item.index.find(graph_.names.offset);
     const bool is_bytes =

@@ -30,13 +30,13 @@ __all__ = ["Array", "Checkpoint", "Difference", "Error", "PendingSave",
 
 
 def version() -> str:
-    """Of the library that is loaded."""
+    """The version of the loaded library."""
     from . import _native
     return str(_native.library().ckpt_version().decode())
 
 
 def _main() -> None:
-    """The command `ckpt` of a wheel: the binary that it brings."""
+    """The command `ckpt` of a wheel: runs the binary that it contains."""
     import os
     import sys
 

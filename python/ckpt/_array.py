@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elements in memory that anything with DLPack takes without a copy."""
+"""Elements in memory that anything with DLPack can use without a copy."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from . import _native
 _CPU = (1, 0)
 _NAME, _USED = b"dltensor", b"used_dltensor"
 
-# Prototypes of our own: attributes of ctypes.pythonapi are the process's, and
-# whoever else sets their types changes how a capsule is passed here.
+# Our own prototypes: attributes of ctypes.pythonapi belong to the process, and
+# anyone else who sets their types would change how a capsule is passed here.
 _capsule_new = ctypes.PYFUNCTYPE(
     ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p,
     ctypes.c_void_p)(("PyCapsule_New", ctypes.pythonapi))
@@ -24,7 +24,7 @@ _capsule_pointer = ctypes.PYFUNCTYPE(
     ctypes.c_void_p, ctypes.c_void_p,
     ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
 
-# As numpy has them; it lacks bf16 and f8.
+# numpy's names; it lacks bf16 and f8.
 _NUMPY = {"f64": "<f8", "f32": "<f4", "f16": "<f2", "i64": "<i8",
           "i32": "<i4", "i16": "<i2", "i8": "|i1", "u64": "<u8",
           "u32": "<u4", "u16": "<u2", "u8": "|u1", "bool": "|b1",
@@ -33,17 +33,17 @@ _NUMPY = {"f64": "<f8", "f32": "<f4", "f16": "<f2", "i64": "<i8",
 
 @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 def _drop(capsule: int) -> None:
-    """Of a capsule that nobody has taken."""
+    """Frees a capsule that nobody has taken."""
     if _capsule_valid(capsule, _NAME):
         _native.library().ckpt_dlpack_close(_capsule_pointer(capsule, _NAME))
 
 
 class Array:
-    """Part of a tensor, row-major and packed, in memory of its own.
+    """Part of a tensor, row-major and packed, in its own memory.
 
     `torch.from_dlpack(a)`, `numpy.from_dlpack(a)` and `jax.dlpack.from_dlpack(a)`
-    share that memory; `memoryview(a.bytes)`, `a.numpy()` and
-    `numpy.asarray(a)` too.
+    share that memory, and so do `memoryview(a.bytes)`, `a.numpy()` and
+    `numpy.asarray(a)`.
     """
 
     __slots__ = ("_handle", "dtype", "shape", "_address", "nbytes",
@@ -98,7 +98,7 @@ class Array:
                                                         ctypes.c_void_p))
 
     def numpy(self) -> Any:
-        """As numpy has it; bf16 and f8, which it lacks, as their bits."""
+        """As a numpy array; bf16 and f8, which numpy lacks, as their bits."""
         import numpy
         kind = "<u2" if self.dtype == "bf16" else _NUMPY.get(self.dtype, "|u1")
         flat = numpy.frombuffer(self.bytes, dtype=kind)
@@ -118,7 +118,7 @@ class Array:
         return value.copy() if copy else value
 
     def torch(self) -> Any:
-        """A torch.Tensor of the same memory, of every dtype that torch has."""
+        """A torch.Tensor of the same memory, for every dtype that torch has."""
         import torch
         names = {"f64": "float64", "f32": "float32", "f16": "float16",
                  "bf16": "bfloat16", "f8_e4m3": "float8_e4m3fn",

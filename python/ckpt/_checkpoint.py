@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An open checkpoint: its headers were read, its payload was not."""
+"""An open checkpoint: its headers were read, but not its payload."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Tensor:
         return f"ckpt.Tensor({self.name}: {self.dtype} {list(self.shape)})"
 
     def read(self) -> Array:
-        """All of it."""
+        """The whole tensor."""
         return self._checkpoint._read(self, None)
 
     def __getitem__(self, key: Key) -> Array:
@@ -66,7 +66,7 @@ def _tensor_of(checkpoint: "Checkpoint", name: str) -> Tensor:
 class _Box:
     offsets: list[int]
     shape: list[int]
-    shown: tuple[int, ...]  # without the dimensions that an integer takes
+    shown: tuple[int, ...]  # without dimensions indexed by an integer
 
 
 def _index(tensor: Tensor, dim: int, one: Any) -> int:
@@ -113,23 +113,23 @@ def _box(tensor: Tensor, key: Key) -> _Box:
     return _Box(offsets, shape, tuple(shown))
 
 
-# Of what is no file of this machine.
+# Schemes of what is not a file on this machine.
 _URLS = ("https://", "http://", "hf://", "s3://", "gs://", "az://")
 
 
 # What is done to a checkpoint after it is opened: ckpt_in_dialect with a name,
-# ckpt_select with what is chosen.
+# or ckpt_select with a selection.
 _Step = tuple[str, Any]
 
 
 class Checkpoint(Mapping[str, Tensor]):
-    """Tensors by name. Close it, or use it in a `with`, to give back what its
+    """Tensors by name. Close it, or use it in a `with`, to free what its
     headers take. A copy, pickled or not, opens the same path again."""
 
     def __init__(self, path: Path, *, format: Optional[str] = None,
                  family: Optional[str] = None) -> None:
         asked = _native.path_text(path)
-        # The folder that a relative path is seen from may change.
+        # The working directory may change.
         self._asked = asked if asked.startswith(_URLS) else os.path.join(
             os.getcwd(), asked)
         self._handle = _native.Handle(_native.call(
@@ -147,7 +147,7 @@ class Checkpoint(Mapping[str, Tensor]):
             self._list(handle)
 
     def _then(self, step: _Step) -> "Checkpoint":
-        """Another checkpoint: this one, and what the step makes of it."""
+        """Another checkpoint: this one after the step."""
         other = Checkpoint.__new__(Checkpoint)
         other._asked, other._options = self._asked, self._options
         other._steps = (*self._steps, step)
@@ -162,14 +162,14 @@ class Checkpoint(Mapping[str, Tensor]):
     def in_dialect(self, dialect: str) -> "Checkpoint":
         """The same tensors under the names, and in the arrangement, of hf,
         mcore, meta, fairseq2 or olmo_core. No byte moves before it is read.
-        `objects`, `facts` and `config` stay those of the files."""
+        `objects`, `facts` and `config` are still those of the files."""
         return self._then(("ckpt_in_dialect", dialect))
 
     def select(self, *, keys: Iterable[str] = (), exclude: Iterable[str] = (),
                layers: str = "", experts: str = "", model_only: bool = False,
                optim_only: bool = False) -> "Checkpoint":
-        """Some of the tensors: those that a glob of `keys` fits, without those
-        of `exclude`; of numbered layers and experts those in "0-3,8"."""
+        """Some of the tensors: those that match a glob of `keys` and none of
+        `exclude`; of numbered layers and experts, those in "0-3,8"."""
         lists = {name: [keys] if isinstance(keys, str) else list(keys)
                  for name, keys in (("keys", keys), ("exclude", exclude))}
         return self._then(("ckpt_select", {
@@ -189,7 +189,7 @@ class Checkpoint(Mapping[str, Tensor]):
                 "optim" if row.optimizer else "model", row.bytes, self)
 
     def close(self) -> None:
-        """Reads that other threads are in end as usual; later ones raise."""
+        """Reads in progress in other threads end as usual; later ones raise."""
         self._handle.close()
 
     def _use(self) -> AbstractContextManager[int]:
@@ -206,7 +206,7 @@ class Checkpoint(Mapping[str, Tensor]):
         with self._use():
             return _reopen, (self._asked, self._options, self._steps)
 
-    # Of the object: names and shapes don't say that values are the same.
+    # By identity: equal names and shapes don't mean equal values.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
@@ -240,9 +240,9 @@ class Checkpoint(Mapping[str, Tensor]):
                ep_rank: int = 0, dialect: Optional[str] = None,
                keys: Iterable[str] = ()) -> Iterator[tuple[str, Array]]:
         """What one rank of a topology holds, tensor by tensor; reads each part
-        when it is asked for. `rank` is the one of `tp`. Layers and experts
-        spread as Megatron has them, rows over `dp` as fairseq2 cuts them.
-        `dialect` and `keys`: as in_dialect() and then select() have them."""
+        on demand. `rank` is the rank in `tp`. Layers and experts are spread as
+        in Megatron, rows over `dp` as in fairseq2. `dialect` and `keys` work
+        like in_dialect() followed by select()."""
         if dialect is not None or keys:
             other = self.in_dialect(dialect) if dialect is not None else self
             if keys:
@@ -253,7 +253,7 @@ class Checkpoint(Mapping[str, Tensor]):
         sizes = _grid(1, tp=tp, pp=pp, dp=dp, ep=ep)
         place = _grid(0, rank=rank, pp_rank=pp_rank, dp_rank=dp_rank,
                       ep_rank=ep_rank)
-        with self._use():  # raised here, and not by the first step
+        with self._use():  # raised here rather than by the first step
             return self._walk(sizes, place)
 
     def _walk(self, sizes: _native.Grid, place: _native.Grid
@@ -287,7 +287,7 @@ class Checkpoint(Mapping[str, Tensor]):
 
     @property
     def facts(self) -> Any:
-        """What the configuration says of the model's function."""
+        """What the configuration says about the model's function."""
         return self.document.get("facts")
 
     @property
@@ -356,5 +356,5 @@ def _reopen(path: str, options: dict[str, Optional[str]],
 def open_checkpoint(path: Path, *,
                     format: Optional[str] = None,
                     family: Optional[str] = None) -> Checkpoint:
-    """Reads headers alone; no tensor is in memory until it is asked for."""
+    """Reads only headers; no tensor is in memory until it is requested."""
     return Checkpoint(path, format=format, family=family)

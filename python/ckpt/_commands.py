@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands, as functions. Each runs the `ckpt` binary that comes with this
-package in a process of its own: a bound of memory, a crash or a signal there
-is not one here, and other threads go on meanwhile."""
+package in a separate process: a memory bound, a crash or a signal there does
+not affect this one, and other threads continue meanwhile."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 @dataclass(frozen=True)
 class Written:
-    """What a run wrote, or with `dry_run` would write."""
+    """What a run wrote or, with `dry_run`, would write."""
 
     path: str
     tensors: int
@@ -29,7 +29,7 @@ class Written:
     written: list[dict[str, Any]]  # the files of the target
     warnings: list[str]
     document: dict[str, Any] = field(repr=False)
-    skipped: bool = False  # the target was there: if_exists="skip"
+    skipped: bool = False  # the target existed: if_exists="skip"
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Difference:
 
 
 def _word(value: Any) -> str:
-    """Popen would cut nothing short, but says a ValueError that names nothing."""
+    """Popen would not cut it short, but its ValueError names nothing."""
     text = os.fsdecode(value) if isinstance(
         value, (bytes, os.PathLike)) else str(value)
     if "\0" in text:
@@ -66,7 +66,7 @@ def _word(value: Any) -> str:
 
 
 def _place(path: Path) -> str:
-    """A path as a word that is none of the options."""
+    """A path as a word that can't be taken for an option."""
     text = _word(path)
     return "./" + text if text.startswith("-") else text
 
@@ -86,7 +86,7 @@ def _words(options: dict[str, Any]) -> Iterator[str]:
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:
-    """It puts away what it has begun; if that takes long, it is killed."""
+    """Lets the process clean up; if that takes long, kills it."""
     process.terminate()
     try:
         process.wait(30)
@@ -100,9 +100,9 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
 
 
 class _Ear(threading.Thread):
-    """Hears what a process says on stderr, to its end: a pipe that nobody
-    empties stops the process. What `progress` raises ends the process, and is
-    raised by the caller."""
+    """Reads a process's stderr to the end: a pipe that nobody empties would
+    block the process. What `progress` raises ends the process and is raised by
+    the caller."""
 
     def __init__(self, process: "subprocess.Popen[bytes]",
                  progress: Optional[Progress]) -> None:
@@ -128,10 +128,10 @@ class _Ear(threading.Thread):
 
 def run(*words: Path, progress: Optional[Progress] = None,
         accept: tuple[int, ...] = (0,), **options: Any) -> dict[str, Any]:
-    """Any command with --json: its document. A status that is not accepted
-    raises the exception of its kind. A word of type str may be an option; a
-    path that begins with "-" is a pathlib.Path. `progress` is called by a
-    thread; what it raises ends the command and is raised here."""
+    """Runs any command with --json and returns its document. A status that is
+    not accepted raises the exception for it. A word of type str may be an
+    option; pass a path that begins with "-" as a pathlib.Path. `progress` is
+    called by a thread; what it raises ends the command and is raised here."""
     command = [_native.binary(), *(
         _word(word) if isinstance(word, str) else _place(word)
         for word in words), *_words(options), "--json"]
@@ -164,7 +164,7 @@ def run(*words: Path, progress: Optional[Progress] = None,
 
 
 def _progress_of(line: str) -> Optional[tuple[int, int]]:
-    """Bytes done and in all, of a line that says so."""
+    """Bytes done and in all, from a line that says so."""
     try:
         event = json.loads(line) if line.startswith("{") else {}
         if str(event.get("schema", "")).startswith("ckpt/progress"):
@@ -191,7 +191,7 @@ def _write(command: str, source: Path, target: Path,
 
 def convert(source: Path, target: Path, *, to: Optional[str] = None,
             progress: Optional[Progress] = None, **options: Any) -> Written:
-    """`ckpt convert`: options as the command line has them, `_` for `-`."""
+    """`ckpt convert`: options as on the command line, with `_` for `-`."""
     return _write("convert", source, target, progress, {"to": to, **options})
 
 
@@ -207,7 +207,7 @@ def reshard(source: Path, target: Path, *, tp: Union[int, str, None] = None,
 
 def unshard(source: Path, target: Path, *,
             progress: Optional[Progress] = None, **options: Any) -> Written:
-    """`ckpt unshard`: one file, or one folder, of whole tensors."""
+    """`ckpt unshard`: one file or folder of whole tensors."""
     return _write("unshard", source, target, progress, options)
 
 
@@ -234,7 +234,7 @@ def diff(left: Path, right: Path, **options: Any) -> Difference:
 
 
 def digest(path: Path, **options: Any) -> dict[str, str]:
-    """Digests by tensor; they don't depend on topology or format."""
+    """Digests by tensor; independent of topology and format."""
     said = run("inspect", _place(path), digest=True, **options)
     return {tensor["name"]: tensor["digest"] for tensor in said["tensors"]}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libckpt by its C interface (ckpt/c.h)."""
+"""libckpt through its C interface (ckpt/c.h)."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ class ArrayRow(ctypes.Structure):
 
 
 class Selection(ctypes.Structure):
-    """ckpt_selection: lists of texts, each with a null at its end."""
+    """ckpt_selection: lists of texts, each terminated by a null."""
 
     _fields_ = [("keys", POINTER(c_char_p)), ("exclude", POINTER(c_char_p)),
                 ("layers", c_char_p), ("experts", c_char_p),
                 ("model_only", c_int), ("optim_only", c_int)]
 
 
-# Name -> result, arguments. Errors are texts that ckpt_free releases.
+# Name -> result, arguments. Errors are texts to be freed by ckpt_free.
 _CALLS: dict[str, tuple[Any, list[Any]]] = {
     "ckpt_version": (c_char_p, []),
     "ckpt_free": (None, [c_void_p]),
@@ -132,13 +132,13 @@ def library() -> ctypes.CDLL:
 
 
 def numbers(values: Any) -> Any:
-    """A C array; ctypes has none of no members."""
+    """A C array; never empty, because ctypes has no such arrays."""
     values = list(values)
     return (c_uint64 * max(1, len(values)))(*values)
 
 
 def text(value: Any, what: str, tensor: Optional[str] = None) -> bytes:
-    """A string of C, which a NUL would cut short: another name or path."""
+    """A C string; a NUL would cut it short, to another name or path."""
     if not isinstance(value, str):
         raise TypeError(f"{what} is a str, and here a "
                         f"{type(value).__name__}: {value!r}")
@@ -153,7 +153,7 @@ def text(value: Any, what: str, tensor: Optional[str] = None) -> bytes:
 
 
 def texts(values: Any, what: str) -> Any:
-    """A list of C strings with a null at its end."""
+    """A list of C strings, terminated by a null."""
     if isinstance(values, str):
         raise TypeError(f"{what} is a list of str, and here one: {values!r}")
     found = [text(value, what) for value in values]
@@ -161,7 +161,7 @@ def texts(values: Any, what: str) -> Any:
 
 
 def path_text(path: Union[str, bytes, os.PathLike[Any]]) -> str:
-    """What libckpt and the binary take as a path."""
+    """A path in the form that libckpt and the binary take."""
     shown = os.fsdecode(path)
     if "\0" in shown:
         raise errors.UsageError(f"a path holds a NUL: {shown!r}")
@@ -169,7 +169,7 @@ def path_text(path: Union[str, bytes, os.PathLike[Any]]) -> str:
 
 
 def number(value: Any, what: str, least: int = 0, bits: int = 64) -> int:
-    """An integer that C holds; ctypes drops the bits beyond."""
+    """An integer that fits in C; ctypes would drop excess bits."""
     if isinstance(value, bool):
         raise TypeError(f"{what} is an integer, and here a bool")
     try:
@@ -184,14 +184,14 @@ def number(value: Any, what: str, least: int = 0, bits: int = 64) -> int:
 
 
 def no_copy(value: object) -> NoReturn:
-    """Of what holds a pointer: two would release it twice."""
+    """For what holds a pointer: two copies would release it twice."""
     raise TypeError(f"a ckpt.{type(value).__name__} can't be copied or "
                     "pickled")
 
 
 class Handle:
-    """A pointer of libckpt, released once and after the last call that uses
-    it: close() may come from any thread, also amid a read."""
+    """A pointer of libckpt, released exactly once, after the last call that
+    uses it: close() may come from any thread, even during a read."""
 
     __slots__ = ("_closed", "_condition", "_pointer", "_release", "_users",
                  "__weakref__")
@@ -201,7 +201,7 @@ class Handle:
         self._release = getattr(library(), release)
         self._closed = False
         self._users = 0
-        # Re-entrant: the garbage collector may close it amid use().
+        # Re-entrant: the garbage collector may close it during use().
         self._condition = threading.Condition(threading.RLock())
 
     @property
@@ -226,7 +226,7 @@ class Handle:
                 self._release(self._pointer)
 
     def close(self) -> None:
-        """Does not wait: calls in other threads end, and the last releases."""
+        """Does not wait: the last call in another thread releases it."""
         with self._condition:
             if self._closed:
                 return
@@ -236,7 +236,7 @@ class Handle:
         self._release(self._pointer)
 
     def take(self, problem: str) -> int:
-        """The pointer, to be released by the caller, once no call uses it."""
+        """The pointer, once no call uses it; the caller must release it."""
         with self._condition:
             if self._closed:
                 raise errors.UsageError(problem)
@@ -254,7 +254,7 @@ class Handle:
 
 
 def check(error: c_void_p, status: int = 70) -> None:
-    """Raises what a call said, if it said something."""
+    """Raises the error of a call, if there is one."""
     if not error.value:
         if status != 70:
             raise errors.from_json("", status)
@@ -265,7 +265,7 @@ def check(error: c_void_p, status: int = 70) -> None:
 
 
 def call(name: str, *arguments: Any) -> Any:
-    """A call whose last argument is where an error goes."""
+    """Makes a call whose last argument receives the error."""
     error = c_void_p()
     result = getattr(library(), name)(*arguments, byref(error))
     check(error)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that are not tensors, from the JSON that `ckpt inspect --objects` has
-of them: {"!tuple": [1]} is (1,)."""
+"""Values that are not tensors, from the JSON that `ckpt inspect --objects`
+prints: {"!tuple": [1]} is (1,)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _OF_ITEMS: dict[str, Callable[[list[Any]], Any]] = {
 
 
 def plain_value(value: Any) -> Any:
-    """The value; a ValueError if the JSON does not tell it whole, as of objects
-    of classes, and of what is too long to be shown."""
+    """The value; a ValueError if the JSON does not have all of it, as for
+    instances of classes and what is too long to be shown."""
     if isinstance(value, list):
         return [plain_value(one) for one in value]
     if not isinstance(value, dict):

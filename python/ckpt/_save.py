@@ -16,7 +16,7 @@ from .errors import UsageError
 
 def _arguments(tensors: Mapping[str, Any], path: Path, layout: str,
                overwrite: bool, max_shard_size: int) -> tuple[list[Any], Any]:
-    """What the calls of libckpt take, and what has to live as long."""
+    """Arguments for libckpt's calls, and what must live as long."""
     if not isinstance(tensors, Mapping):
         raise TypeError("tensors are a mapping from names to arrays, and here "
                         f"a {type(tensors).__name__}")
@@ -35,11 +35,11 @@ def _arguments(tensors: Mapping[str, Any], path: Path, layout: str,
 def save(tensors: Mapping[str, Any], path: Path,
          layout: str = "", *, overwrite: bool = False,
          max_shard_size: int = 0) -> None:
-    """Writes arrays (torch, numpy, or anything with DLPack), without copying
-    them first, beside `path`, and renames the result into place.
+    """Writes arrays (torch, numpy, or anything with DLPack) beside `path`,
+    without copying them first, and renames the result into place.
 
-    `layout` is a format's name; without one the ending of `path` decides
-    (.safetensors, .pt), and a folder is of safetensors.
+    `layout` is a format's name. Without one, the ending of `path` decides
+    (.safetensors, .pt); a folder gets safetensors.
     """
     arguments, _keep = _arguments(tensors, path, layout, overwrite,
                                   max_shard_size)
@@ -51,23 +51,23 @@ def save(tensors: Mapping[str, Any], path: Path,
 
 class PendingSave:
     """A save between its two phases: the arrays were copied, and the copies are
-    being written beside the target, which is as it was.
+    being written beside the target, which is unchanged.
 
-    finish() publishes; what is dropped, or never finished, leaves nothing.
+    finish() publishes; a save that is dropped or never finished leaves nothing.
     """
 
     def __init__(self, pending: int) -> None:
         self._handle = _native.Handle(pending, "ckpt_save_drop")
 
     def written(self) -> bool:
-        """Nothing is left to write: finish() will not wait long."""
+        """True if nothing is left to write: finish() will not wait long."""
         if self._handle.closed:
             return True
         with self._handle.use("the save is finished or dropped") as pending:
             return bool(_native.library().ckpt_save_written(pending))
 
     def finish(self) -> None:
-        """Waits, and renames the whole into place. Once."""
+        """Waits, then renames the whole into place. Call it once."""
         pending = self._handle.take("the save is finished or dropped already")
         error = ctypes.c_void_p()
         status = _native.library().ckpt_save_finish(pending,
@@ -94,8 +94,8 @@ class PendingSave:
 def begin_save(tensors: Mapping[str, Any], path: Path,
                layout: str = "", *, overwrite: bool = False,
                max_shard_size: int = 0) -> PendingSave:
-    """Phase 1 of a save: copies the arrays, which may change then, and begins
-    to write. What can't be written at all is raised here."""
+    """Phase 1 of a save: copies the arrays, which may then change, and begins
+    to write. Raises here if something can't be written at all."""
     arguments, _keep = _arguments(tensors, path, layout, overwrite,
                                   max_shard_size)
     return PendingSave(_native.call("ckpt_save_begin", *arguments))
@@ -107,9 +107,9 @@ _threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ckpt-save")
 def save_async(tensors: Mapping[str, Any],
                path: Path, layout: str = "",
                **options: Any) -> "Future[None]":
-    """Both phases: the arrays are copied before this returns and may change
-    then; a thread finishes, one save after the other. Errors come out of
-    result()."""
+    """Both phases: copies the arrays before it returns, after which they may
+    change; a thread finishes, one save after another. result() raises any
+    error."""
     future: "Future[None]" = Future()
     try:
         pending = begin_save(tensors, path, layout, **options)

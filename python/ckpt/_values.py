@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays of other libraries as one block of numbers each, or a refusal.
 
-What is saved are bytes at an address. A kind of array whose bytes are not its
+What is saved is bytes at an address. A kind of array whose bytes are not its
 values (a lazy view, a wrapper, a mask beside them), or that has none here, is
-refused by its tensor's name before its address is asked for.
+refused by its tensor's name before its address is taken.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ._array import Array
 from ._checkpoint import Tensor
 from .errors import UsageError
 
-# As numpy, ml_dtypes and torch name them.
+# Names in numpy, ml_dtypes and torch.
 _NAMES = {"float64": "f64", "float32": "f32", "float16": "f16",
           "bfloat16": "bf16", "float8_e4m3fn": "f8_e4m3",
           "float8_e5m2": "f8_e5m2", "float8_e4m3fnuz": "f8_e4m3fnuz",
@@ -56,7 +56,7 @@ _pointer_of = ctypes.PYFUNCTYPE(
 
 @dataclass(frozen=True)
 class _Block:
-    """Row-major elements; `owner` keeps them."""
+    """Row-major elements; `owner` keeps them alive."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -83,8 +83,8 @@ def _dtype(name: str, text: str) -> str:
 
 # --------------------------------------------------------------------- torch
 def _torch_kind(name: str, value: Any, torch: Any) -> None:
-    """Refuses tensors of which the bytes, if there are any, are not the
-    values. Looks at no data."""
+    """Refuses tensors whose bytes, if there are any, are not their values.
+    Looks at no data."""
     if torch.nn.parameter.is_lazy(value):
         _refuse(name, f"a {type(value).__name__} has no values yet",
                 "run the module once")
@@ -118,7 +118,7 @@ def _is_wrapped(value: Any, torch: Any) -> bool:
 
 
 def _check_storage(name: str, plain: Any) -> None:
-    """FSDP frees a parameter by a storage of 0 bytes; its shape stays."""
+    """FSDP frees a parameter by resizing its storage to 0; its shape stays."""
     if not plain.numel():
         return
     last = plain.storage_offset() + sum(
@@ -159,7 +159,7 @@ def _of_numpy(name: str, value: Any, numpy: Any) -> _Block:
         _refuse(name, f"{_kind(value)} is a sub-class: only its numbers would "
                 "be saved", "save numpy.asarray() of it")
     dtype = _dtype(name, value.dtype.name)
-    # The name says nothing of the order of bytes.
+    # The name says nothing about the byte order.
     native = (value.dtype if value.dtype.isnative
               else value.dtype.newbyteorder("="))
     array = numpy.asarray(value, dtype=native, order="C")
@@ -210,7 +210,7 @@ def _of_own(value: Array) -> _Block:
 
 
 def _block(name: str, value: Any) -> _Block:
-    # Whose array it is, that library is loaded.
+    # The library of an array is already loaded.
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if isinstance(value, Tensor):
         value = value.read()
@@ -227,7 +227,7 @@ def _block(name: str, value: Any) -> _Block:
 
 
 def row(name: Any, value: Any) -> tuple[_native.ArrayRow, Any]:
-    """A row of ckpt_save, and what has to live as long."""
+    """A row for ckpt_save, and what must live as long."""
     text = _native.text(name, "the name of a tensor", tensor=name)
     block = _block(name, value)
     dims, kind = _native.numbers(block.shape), block.dtype.encode()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.distributed.checkpoint over any format that ckpt reads.
+"""torch.distributed.checkpoint for any format that ckpt reads.
 
     state = {"model.embed_tokens.weight": parameter, ...}
     torch.distributed.checkpoint.load(state, storage_reader=ckpt.dcp.Reader(path))
 
-Each rank reads the parts that its own shards need, and no more.
+Each rank reads only the parts that its own shards need.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _ENTRY = Union[TensorStorageMetadata, BytesStorageMetadata]
 
 class _Entries(dict[str, Any]):
     """What a checkpoint has for a state dict, by live names. Plain values are
-    looked for when the first name asks that is none of a tensor: that takes a
-    second look at the checkpoint, and most states have none."""
+    looked up at the first name that is not a tensor's: that means reading the
+    checkpoint a second time, and most states have none."""
 
     def __init__(self, tensors: dict[str, Any],
                  objects: Callable[[], Iterable[str]]) -> None:
@@ -71,8 +71,8 @@ class _Entries(dict[str, Any]):
 
 
 class Reader(StorageReader):
-    """Reads tensors by the names that the checkpoint has; `rename` maps the
-    names of the live model to them, several to one where weights are tied."""
+    """Reads tensors by the checkpoint's names; `rename` maps names of the live
+    model to them, several to one where weights are tied."""
 
     def __init__(self, path: Path, *, rename: Optional[dict[str, str]] = None,
                  **options: Any) -> None:
@@ -96,7 +96,7 @@ class Reader(StorageReader):
         return self._rename.get(here, here)
 
     def _live(self, stored: Iterable[str]) -> dict[str, str]:
-        """Live names of what the checkpoint has -> its names."""
+        """Live names of what the checkpoint has -> its own names."""
         names = {name: name for name in stored}
         renamed = {here: there for here, there in self._rename.items()
                    if there in names}
@@ -116,7 +116,7 @@ class Reader(StorageReader):
             tensor = self._source[there]
             dtype = getattr(torch, _DTYPES.get(tensor.dtype, ""), None)
             if dtype is None:
-                continue  # asked for, it is "missing" in torch's words
+                continue  # if requested, torch reports it as missing
             size = torch.Size(tensor.shape)
             whole = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
             found[here] = TensorStorageMetadata(
@@ -150,8 +150,8 @@ class Reader(StorageReader):
         return done
 
     def _plain_values(self, plan: LoadPlan) -> dict[str, Any]:
-        """Before anything is read: those that can't be told are named, all of
-        them."""
+        """The plain values, before anything is read: names all those that can't
+        be converted."""
         found, unknown = {}, []
         for item in plan.items:
             if item.type != LoadItemType.BYTE_IO:
@@ -182,8 +182,8 @@ class Reader(StorageReader):
             target.copy_(part.reshape(target.shape))
             planner.commit_tensor(item, target)
         except Exception as error:
-            # A quantized weight takes a quantized one, and says so in words of
-            # its own.
+            # A quantized weight only takes a quantized one, and says so in its
+            # own words.
             raise UnfaithfulError(
                 f"{tensor.dtype} {list(tensor.shape)} can't be copied into the "
                 f"state's {kind.__module__}.{kind.__qualname__}: {error!r}",

@@ -10,13 +10,13 @@ from typing import Any, Optional
 
 
 def _shown(text: str) -> str:
-    """Names may be anything; a message is one line of text."""
+    """Escapes a name, which may be anything: a message is one line of text."""
     return "".join(one if one.isprintable() else
                    one.encode("unicode_escape").decode() for one in text)
 
 
 class Error(Exception):
-    """Base of all. `status` is the exit status of the command line."""
+    """Base class of all. `status` is the command line's exit status."""
 
     status: int = 70
     kind: str = "bug"
@@ -36,13 +36,13 @@ class Error(Exception):
 
 
 class NegativeError(Error):
-    """A negative answer where a positive one was asked for."""
+    """A negative answer where a positive one was required."""
 
     status, kind = 1, "negative"
 
 
 class UsageError(Error, ValueError):
-    """Arguments that say nothing that can be done."""
+    """Arguments that don't describe anything that can be done."""
 
     status, kind = 2, "usage"
 
@@ -130,7 +130,7 @@ _BY_STATUS: dict[int, type[Error]] = {
 
 
 def from_json(text: str, status: int = 70) -> Error:
-    """The exception of an error document, or of other text."""
+    """The exception for an error document or for other text."""
     for line in reversed(text.strip().splitlines()):
         try:
             said = json.loads(line)["error"]

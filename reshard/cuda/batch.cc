@@ -15,8 +15,8 @@
 namespace ckpt::cuda {
 namespace {
 
-// A transpose of fewer elements than this either way leaves most of a tile
-// empty; single elements are as good then.
+// A transpose of fewer elements than this in either direction leaves most of a
+// tile empty; copying single elements is then as good.
 constexpr uint32_t kLeastEdge = 8;
 
 struct Dim {
@@ -25,8 +25,8 @@ struct Dim {
   uint64_t out = 0;
 };
 
-// Dimensions of one element left out, and those joined that follow each other
-// in both buffers.
+// Drops dimensions of one element and joins those that are contiguous in both
+// buffers.
 std::vector<Dim> collapse(uint32_t dims, const uint32_t* shape,
                           const uint64_t* in, const uint64_t* out) {
   if (dims > kDims) throw std::invalid_argument("too many dimensions");
@@ -67,7 +67,7 @@ Nest nest_of(const std::vector<Dim>& dims) {
   return nest;
 }
 
-// The largest power of two that divides all of it, at most 16.
+// The largest power of two, at most 16, that divides all of them.
 uint64_t alignment(uint64_t bits) {
   return uint64_t{1} << std::countr_zero(bits | 16);
 }
@@ -83,8 +83,8 @@ uint64_t out_bits(const std::vector<Dim>& dims) {
   return bits;
 }
 
-// Aligned vectors that a run of `bytes` touches at most, if runs begin at `at`
-// and multiples of `strides` from there.
+// The most aligned vectors that a run of `bytes` touches, if runs begin at `at`
+// and at multiples of `strides` from there.
 uint32_t slots_of(uint64_t at, uint64_t strides, uint64_t bytes) {
   const uint64_t skew =
       strides % 16 == 0 ? at % 16 : 16 - alignment(at | strides);
@@ -159,7 +159,7 @@ class Stage {
     }
     const uint64_t bits =
         copy.in | copy.out | in_bits(dims) | out_bits(dims) | run;
-    // Short runs are elements: a vector's slot would be nearly empty.
+    // Short runs count as elements: a vector's slot would be nearly empty.
     const bool element = !dims.empty() && run <= 16 && alignment(bits) == run;
     if (!element || run == 16) {
       if (element && add_tile(copy, dims, 16)) return;
@@ -185,7 +185,7 @@ class Stage {
     rows_.add(task, units_of(task.slots, kUnitSlots));
   }
 
-  // False if it is not a transpose, or too thin a one.
+  // False if it is not a transpose or too thin a one.
   bool add_tile(const CkptCudaCopy& copy, const std::vector<Dim>& dims,
                 uint32_t element) {
     const auto is_x = [&](const Dim& d) { return d.out == element; };
@@ -244,8 +244,8 @@ class Stage {
 
   Group<RowsTask> rows_;
   Group<ElementsTask> elements_;
-  std::map<uint32_t, Group<TileTask>> tiles_;  // by bytes of an element
-  std::map<uint32_t, Group<CastTask>> casts_;  // by place in kPairs
+  std::map<uint32_t, Group<TileTask>> tiles_;  // by element size in bytes
+  std::map<uint32_t, Group<CastTask>> casts_;  // by index in kPairs
 };
 
 void add_digests(const CkptCudaWork& work, Batch& batch) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the work that the program asks for to tasks of kernels. Pure.
+// From the work that the program requests to tasks of kernels. Pure.
 #pragma once
 
 #include <vector>
@@ -14,8 +14,8 @@ enum class Kernel : uint8_t { kRows, kElements, kTile, kCast, kDigest };
 
 struct Launch {
   Kernel kernel = Kernel::kRows;
-  uint32_t variant = 0;  // kTile: bytes of an element; kCast: place in kPairs
-  uint64_t tasks = 0;    // bytes in Batch::blob
+  uint32_t variant = 0;  // kTile: element size in bytes; kCast: index in kPairs
+  uint64_t tasks = 0;    // offset in Batch::blob
   uint32_t count = 0;    // of tasks
   uint32_t units = 0;    // blocks of threads
 };
@@ -25,7 +25,7 @@ struct Batch {
   std::vector<std::byte> blob;   // the tasks, as the device reads them
 };
 
-// Pairs of types with a kernel of their own; the first stands for all others.
+// Pairs of types with their own kernel; the first one stands for all others.
 struct Pair {
   uint32_t from = 0;
   uint32_t to = 0;
@@ -49,10 +49,10 @@ inline constexpr Pair kPairs[] = {
 };
 inline constexpr uint32_t kPairCount = sizeof(kPairs) / sizeof(Pair);
 
-// Throws std::invalid_argument for work that is no work of this program's.
+// Throws std::invalid_argument for work that this program would not request.
 Batch make_batch(const CkptCudaWork& work);
 
-// The table of the digest, for the device.
+// The digest's table, for the device.
 DigestTable make_table();
 
 }  // namespace ckpt::cuda

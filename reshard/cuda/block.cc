@@ -9,8 +9,8 @@
 namespace ckpt::reshard {
 namespace {
 
-// Parts of a buffer begin at a multiple of this, so that vectors are aligned
-// where the file's rows are.
+// Parts of a buffer begin at a multiple of this, so that vectors are aligned if
+// the file's rows are.
 constexpr uint64_t kAlign = 16;
 
 uint64_t aligned(uint64_t bytes) {
@@ -50,7 +50,7 @@ void add_step(CkptCudaCopy& copy, uint64_t size, uint64_t in, uint64_t out) {
   ++copy.dims;
 }
 
-// The tile's place in the target file: runs that follow each other are one.
+// The tile's place in the target file; adjacent runs are merged.
 Block::Write tile_write(const Gather& gather, const Dims& begin,
                         const Dims& shape, uint64_t element) {
   Block::Write write{
@@ -121,7 +121,7 @@ bool Blocks::begin_job(const Job& job) {
     return casts_ || job.targets == 0;
   }
   kind_ = Kind::kRows;
-  // The digest of what a cast gives is taken where it is written from.
+  // The digest of a cast's result is taken where it is written from.
   const auto moves = std::span(plan_.moves).subspan(job.first_move, job.moves);
   if (casts_ && std::ranges::any_of(moves, [](const Move& move) {
         return move.target == kNone && move.digest != kNone;
@@ -185,8 +185,8 @@ CkptCudaCopy Blocks::cast_copy() const {
   return copy;
 }
 
-// Moves that take the same columns are one group: a block is cast once for all
-// of them.
+// Moves with the same columns are one group: a block is cast once for all of
+// them.
 void Blocks::start_group() {
   const Job& job = plan_.jobs[item_.index];
   if (move_ >= job.moves) return;
@@ -273,7 +273,7 @@ void Blocks::read_lanes(const Job& job, uint64_t row, uint64_t rows,
   block.in_bytes = std::min(at, room_);
 }
 
-// Each target lane's part of the block lies in one piece of the buffer.
+// Each target lane's part of the block is one contiguous part of the buffer.
 void Blocks::move_lanes(const Job& job, uint64_t row, uint64_t rows,
                         Block& block) {
   std::vector<uint64_t> starts;
@@ -326,8 +326,8 @@ bool Blocks::next_tile(Block& block) {
   return true;
 }
 
-// Elements are put in order first, as the source has them: their digest is
-// taken there, and a cast goes through rows.
+// Puts the source's elements in order first: the digest is taken of those, and
+// a cast goes through rows.
 void Blocks::fill_tile(const Gather& gather, const Dims& begin,
                        const Dims& shape, Block& block) const {
   const uint64_t count = element_count(shape).value_or(0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One block of an item as a value: what is read, what the device does with it,
-// what is written. Pure; cuda/mover.h carries it out.
+// One block of an item as a value: what to read, what the device does with it,
+// what to write. Pure; cuda/mover.h carries it out.
 #pragma once
 
 #include <utility>
@@ -19,9 +19,9 @@ struct Block {
     uint64_t offset = 0;  // in the file
     uint64_t at = 0;      // in the buffer
     uint64_t bytes = 0;
-    bool checked = true;  // false: bytes that other blocks read too
+    bool checked = true;  // false: other blocks read these bytes, too
   };
-  // What a digest counts for; kNone: nothing.
+  // What a digest is added to; kNone: nothing.
   struct Counts {
     uint32_t slot = kNone;
     uint32_t check = kNone;
@@ -53,11 +53,11 @@ struct Block {
   void clear();
 };
 
-// The blocks of one item, one after the other.
+// The blocks of one item, one by one.
 class Blocks {
  public:
-  // `room`: bytes of a buffer.
-  // `count`: casts that may lose elements are none for the device.
+  // `room`: bytes of a buffer. `count`: casts that may lose elements are not
+  // for the device.
   Blocks(const Plan& plan, const CudaModule& module, uint64_t room, bool digest,
          bool count = false)
       : plan_(plan),
@@ -66,9 +66,9 @@ class Blocks {
         digest_(digest),
         count_(count) {}
 
-  // False if the item is none for the device: bytes that only move from file
-  // to file, which the file system may even share; elements that it can't
-  // cast; rows that fit no buffer; stored elements that aren't the logical
+  // False if the item is not for the device: bytes that only move from file to
+  // file, which the file system may even share; elements that it can't cast;
+  // rows too long for a buffer; stored elements that differ from the logical
   // ones (byte order, signs).
   bool begin(const Item& item);
   // False at the item's end.
@@ -107,12 +107,12 @@ class Blocks {
   Item item_;
   bool casts_ = false;
   CudaModule::Cast cast_;
-  uint64_t from_ = 1;  // bytes of an element
+  uint64_t from_ = 1;  // element size in bytes
   uint64_t to_ = 1;
   uint64_t at_ = 0;  // the next row, or column of the group
   uint64_t end_ = 0;
   uint64_t step_ = 0;  // rows of a block
-  uint32_t move_ = 0;  // kColumns: the group of moves
+  uint32_t move_ = 0;  // kColumns: current group of moves
   uint32_t group_ = 0;
   std::vector<std::pair<uint64_t, uint64_t>> lanes_;  // at, stride in memory
   Tiles tiles_;                                       // of the gather

@@ -7,8 +7,8 @@
 
 namespace ckpt::cuda {
 
-// Elements that a thread casts at once: 16 bytes of the narrower side, but
-// not more than 32 of the wider.
+// Elements that a thread casts at once: 16 bytes of the narrower side, but at
+// most 32 of the wider.
 CKPT_HD constexpr uint32_t cast_width(uint32_t from, uint32_t to) {
   const uint32_t a = size_of(from);
   const uint32_t b = size_of(to);
@@ -81,7 +81,7 @@ CKPT_HD void load_words(const std::byte* base, uint64_t at, uint32_t* words) {
   }
 }
 
-// A whole slot: vectors in (from any address), vectors out.
+// Casts a whole slot: vectors in (from any address), vectors out.
 template <uint32_t from, uint32_t to>
 CKPT_HD void cast_slot(const std::byte* base, uint64_t at, std::byte* out) {
   constexpr uint32_t n = cast_width(from, to);
@@ -115,8 +115,8 @@ CKPT_HD void cast_singly(uint32_t from, uint32_t to, const std::byte* in,
     store_bits(out + k * b, cast_bits(from, to, load_bits(in + k * a, a)), b);
 }
 
-// The pairs that checkpoints are full of have code of their own; `from` and
-// `to` equal stand for any pair.
+// The pairs most common in checkpoints have their own code; equal `from` and
+// `to` stand for any pair.
 template <uint32_t from, uint32_t to>
 CKPT_HD void cast_runs(const CastTask& task, const Buffers& buffers,
                        uint32_t unit, uint32_t thread) {

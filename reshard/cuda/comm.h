@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an exchange between ranks needs of the library that carries it.
-// comm_nccl.cc does it with NCCL; comm_host.cc for tests, between processes and
-// threads of one machine. Everything throws std::runtime_error that says what
-// failed.
+// What an exchange between ranks needs from the library that carries it.
+// comm_nccl.cc uses NCCL; comm_host.cc is for tests, between processes and
+// threads of one machine. All functions throw a std::runtime_error that says
+// what failed.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ void comm_id(unsigned char id[CKPT_CUDA_ID_BYTES]);
 // Begins to meet the other ranks.
 Comm* comm_start(uint32_t rank, uint32_t size,
                  const unsigned char id[CKPT_CUDA_ID_BYTES]);
-// True when what was begun is done; throws if it failed, here or elsewhere.
+// True once what was begun is done; throws if it failed, here or elsewhere.
 bool comm_ready(Comm* comm);
 
 struct Parcel {
@@ -31,11 +31,11 @@ struct Parcel {
   std::byte* at = nullptr;  // device memory
   uint64_t bytes = 0;
 };
-// One group of sends and receives, after what the stream has already.
+// One group of sends and receives, after what is already in the stream.
 void comm_exchange(Comm* comm, std::span<const Parcel> sends,
                    std::span<const Parcel> receives, Stream* stream);
-// Frees it: what has nothing under way is finalized with the other ranks,
-// within 2 s; else whatever is under way is ended, on all ranks.
+// Frees it. If nothing is in progress, finalizes it with the other ranks,
+// within 2 s; otherwise ends what is in progress, on all ranks.
 void comm_abort(Comm* comm) noexcept;
 
 }  // namespace ckpt::cuda

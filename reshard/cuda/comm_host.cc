@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The exchange by sockets of one machine, for tests: between processes, or
-// threads that play ranks. As with NCCL a group is done when all of it is, one
-// follows the other, a send waits for its receiver as soon as it is larger than
-// what lies in between, and who ends takes the others' waits with it. It breaks
+// threads that play ranks. As with NCCL, a group is done when all of it is,
+// groups follow one another, a send larger than the buffers in between waits
+// for its receiver, and a rank that ends also ends the others' waits. It fails
 // in the group after CKPT_CUDA_HOST_GROUPS, if that is in the environment.
 #include <fcntl.h>
 #include <sys/random.h>
@@ -47,8 +47,8 @@ class Socket {
   int fd_ = -1;
 };
 
-// Where `from` listens for `to`: a name in no file system, which is gone with
-// the socket.
+// Where `from` listens for `to`: a name outside any file system, which
+// disappears with the socket.
 struct Address {
   Address(const std::string& id, uint32_t from, uint32_t to) {
     const std::string name =
@@ -69,20 +69,20 @@ Socket make_socket() {
   return made;
 }
 
-// One way of a parcel: its length, then its bytes.
+// One direction of a parcel: its length, then its bytes.
 struct Transfer {
   explicit Transfer(const Parcel& given) : parcel(given) {}
   bool done() const { return moved == sizeof(uint64_t) + parcel.bytes; }
   Parcel parcel;
-  uint64_t length = 0;  // as the sender says it
-  uint64_t moved = 0;   // of both
+  uint64_t length = 0;  // as the sender states it
+  uint64_t moved = 0;   // of length and bytes
 };
 
 bool would_wait() {
   return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
 }
 
-// As much as the socket moves now.
+// Moves as much as the socket accepts now.
 template <class Move>
 void go_on(Transfer& transfer, Move move) {
   while (!transfer.done()) {
@@ -108,7 +108,7 @@ void go_on(Transfer& transfer, Move move) {
 struct Comm {
   std::string id;
   uint32_t rank = 0;
-  // By rank; of a lower one it is that one who listens.
+  // By rank; of two ranks, the lower one listens.
   std::vector<Socket> listening, peers;
   std::vector<Transfer> sends, receives;
   uint64_t groups_left = UINT64_MAX;
@@ -134,7 +134,7 @@ bool Comm::meet(uint32_t other) {
   return static_cast<bool>(peers[other]);
 }
 
-// Those with one peer in their order.
+// Moves the transfers with one peer in their order.
 template <class Move>
 void Comm::move_all(std::vector<Transfer>& transfers, Move move) {
   std::vector<bool> waits(peers.size());
@@ -199,7 +199,7 @@ bool comm_ready(Comm* comm) {
 
 void comm_exchange(Comm* comm, std::span<const Parcel> sends,
                    std::span<const Parcel> receives, Stream* stream) {
-  wait(stream);  // what was uploaded is there
+  wait(stream);  // uploads are complete
   if (comm->groups_left-- == 0)
     throw std::runtime_error("exchanging: broken, as a test wants it");
   for (const Parcel& parcel : sends)

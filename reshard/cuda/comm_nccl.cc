@@ -21,15 +21,16 @@ namespace {
 
 static_assert(sizeof(ncclUniqueId) == CKPT_CUDA_ID_BYTES);
 
-// A communicator that does not block says "in progress" where another waits.
+// A non-blocking communicator says "in progress" where another would wait.
 void require(ncclResult_t status, const char* what) {
   if (status == ncclSuccess || status == ncclInProgress) return;
   throw std::runtime_error(std::string(what) + ": NCCL says " +
                            ncclGetErrorString(status));
 }
 
-// Calls of one round. A thread whose group stays open queues whatever it asks
-// of NCCL later and never begins it, so a failed call ends the group too.
+// The calls of one round. If a thread's group stays open, whatever the thread
+// later asks of NCCL is queued and never started, so a failed call ends the
+// group, too.
 class Group {
  public:
   Group() { require(ncclGroupStart(), "beginning a round"); }
@@ -48,12 +49,11 @@ class Group {
   bool open_ = true;
 };
 
-// What NCCL is asked for the last time has this long: a rank that failed never
-// answers.
+// The time limit for the last call to NCCL: a rank that failed never answers.
 constexpr std::chrono::seconds kLastWait{2};
 
-// Without it a communicator that is destroyed may still be sending. False for
-// one that has failed, or whose other ranks don't come: it can be aborted only.
+// Without it, a destroyed communicator may still be sending. False for one that
+// has failed or whose other ranks don't come: that can only be aborted.
 bool finalize(ncclComm_t comm) {
   ncclResult_t state = ncclSuccess;
   const auto ask = [&] {

@@ -43,8 +43,8 @@ CKPT_HD void copy_ragged(uint32_t unit, const std::byte* from, std::byte* to,
   copy_by<uint8_t>(from, to, bytes);
 }
 
-// All loads before the first store: four vectors of a thread are under way at
-// once.
+// All loads come before the first store, so a thread has four vectors in flight
+// at once.
 CKPT_HD void copy_rows(const RowsTask& task, const Buffers& buffers,
                        uint32_t unit, uint32_t thread) {
   const std::byte* in = buffers.of(task.in_buffer);

@@ -48,8 +48,8 @@ __global__ void __launch_bounds__(kThreads)
                 memory);
 }
 
-// Sums of a block of threads meet in a warp's registers, then in shared
-// memory; one addition a block goes to the task's sum.
+// Sums of a block of threads are combined in a warp's registers, then in shared
+// memory; each block makes one addition to the task's sum.
 __global__ void __launch_bounds__(kThreads)
     digest_kernel(Arguments<DigestTask> all, const DigestTable* table,
                   DigestSum* sums) {
@@ -130,7 +130,7 @@ Stream* make_stream() {
   try {
     require(cudaStreamCreateWithFlags(&made->stream, cudaStreamNonBlocking),
             "making a stream");
-    // Who waits sleeps: the cores have files to read and write.
+    // Waiting threads sleep: the cores have files to read and write.
     require(cudaEventCreateWithFlags(
                 &made->done, cudaEventBlockingSync | cudaEventDisableTiming),
             "making an event");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A stream of CUDA's, for the files that call CUDA or NCCL themselves.
+// A CUDA stream, for the files that call CUDA or NCCL themselves.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device made of memory, for tests: what a stream is given is done when it
-// is waited for, so that nothing can be right that did not wait, and each
-// kernel runs as loops over blocks and threads.
+// A device made of memory, for tests. A stream's work is done only when it is
+// waited for, so code that forgot to wait can't be right. Each kernel runs as
+// loops over blocks and threads.
 #include <unistd.h>
 
 #include <atomic>
@@ -47,7 +47,7 @@ void run_casts(const Launch& launch, Arguments<CastTask> all) {
   }
 }
 
-// A barrier is where the loop over threads ends and the next one begins.
+// At a barrier, the loop over threads ends and the next one begins.
 template <class T>
 void run_tiles(const Launch& launch, Arguments<TileTask> all) {
   const auto memory = std::make_unique<TileMemory<T>>();
@@ -103,8 +103,8 @@ void run(const Launch& launch, const std::byte* blob, const Buffers& buffers,
 std::string runtime_version() { return "loops on the host, for tests"; }
 uint64_t least_bytes() { return 0; }
 uint32_t device_count() { return 2; }
-// Who asks has one of its own, unless a test wants ranks that share one: ranks
-// may be threads.
+// Each caller has its own, unless a test wants ranks to share one: ranks may be
+// threads.
 std::string device_name(uint32_t) {
   static std::atomic<uint32_t> asked = 0;
   const char* name = std::getenv("CKPT_CUDA_HOST_NAME");

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Digests (docs/digest.md) of runs of bytes: each thread sums up vectors of 16
-// bytes, a block of threads adds its sums to the task's.
+// Digests (docs/digest.md) of runs of bytes: each thread sums vectors of 16
+// bytes, and a block of threads adds its sums to the task's.
 //
-// Bytes of a vector that are not of the run count as zeros, and a run may
-// begin inside a word of the content: the words are moved up by as many bytes.
+// Bytes of a vector outside the run count as zeros. A run may begin inside a
+// word of the content: then the words are shifted up by as many bytes.
 #pragma once
 
 #include "reshard/cuda/tasks.h"
@@ -30,7 +30,7 @@ CKPT_HD uint64_t mix(uint64_t x) {
   return z ^ (z >> 31);
 }
 
-// The multipliers of one block of 1024 words, made when it is met.
+// The multipliers of one block of 1024 words, made when it is reached.
 struct BlockKeys {
   uint64_t block = ~uint64_t{0};
   uint64_t m0 = 0;
@@ -60,7 +60,7 @@ CKPT_HD void keep_bytes(Vec16& v, uint32_t low, uint32_t high) {
   }
 }
 
-// Words of the content that begin with word `j`.
+// Adds words of the content, starting with word `j`.
 template <uint32_t count>
 CKPT_HD void add_words(const DigestTable& table, const uint32_t* words,
                        uint64_t j, BlockKeys& keys, DigestSum& sum) {
@@ -83,7 +83,7 @@ CKPT_HD void add_words(const DigestTable& table, const uint32_t* words,
   sum.d1 += s1 * keys.m1;
 }
 
-// Four words that lie in one block, from a multiple of four.
+// Adds four words in one block, from a multiple of four.
 CKPT_HD void add_vector(const DigestTable& table, const Vec16& v, uint64_t j,
                         BlockKeys& keys, DigestSum& sum) {
   const auto i = static_cast<uint32_t>(j) % kDigestBlock;
@@ -103,7 +103,7 @@ CKPT_HD void add_vector(const DigestTable& table, const Vec16& v, uint64_t j,
   sum.d1 += s1 * keys.m1;
 }
 
-// A vector, and where its first byte would stand in the content.
+// A vector, and where its first byte would be in the content.
 struct Placed {
   Vec16 v;
   int64_t content = 0;
@@ -129,7 +129,8 @@ CKPT_HD Placed load_slot(const DigestTask& task, const std::byte* base,
   return placed;
 }
 
-// Before the content's begin there are only zeros, whose keys don't matter.
+// Before the start of the content there are only zeros, whose keys don't
+// matter.
 CKPT_HD void add_slot(const DigestTable& table, const Placed& placed,
                       BlockKeys& keys, DigestSum& sum) {
   const Vec16& v = placed.v;
@@ -149,9 +150,8 @@ CKPT_HD void add_slot(const DigestTable& table, const Placed& placed,
   }
 }
 
-// A warp goes through 8 KiB that follow each other, so that its threads meet
-// a new block of the digest every eighth time; four loads of each are under
-// way at once.
+// A warp goes through 8 contiguous KiB, so its threads reach a new block of the
+// digest every eighth time; each has four loads in flight at once.
 CKPT_HD DigestSum digest_runs(const DigestTask& task, const DigestTable& table,
                               const Buffers& buffers, uint32_t unit,
                               uint32_t thread) {

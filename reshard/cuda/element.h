@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Casts of one element of the types that the module knows by number.
+// Casts of one element, for the types that the module knows by number.
 //
 // Every source is first one of four wide kinds, without loss:
 //
@@ -8,7 +8,7 @@
 //   signed, small, bool   -> int64
 //   u64                   -> uint64
 //
-// and every target is made from those, by the rules of reshard/numbers.h.
+// and every target is made from those by the rules of reshard/numbers.h.
 #pragma once
 
 #include "reshard/cuda/abi.h"
@@ -46,7 +46,7 @@ CKPT_HD constexpr uint32_t size_of(uint32_t type) {
   }
 }
 
-// 1 if `from` casts to `to` here.
+// True if this file can cast `from` to `to`.
 CKPT_HD constexpr bool can_cast(uint32_t from, uint32_t to) {
   const bool from_float = from <= CKPT_CUDA_E8M0;
   const bool to_integer = to > CKPT_CUDA_E8M0 && to != CKPT_CUDA_BOOL;
@@ -111,7 +111,7 @@ CKPT_HD uint64_t wide_to_double(Kind kind, uint64_t wide) {
   }
 }
 
-// Zero of either sign is false, everything else, NaN too, is true.
+// Zero of either sign is false; everything else, including NaN, is true.
 CKPT_HD bool wide_is_true(Kind kind, uint64_t wide) {
   if (kind == Kind::kFloat) return (wide & 0x7FFFFFFF) != 0;
   if (kind == Kind::kDouble) return (wide & 0x7FFFFFFFFFFFFFFF) != 0;

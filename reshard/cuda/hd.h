@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels are written in, so that the same lines compile for the device
-// and, with loops for threads, for the host.
+// The vocabulary of kernels, so that the same lines compile for the device and,
+// with loops for threads, for the host.
 #pragma once
 
 #include <cstddef>
@@ -30,8 +30,8 @@ struct alignas(16) Vec16 {
 };
 
 #ifndef __CUDA_ARCH__
-// A GPU stops at an address that is not a multiple of the size; so does the
-// host.
+// A GPU stops at an address that is not a multiple of the size, and so does the
+// host here.
 template <class T>
 inline void check_aligned(const std::byte* at) {
   if (reinterpret_cast<uintptr_t>(at) % sizeof(T) != 0)
@@ -89,15 +89,15 @@ CKPT_HD uint32_t funnel_down(uint32_t low, uint32_t high, uint32_t bits) {
   return static_cast<uint32_t>(((uint64_t{high} << 32) | low) >> bits);
 }
 
-// 16 bytes at any address: the two aligned vectors that hold them, moved
-// together. Reads up to 15 bytes before and after them; buffers have a margin.
+// Loads 16 bytes from any address, by combining the two aligned vectors that
+// hold them. Reads up to 15 bytes before and after them; buffers have a margin.
 CKPT_HD Vec16 load_any(const std::byte* base, uint64_t at) {
   const auto shift = static_cast<uint32_t>(at & 15);
   const std::byte* from = base + (at - shift);
   const Vec16 a = load<Vec16>(from);
   if (shift == 0) return a;
   const Vec16 b = load<Vec16>(from + 16);
-  // By whole words in two steps, so that no index is a variable.
+  // Shifts by whole words in two steps, so that no index is a variable.
   uint32_t w[7] = {a.w[0], a.w[1], a.w[2], a.w[3], b.w[0], b.w[1], b.w[2]};
   uint32_t last = b.w[3];
   if (shift & 8) {
@@ -112,8 +112,8 @@ CKPT_HD Vec16 load_any(const std::byte* base, uint64_t at) {
            funnel_down(w[2], w[3], bits), funnel_down(w[3], w[4], bits)}};
 }
 
-// n / d for n below 2^31 by one multiplication: a division costs a thread as
-// much as ten copied vectors.
+// n / d for n below 2^31 with one multiplication: a division costs a thread as
+// much as copying ten vectors.
 struct Divider {
   uint32_t divisor = 1;
   uint32_t factor = 0;
@@ -138,7 +138,7 @@ struct Step {
   uint64_t out = 0;
 };
 
-// Where index `n` of nested loops stands; the last dimension is the fastest.
+// The position of index `n` of nested loops; the last dimension is the fastest.
 struct Nest {
   uint32_t dims = 0;
   Step step[kDims];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One unit's work of each kernel for one thread, by the launch: what device.cu
-// runs in threads and device_host.cc in loops.
+// One thread's work on one unit, for each kernel: device.cu runs it in threads,
+// device_host.cc in loops.
 #pragma once
 
 #include "reshard/cuda/batch.h"
@@ -26,7 +26,7 @@ Arguments<Task> arguments(const Launch& launch, const std::byte* blob,
           buffers};
 }
 
-// Calls run.template operator()<from, to>() for a place in kPairs.
+// Calls run.template operator()<from, to>() for an index in kPairs.
 template <uint32_t pair = 0, class Run>
 void with_pair(uint32_t wanted, Run&& run) {
   if constexpr (pair < kPairCount) {

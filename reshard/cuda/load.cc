@@ -18,7 +18,7 @@ std::string module_name() {
   return host && std::string_view(host) == "1" ? "cuda_host" : "cuda";
 }
 
-// This process's number among those of its job on this machine.
+// This process's number among its job's processes on this machine.
 uint32_t local_rank() {
   for (const char* name :
        {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK",

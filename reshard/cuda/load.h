@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA module, opened when --device cuda first asks for it.
+// The CUDA module, opened when --device cuda first needs it.
 #pragma once
 
 #include <cstddef>
@@ -16,21 +16,21 @@ namespace ckpt::reshard {
 
 class CudaModule {
  public:
-  // Throws a resource_error if the module is missing or of another version,
-  // or if it can use no GPU.
+  // Throws a resource_error if the module is missing or of another version, or
+  // if it can't use any GPU.
   static const CudaModule& get();
 
   const CkptCudaApi& api() const { return *api_; }
-  // The GPU for this process: those of a machine in turn, by the rank's number
-  // on it.
+  // The GPU for this process: a machine's GPUs in turn, by the rank's number on
+  // it.
   uint32_t device() const { return device_; }
-  // That GPU among those of its machine; "" if it can't meet others'.
+  // Identifies that GPU on its machine; "" if it can't meet those of others.
   std::string meeting_name() const;
   // Throws what the module said if the status is not zero.
   void require(int32_t status) const;
 
-  // What elements of the two types are cast as; nothing if the device can't
-  // give PyTorch's bits.
+  // How elements of the two types are cast; nothing if the device can't produce
+  // PyTorch's bits.
   struct Cast {
     uint32_t from = 0;
     uint32_t to = 0;
@@ -56,16 +56,16 @@ class CudaRing {
 // Rounds with the GPUs of other ranks (abi.h).
 class CudaPeers {
  public:
-  // Begins to meet them. `id`: as make_id() gave it to one of them.
+  // Begins to meet them. `id`: what make_id() returned to one of them.
   CudaPeers(const CudaModule& module, uint32_t rank, uint32_t size,
             const std::string& id, uint64_t bytes);
   static std::string make_id(const CudaModule& module);
 
   std::span<std::byte> memory() const;
-  // The parcels are the device's until done().
+  // The parcels belong to the device until done().
   void begin(std::span<const CkptCudaParcel> sends,
              std::span<const CkptCudaParcel> receives);
-  // What was begun last; the ranks have met when it first says so.
+  // True if the last thing begun is done. The first time, the ranks have met.
   bool done();
 
  private:

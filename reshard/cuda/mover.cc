@@ -61,7 +61,7 @@ void DeviceMover::submit(Flight& flight) {
   module_.require(api.ring_submit(ring_.get(), flight.slot, &work));
 }
 
-// Tiles overlap in the file: no checksum can be told from them.
+// Tiles overlap in the file, so they give no checksum.
 void DeviceMover::read_part(const Block::Read& read,
                             std::span<std::byte> bytes) {
   if (read.checked) {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// One worker with a GPU: a ring of blocks (cuda/abi.h), of which one is read
-// or written by this thread while the others are carried and worked on.
+// One worker with a GPU: a ring of blocks (cuda/abi.h). This thread reads or
+// writes one while the others are transferred and worked on.
 //
 //   block i+1   read from the files into its slot, submitted
 //   block i     upload, kernels, download, on its slot's stream
 //   block i-1   waited for, written, its digests added
 //
 // Reading, writing, checksums and what is known of an item go through the
-// worker's Mover, which also does the items that are nothing for a device.
+// worker's Mover, which also handles the items that are not for a device.
 #pragma once
 
 #include <deque>
@@ -22,14 +22,14 @@ namespace ckpt::reshard {
 
 class DeviceMover {
  public:
-  // Blocks under way together. Two would do if reading and writing took no
+  // Blocks in progress at once. Two would do if reading and writing took no
   // time; a third keeps the device busy while they do.
   static constexpr uint32_t kSlots = 3;
-  // A block is so many of the processor's: not a cache has to hold it, and
-  // starting the work of one takes some 20 us.
+  // A block is this many of the processor's: no cache has to hold it, and
+  // starting the work on one takes some 20 us.
   static constexpr uint64_t kBlocks = 4;
-  // Device memory of all rings together. With the messages of an exchange it
-  // stays below 512 MiB.
+  // Device memory of all rings together. With an exchange's messages it stays
+  // below 512 MiB.
   static constexpr uint64_t kDeviceMemory = uint64_t{448} << 20;
 
   using Done = std::function<void(const Outcome&)>;
@@ -38,13 +38,13 @@ class DeviceMover {
   DeviceMover(const CudaModule& module, const Plan& plan, Mover& host,
               const RunOptions& options, uint64_t block);
 
-  // Starts an item; `done` is told of those that are finished, in any order.
-  // After a signal items stay unfinished.
+  // Starts an item; `done` is called with those that are finished, in any
+  // order. After a signal, items stay unfinished.
   void run(const Item& item, const Done& done);
-  // Finishes those that were started.
+  // Finishes the items that were started.
   void finish(const Done& done);
 
-  // Bytes of host memory for each byte of `block`, a Mover's two included.
+  // Bytes of host memory for each byte of `block`, including a Mover's two.
   static constexpr uint64_t host_buffers() { return 2 + 2 * kSlots; }
   // The largest block for so many workers.
   static uint64_t most_block(uint32_t threads) {
@@ -54,7 +54,7 @@ class DeviceMover {
  private:
   struct Started {
     Outcome outcome;
-    uint64_t blocks = 0;  // under way
+    uint64_t blocks = 0;  // in progress
     bool whole = false;   // all blocks were submitted
   };
   struct Flight {

@@ -25,7 +25,7 @@ Peers::~Peers() { close(); }
 void Peers::close() noexcept {
   try {
     use_device(device_);
-  } catch (const std::exception&) {  // the context is gone, and all in it
+  } catch (const std::exception&) {  // the context is gone, with all in it
   }
   if (comm_) comm_abort(comm_);
   comm_ = nullptr;
@@ -80,8 +80,8 @@ bool Peers::done() {
   return state_ == State::kIdle;
 }
 
-// NCCL's kernels wait for peers inside of the stream, so its errors are looked
-// for while the stream is waited for.
+// NCCL's kernels wait for peers inside the stream, so its errors are checked
+// while waiting for the stream.
 void Peers::look() {
   if (!comm_ready(comm_)) return;
   if (state_ == State::kMeeting) {

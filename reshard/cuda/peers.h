@@ -4,7 +4,7 @@
 //   pinned ─upload─► device ─one group of sends and receives─► peers' devices
 //   pinned ◄─download─ device ◄─────┘
 //
-// Nothing here waits: done() looks at the communicator, then at the stream.
+// Nothing here waits: done() checks the communicator, then the stream.
 #pragma once
 
 #include <span>
@@ -31,7 +31,7 @@ class Peers {
   enum class State { kMeeting, kGrouped, kDownloading, kIdle };
   std::vector<Parcel> parcels(std::span<const CkptCudaParcel> given) const;
   void look();
-  // Does it, and tears the communicator down if it throws.
+  // Does the work, and tears the communicator down if that throws.
   template <class Work>
   void guarded(Work work);
   void close() noexcept;

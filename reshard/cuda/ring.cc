@@ -45,7 +45,7 @@ void Ring::close() noexcept {
     use_device(device_);
     for (const Slot& slot : slots_)
       if (slot.stream) cuda::wait(slot.stream);
-  } catch (const std::exception&) {  // what failed was reported, or is moot
+  } catch (const std::exception&) {  // the failure was reported, or is moot
   }
   for (const Slot& slot : slots_) {
     if (slot.stream) drop_stream(slot.stream);
@@ -59,7 +59,7 @@ void Ring::close() noexcept {
 
 void Ring::make_room(Slot& slot, uint64_t task_bytes, uint64_t sum_bytes) {
   if (task_bytes <= slot.task_room && sum_bytes <= slot.sum_room) return;
-  // Nothing of the slot is under way: it was waited for.
+  // None of the slot's work is in progress: it was waited for.
   if (slot.tasks) unpin(slot.tasks);
   if (slot.sums) unpin(slot.sums);
   if (slot.device_tasks) release(slot.device_tasks);

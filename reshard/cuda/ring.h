@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The slots of one worker: buffers on both sides and a stream each.
+// The slots of one worker, each with buffers on both sides and a stream.
 //
 //   pinned, up     | in (bytes + margin) | tasks |
 //   device         | in | mid | out | sums | tasks |
 //   pinned, down   | out | sums |
 //
-// A margin lies on both sides of a device buffer: kernels load whole vectors.
+// A device buffer has a margin on both sides, because kernels load whole
+// vectors.
 #pragma once
 
 #include <vector>
@@ -37,7 +38,7 @@ class Ring {
     std::byte* sums = nullptr;          // pinned
     uint64_t task_room = 0;
     uint64_t sum_room = 0;
-    uint64_t sum_count = 0;  // of the work under way
+    uint64_t sum_count = 0;  // of the work in progress
     Stream* stream = nullptr;
   };
   void make_room(Slot& slot, uint64_t task_bytes, uint64_t sum_bytes);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What kernels work on: descriptions of copies, casts, transposes and digests
-// of one block, as they lie in device memory. batch.cc makes them.
+// of one block, as stored in device memory. batch.cc makes them.
 //
-// The work of a kernel is cut into units, one for each block of threads; a
-// task has the units [first_unit, first_unit of the next).
+// A kernel's work is cut into units, one for each block of threads; a task has
+// the units [first_unit, first_unit of the next).
 #pragma once
 
 #include "reshard/cuda/hd.h"
@@ -16,8 +16,8 @@ struct Buffers {
   std::byte* mid = nullptr;
   std::byte* out = nullptr;
 
-  // No array: a variable index into what a kernel is given would put all of it
-  // into local memory.
+  // Not an array: a variable index into a kernel's arguments would put all of
+  // them into local memory.
   CKPT_HD std::byte* of(uint32_t buffer) const {
     return buffer == 0 ? in : (buffer == 1 ? mid : out);
   }
@@ -34,13 +34,13 @@ struct RowsTask {
   Divider per_run;     // slots
   uint32_t slots = 0;  // of all runs
   uint32_t bytes = 0;  // of a run
-  uint32_t unit = 1;   // 1, 2, 4 or 8: bytes that are aligned on both sides
+  uint32_t unit = 1;   // 1, 2, 4 or 8: bytes aligned on both sides
   uint32_t in_buffer = 0;
   uint32_t out_buffer = 0;
   uint32_t first_unit = 0;
 };
 
-// Runs of elements that are cast, `per_slot` of them to a slot.
+// Runs of elements to cast, `per_slot` of them per slot.
 struct CastTask {
   uint64_t in = 0;
   uint64_t out = 0;
@@ -50,14 +50,14 @@ struct CastTask {
   uint32_t count = 0;  // elements of a run
   uint32_t from = 0;
   uint32_t to = 0;
-  bool aligned = false;  // whole slots may be stored as vectors
+  bool aligned = false;  // whole slots can be stored as vectors
   uint32_t in_buffer = 0;
   uint32_t out_buffer = 0;
   uint32_t first_unit = 0;
 };
 
-// Elements that are neighbours in the source along y and in the target along
-// x: a tile goes through shared memory, so that both sides see whole lines.
+// Elements that are contiguous along y in the source and along x in the target:
+// a tile goes through shared memory, so that both sides see whole lines.
 struct TileTask {
   uint64_t in = 0;
   uint64_t out = 0;
@@ -97,11 +97,11 @@ struct DigestTask {
   uint32_t slots = 0;
   uint32_t bytes = 0;
   uint32_t buffer = 0;
-  uint32_t sum = 0;  // its place among the sums
+  uint32_t sum = 0;  // its index among the sums
   uint32_t first_unit = 0;
 };
 
-// Slots or elements of a unit.
+// Slots or elements in a unit.
 inline constexpr uint32_t kSlotsPerThread = 4;
 inline constexpr uint32_t kUnitSlots = kThreads * kSlotsPerThread;
 inline constexpr uint32_t kDigestSlotsPerThread = 16;

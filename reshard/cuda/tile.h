@@ -5,15 +5,15 @@
 //   lanes along y       ->    rows of an odd    ->   lanes along x
 //                             number of elements
 //
-// An odd row puts neighbours along x into different banks. Elements of one or
-// two bytes go four bytes at a time, so that a warp moves 128 bytes either way.
+// Odd rows put neighbours along x into different banks. Elements of one or two
+// bytes move four bytes at a time, so that a warp moves 128 bytes either way.
 #pragma once
 
 #include "reshard/cuda/tasks.h"
 
 namespace ckpt::cuda {
 
-// Elements to a word, of those narrower than one.
+// Elements per word, for those narrower than a word.
 template <class T>
 inline constexpr uint32_t kPerWord = sizeof(T) < 4 ? 4 / sizeof(T) : 1;
 // Edge of a tile: 128 bytes, or 32 elements if they are wider than a word.
@@ -25,7 +25,7 @@ struct TileMemory {
   T at[kEdge<T>][kEdge<T> + 1];
 };
 
-// A unit's tile: where it is and how much of it there is.
+// A unit's tile: where it is and how large it is.
 struct TilePlace {
   uint64_t in = 0;
   uint64_t out = 0;

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// What libckpt_mpi.so offers: messages between the processes of a job, behind
-// plain C so that the module may be built for another MPI than the one that
-// the program was built with.
+// The interface of libckpt_mpi.so: messages between the processes of a job.
+// Plain C, so that the module may be built for another MPI than the program.
 //
-// Messages between two processes arrive in their order. All functions are
-// called from one thread, the one that called start(). Those that return
-// int32_t return zero, or else error() says what went wrong.
+// Messages between two processes arrive in order. All functions are called from
+// one thread, the one that called start(). Those that return int32_t return
+// zero; if not, error() says what went wrong.
 #pragma once
 
 #include <stdint.h>
 
-// Grows with every change of what is below.
+// Incremented with every change below.
 #define CKPT_MPI_ABI 2u
 
 // Small enough for every MPI to send it without asking the receiver.
@@ -28,7 +27,7 @@ struct CkptMpiMessage {
 struct CkptMpiApi {
   uint32_t abi;  // CKPT_MPI_ABI
 
-  // Joins the job. After it rank(), size(), host() and library() ("Open MPI
+  // Joins the job. After that, rank(), size(), host() and library() ("Open MPI
   // v4.1.4 …") may be called.
   int32_t (*start)();
   int32_t (*rank)();
@@ -36,11 +35,10 @@ struct CkptMpiApi {
   const char* (*host)();
   const char* (*library)();
 
-  // Returns when the bytes are on their way. Sleeps while it waits: ranks may
-  // be more than processors.
+  // Returns when the bytes are on their way. Sleeps while it waits: there may
+  // be more ranks than processors.
   int32_t (*send)(int32_t to, int32_t tag, const void* bytes, uint64_t count);
-  // The next message that has arrived; from = -1 without one. Never
-  // waits.
+  // The next message that has arrived; from = -1 if there is none. Never waits.
   int32_t (*probe)(CkptMpiMessage* message);
   // The message that probe() found.
   int32_t (*receive)(const CkptMpiMessage* message, void* bytes);
@@ -48,25 +46,25 @@ struct CkptMpiApi {
   // Copies the bytes, at most CKPT_MPI_MOST_POSTED, and never waits.
   int32_t (*post)(int32_t to, int32_t tag, const void* bytes, uint64_t count);
 
-  // Payload on a channel, 0 to 1023: the receiver has called take() before it
-  // lets the sender call give(). Neither waits; the memory must stay as it is
-  // until done().
+  // Payload on a channel, 0 to 1023: the receiver calls take() before it lets
+  // the sender call give(). Neither waits; the memory must not change until
+  // done().
   int32_t (*give)(int32_t to, int32_t channel, const void* bytes,
                   uint64_t count, uint64_t* ticket);
   int32_t (*take)(int32_t from, int32_t channel, void* bytes, uint64_t room,
                   uint64_t* ticket);
-  // Sets `bytes` to what was given, or to UINT64_MAX while it is under way.
-  // A ticket is over once it is done.
+  // Sets `bytes` to the number given, or to UINT64_MAX while it is in progress.
+  // A ticket is invalid once it is done.
   int32_t (*done)(uint64_t ticket, uint64_t* bytes);
 
   // Ends all processes of the job with this exit status, wherever they are.
   void (*abort)(int32_t status);
-  // Waits until all processes are here, and leaves the job.
+  // Waits until all processes are here, then leaves the job.
   int32_t (*finish)();
   const char* (*error)();
 };
 
-// The only symbol.
+// The only exported symbol.
 #define CKPT_MPI_ENTRY "ckpt_mpi_api"
 typedef const CkptMpiApi* (*CkptMpiEntry)();
 

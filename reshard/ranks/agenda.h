@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which round a message of an exchange belongs to. Its two ends agree on that
-// alone, and yet all its parcels of a round stand together at each rank:
+// Which round a message of an exchange belongs to. Only its two ends agree on
+// that, and yet each rank has all its parcels of a round together:
 //
 //   receiver  offers the first round that it has not begun, and begins none
 //             until it has heard what came of the offer
 //   sender    takes that round, or the first that it has not begun if that is
 //             later, and says so
 //
-// So no round gets a parcel at an end that has begun it already, and a rank
-// begins its rounds in the order of their numbers. (The agreement is Skeen's on
-// the order of multicasts, for two receivers.)
+// So no round gets a parcel at an end that has already begun it, and a rank
+// begins its rounds in the order of their numbers. (This is Skeen's agreement
+// on the order of multicasts, for two receivers.)
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ class Agenda {
     rounds_[turn].push_back(parcel);
     return turn;
   }
-  // What came of an offer; false if that can't be.
+  // The outcome of an offer; false if it is impossible.
   bool joined(uint64_t turn, Parcel parcel) {
     if (offers_ == 0 || turn < next_) return false;
     --offers_;
@@ -42,7 +42,7 @@ class Agenda {
   }
   void declined() { --offers_; }
 
-  // The parcels of the next round, which begins, if none can join any more.
+  // Begins the next round and returns its parcels, if no more can join it.
   std::optional<std::vector<Parcel>> begin() {
     if (offers_ != 0 || rounds_.empty()) return std::nullopt;
     const auto first = rounds_.begin();
@@ -54,7 +54,7 @@ class Agenda {
   bool empty() const { return rounds_.empty() && offers_ == 0; }
 
  private:
-  uint64_t next_ = 1;  // all below have begun, or will have no parcel here
+  uint64_t next_ = 1;  // all lower ones have begun or will have no parcel here
   uint64_t offers_ = 0;
   std::map<uint64_t, std::vector<Parcel>> rounds_;
 };

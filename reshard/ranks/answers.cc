@@ -14,7 +14,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Once a rank is silent: it was waited for already.
+// Applies once a rank is silent: it was already waited for.
 constexpr auto kLittlePatience = std::chrono::seconds(8);
 // After a signal launchers kill within a second or so.
 constexpr auto kAfterSignal = milliseconds(700);

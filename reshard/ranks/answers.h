@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What rank 0 waits for while all work at a task: who has answered, what failed
+// What rank 0 waits for while all work on a task: who has answered, what failed
 // first, who gives no sign of life.
 #pragma once
 
@@ -16,29 +16,29 @@
 
 namespace ckpt::ranks {
 
-// How long a rank may take to notice that it shall stop: a block of 2 MiB, or
-// the time that a stream takes to be unpacked up to where it is needed.
+// How long a rank may take to notice that it must stop: a block of 2 MiB, or
+// the time to unpack a stream up to where it is needed.
 inline constexpr auto kPatience = std::chrono::seconds(20);
 
 class Answers {
  public:
   Answers(Link& link, const Progress& progress);
 
-  // `bytes`: the result, or a failure as pack_failure has it.
+  // `bytes`: the result, or a failure from pack_failure.
   void answer(uint32_t rank, bool good, std::string bytes);
   void fail(uint32_t rank, std::string failure);
   // Any message is a sign of life.
   void receive(const Message& message);
   void heard(uint32_t rank);
-  // Rank 0's signs of life, when they are due.
+  // Sends rank 0's signs of life when they are due.
   void beat();
-  // Misses those of others. To be called when no message is left.
+  // Notices when those of others are missing. Call it when no message is left.
   void watch();
 
   // Tells those who have not answered that it is over.
   void stop();
   bool stopping() const { return stopped_.has_value(); }
-  // They were given time to stop, or who is left is silent.
+  // True if they had time to stop, or if the rest are silent.
   bool out_of_patience() const;
 
   bool complete() const;

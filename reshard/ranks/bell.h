@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Wakes the thread that talks to the other ranks when there is something to
-// say; else it looks for messages now and then.
+// say; otherwise it looks for messages now and then.
 #pragma once
 
 #include <chrono>

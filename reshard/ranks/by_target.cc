@@ -45,7 +45,7 @@ class Cutter {
   ByTarget take() { return std::move(result_); }
 
  private:
-  // What is only read and compared is not any file's.
+  // What is only read and compared belongs to no file.
   uint32_t anyone(const Item& item) const {
     return static_cast<uint32_t>(item.index % result_.parts.size());
   }
@@ -66,8 +66,7 @@ class Cutter {
     }
   }
 
-  // The job with the moves of one rank only, and with what they need of its
-  // lanes.
+  // The job with only one rank's moves, and with what those need of its lanes.
   uint32_t part_for(uint32_t index, uint32_t rank) {
     const auto [found, added] = made_.try_emplace(
         rank, static_cast<uint32_t>(result_.plan.jobs.size()));
@@ -89,8 +88,8 @@ class Cutter {
     return found->second;
   }
 
-  // Lanes that are read, as wide as the moves go. A job of one row keeps its
-  // columns: items count in them, and only what moves is read.
+  // Adds the lanes that are read, as wide as the moves are. A job of one row
+  // keeps its columns: items count in them, and only what moves is read.
   void add_sources(const Job& job, Job& part, std::vector<Move>& moves) {
     part.first_source = static_cast<uint32_t>(result_.plan.lanes.size());
     part.sources = 0;

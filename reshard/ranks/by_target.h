@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// --exchange read: who does what by the files that are written. Pure.
+// --exchange read: divides the work by the files that are written. Pure.
 //
 //   target files  | a    | b       | c | d       |
 //   ranks         |   0      |    1         | 2   |     about equal bytes
 //
-// One rank writes a file, and reads all that goes into it; what several files
+// One rank writes a file and reads all that goes into it; what several files
 // need is read by several ranks. For storage that reads fast from everywhere
-// and does not like two machines to write into one file.
+// but does not like two machines writing into one file.
 #pragma once
 
 #include <cstdint>
@@ -18,12 +18,12 @@
 
 namespace ckpt::ranks {
 
-// The rank that writes each file: files in their order, by bytes.
+// The rank that writes each file: files in order, by bytes.
 std::vector<uint32_t> owners_of(const Target& target, uint32_t ranks);
 
-// The items count in `plan`, which has the jobs of the whole plan and after
-// them parts of jobs: those that write for one rank only. Items of such parts
-// have no number.
+// The items refer to `plan`, which has the jobs of the whole plan, followed by
+// parts of jobs that write for only one rank. Items of such parts have no
+// number.
 struct ByTarget {
   reshard::Plan plan;
   std::vector<std::vector<reshard::Item>> parts;  // by rank

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes for another rank's files, as one message of an exchange carries them:
+// Bytes for another rank's files, as carried by one message of an exchange:
 //
 //   | u64 offset | u64 count | u32 file | u32 0 | count bytes | next piece … |
 //
-// Pieces that follow each other in their file become one.
+// Adjacent pieces of a file become one.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +18,8 @@ class Chunk {
   // `memory`: headers included.
   explicit Chunk(std::span<std::byte> memory) : memory_(memory) {}
 
-  // Room for at most `count` bytes of the file at `offset`: the caller fills
-  // it in. Empty if the chunk is full.
+  // Room for at most `count` bytes of the file at `offset`, to be filled in by
+  // the caller. Empty if the chunk is full.
   std::span<std::byte> add(uint32_t file, uint64_t offset, uint64_t count);
   void clear();
 
@@ -37,7 +37,7 @@ class Chunk {
 };
 
 // Calls `write` for each piece of a message. Throws a bug_error if the message
-// is not whole.
+// is incomplete.
 using WritePiece = std::function<void(uint32_t file, uint64_t offset,
                                       std::span<const std::byte> bytes)>;
 void for_each_piece(std::span<const std::byte> message,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Between the thread that works and the one that talks to the other ranks.
+// Shared by the thread that works and the one that talks to the other ranks.
 #pragma once
 
 #include <atomic>
@@ -10,12 +10,12 @@ namespace ckpt::ranks {
 class Exchange;
 
 struct Control {
-  std::atomic<uint64_t> bytes = 0;    // that were read
-  std::atomic<bool> stopped = false;  // someone else failed: give up
+  std::atomic<uint64_t> bytes = 0;    // read so far
+  std::atomic<bool> stopped = false;  // another rank failed: give up
   Exchange* exchange = nullptr;       // for tasks that send
 };
 
-// Thrown by a task that was stopped: its own work was sound.
+// Thrown by a task that was stopped although its own work was sound.
 struct Stopped {};
 
 }  // namespace ckpt::ranks

@@ -8,8 +8,8 @@
 
 namespace ckpt::ranks {
 
-// A failure as bytes, and as what it was. `by` ("rank 3 of 8, on node7")
-// becomes a part of the message; "" for this process.
+// Turns a failure into bytes and back. `by` ("rank 3 of 8, on node7") becomes a
+// part of the message; "" for this process.
 std::string pack_failure(std::exception_ptr failure);
 [[noreturn]] void throw_failure(std::string_view bytes, const std::string& by);
 bool is_stopped(std::string_view failure);

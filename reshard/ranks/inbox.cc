@@ -156,7 +156,7 @@ void Inbox::write_all() {
 }
 
 void Inbox::write(Files& files, uint32_t index) {
-  Slot& slot = slots_[index];  // ours alone until it is free
+  Slot& slot = slots_[index];  // only ours until it is free
   const trace::Span span("write for others", slot.bytes);
   for_each_piece(
       slot.memory.first(slot.bytes),
@@ -222,7 +222,7 @@ void Inbox::grant(Link& link, Wire& wire) {
     Slot& slot = slots_[i];
     if (!slot.free) continue;
     const Ask ask = asks_.front();
-    if (ask.note.round != setup_.round) return;  // of the next exchange
+    if (ask.note.round != setup_.round) return;  // for the next exchange
     asks_.pop_front();
     slot.free = false;
     slot.ask = ask;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages that come to a rank in an exchange (exchange.h), and the thread
-// that writes what is in them.
+// Messages that arrive at a rank in an exchange (exchange.h), and the thread
+// that writes their content.
 //
 //   free ─► granted ─► arrived ─► free ┄┄► (flushed) ┄┄► kWritten is said
 //     the thread that talks │  writer
 //
-// Asks wait in a queue, which holds a few words for each. A slot is granted to
-// one of them when it is free: so memory does not grow with the ranks.
+// Asks wait in a queue, which holds a few words for each. A free slot is
+// granted to one of them, so memory does not grow with the number of ranks.
 #pragma once
 
 #include <atomic>
@@ -36,12 +36,12 @@ class Inbox {
   };
   struct Setup {
     uint32_t round = 0;
-    std::span<std::byte> memory;  // of all slots alike
-    std::vector<OwnFile> files;   // of the target, by number
-    // Ranks of other machines. What they sent is flushed before they hear that
-    // it is written: their journals outlive a crash of this machine.
+    std::span<std::byte> memory;  // for all slots
+    std::vector<OwnFile> files;   // the target's, by number
+    // Ranks on other machines. What they sent is flushed before they are told
+    // that it is written: their journals outlive a crash of this machine.
     std::vector<bool> away;
-    bool sync = false;    // else no rank that is away keeps a journal
+    bool sync = false;    // else no rank on another machine keeps a journal
     bool behind = false;  // leave nothing in the page cache
     std::function<void()> on_failure;
   };
@@ -54,16 +54,16 @@ class Inbox {
 
   // The task's side.
   void open(Setup setup);
-  // Ends the writer. Throws what it threw.
+  // Ends the writer. Rethrows its exception.
   void close();
   // The same, without throwing.
   void end();
   std::exception_ptr failure() const;
   uint64_t bytes() const { return bytes_; }
 
-  // The side of the thread that talks.
+  // The talking thread's side.
   void asked(uint32_t from, const Note& note);
-  // `wire` may be null when nothing is under way.
+  // `wire` may be null when nothing is in progress.
   void pump(Link& link, Wire* wire);
   bool quiet() const { return granted_.empty(); }
 
@@ -102,12 +102,12 @@ class Inbox {
   std::deque<Ask> asks_;
   std::vector<Slot> slots_;
   std::deque<uint32_t> arrived_;
-  std::vector<Ask> unflushed_;  // the writer's alone
-  std::vector<Ask> written_;    // to be said
+  std::vector<Ask> unflushed_;  // only for the writer
+  std::vector<Ask> written_;    // to be reported
   std::exception_ptr failure_;
   std::atomic<uint64_t> bytes_ = 0;  // of payload
   std::thread writer_;
-  std::vector<Granted> granted_;  // of the thread that talks alone
+  std::vector<Granted> granted_;  // only for the talking thread
 };
 
 }  // namespace ckpt::ranks

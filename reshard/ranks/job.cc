@@ -24,12 +24,12 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr auto kTell = milliseconds(100);  // between two words of progress
+constexpr auto kTell = milliseconds(100);  // between two reports of progress
 
 Job* current_job = nullptr;
 Sharing current_sharing;
 
-// Work in a thread of its own, so that this one can talk to the other ranks.
+// Runs work in a separate thread, so that this one can talk to the other ranks.
 class Background {
  public:
   Background(std::string task, Exchange& exchange, reshard::Journal* journal)
@@ -41,7 +41,8 @@ class Background {
       return perform(task_, control_, journal);
     });
   }
-  // Who talks has given up, or the task is over: it must not wait for words.
+  // The talking thread has given up, or the task is over: it must not wait for
+  // messages.
   ~Background() { stop(); }
   Background(const Background&) = delete;
   Background& operator=(const Background&) = delete;
@@ -54,7 +55,7 @@ class Background {
     control_.stopped = true;
     control_.exchange->stop();
   }
-  // A result, or a failure as pack_failure has it.
+  // A result, or a failure from pack_failure.
   bool take(std::string& bytes) {
     try {
       bytes = future_.get();
@@ -73,18 +74,18 @@ class Background {
   };
   Control control_;
   std::string task_;
-  std::future<std::string> future_;  // last: its end waits for the thread
+  std::future<std::string> future_;  // last: destruction waits for the thread
 };
 
-// Waits less and less eagerly: ranks may be more than processors.
+// Waits with growing pauses: there may be more ranks than processors.
 class Nap {
  public:
   void rest() {
     std::this_thread::sleep_for(pause_);
     grow(kLongest);
   }
-  // Likewise, but the exchange may wake it; while there is one, others wait
-  // for answers.
+  // The same, but the exchange may wake it; while there is one, others are
+  // waiting for answers.
   void rest(Exchange& exchange) {
     if (exchange.rest(pause_))
       wake();
@@ -129,8 +130,8 @@ std::string done_message(bool good, const std::string& bytes) {
   return std::string(1, good ? '\1' : '\0') + bytes;
 }
 
-// Rank 0's own part, beside what the others say. False: somebody does not
-// answer.
+// Does rank 0's own part while listening to the others. False if one of them
+// does not answer.
 bool carry_out(Answers& answers, Link& link, Exchange& exchange,
                Background& own, const Progress& progress) {
   Nap nap;
@@ -152,14 +153,14 @@ bool carry_out(Answers& answers, Link& link, Exchange& exchange,
       const bool good = own.take(result);
       answers.answer(0, good, std::move(result));
     }
-    // Also when its own part is done: the others' parts are the job's.
+    // Even when its own part is done: the others' parts belong to the job.
     if (interrupted())
       answers.fail(0, pack_failure(std::make_exception_ptr(Interrupted(""))));
     if (answers.failure() && !answers.stopping()) {
       answers.stop();
       own.stop();
     }
-    // Its own part is in this process: it has to come to an end.
+    // Its own part is in this process, so it must come to an end.
     if (answers.out_of_patience() && answers.answered(0)) return false;
     nap.rest(exchange);
   }
@@ -191,9 +192,9 @@ class Teller {
   Clock::time_point next_ = Clock::now() + kTell;
 };
 
-// The task in a thread; this one talks. Its failure is told at once, but it is
-// done only when nothing is under way to or from this rank. Returns the exit
-// status if rank 0 has given up meanwhile.
+// Runs the task in a thread while this one talks. Reports a failure at once,
+// but is done only when nothing is in progress to or from this rank. Returns
+// the exit status if rank 0 has given up meanwhile.
 std::optional<int> perform_and_tell(Link& link, Exchange& exchange,
                                     std::string task) {
   Background work(std::move(task), exchange, nullptr);
@@ -290,14 +291,14 @@ void Job::finish(int status) {
   const std::string word = out.take();
   for (uint32_t rank = 1; rank < size(); ++rank)
     link_->send(rank, Tag::kEnd, word);
-  // All have answered, but one that stops now would keep the others waiting
-  // for its goodbye.
+  // All have answered, but one that hangs now would keep the others waiting for
+  // its goodbye.
   const Watchdog watchdog(kPatience, [this, status] { link_->abort(status); });
   link_->finish();
 }
 
 int serve(Link& link) {
-  // A signal stops the task at hand; then rank 0, which has got one as well or
+  // A signal stops the current task; then rank 0, which got one as well or
   // hears of it, ends the job.
   const InterruptScope scope;
   link.send(0, Tag::kHello, link.host());
@@ -312,8 +313,8 @@ int serve(Link& link) {
     }
     nap.wake();
     std::optional<int> status;
-    // Others may have begun with a task that is still on its way to here, or
-    // grant what was asked for before a stop.
+    // Others may have begun a task that is still on its way here, or may grant
+    // what was asked for before a stop.
     if (exchange.hear(link, *message)) continue;
     if (message->tag == Tag::kTask)
       status = perform_and_tell(link, exchange, std::move(message->bytes));

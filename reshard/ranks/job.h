@@ -6,8 +6,8 @@
 //   rank 1…   serve ────────────────────┴─ task ── serve … ───────────── end
 //
 // There is no collective operation: rank 0 sends and waits for what comes, and
-// every wait ends when something failed. So a rank that fails stops the others
-// with its own error, and no rank is left waiting.
+// every wait ends when something fails. So a failing rank stops the others with
+// its own error, and no rank is left waiting.
 #pragma once
 
 #include <cstdint>
@@ -30,36 +30,35 @@ struct Account {
   uint64_t bytes_written = 0;
   uint64_t bytes_sent = 0;  // payload, to other ranks
   uint64_t bytes_received = 0;
-  uint64_t messages = 0;    // of payload, that it sent
-  uint64_t rounds = 0;      // between GPUs, in which it sent or received
-  uint64_t task_bytes = 0;  // of the tasks that it was sent
+  uint64_t messages = 0;    // of payload, sent
+  uint64_t rounds = 0;      // between GPUs, in which it took part
+  uint64_t task_bytes = 0;  // of the tasks sent to it
   double seconds = 0;       // of work
 };
 
 // Rank 0's side.
 class Job {
  public:
-  // Waits for the others to say that they are there.
+  // Waits for the others to report in.
   explicit Job(std::shared_ptr<Link> link);
 
   uint32_t size() const { return link_->size(); }
   std::vector<Account>& accounts() { return accounts_; }
   // Ranks on the machine of `rank`, itself included.
   uint32_t neighbours(uint32_t rank) const;
-  // By rank: whether it is on another machine than `rank`.
+  // By rank: true if it is on another machine than `rank`.
   std::vector<uint8_t> away_from(uint32_t rank) const;
   // The next number of an exchange, from 1 on.
   uint32_t next_round() { return ++rounds_; }
 
-  // Has each rank perform make(rank), and returns what came of it, by rank.
-  // The first failure stops all and is thrown, naming the rank. `journal`: see
-  // perform().
+  // Has each rank perform make(rank) and returns the results by rank. The first
+  // failure stops all and is thrown, naming the rank. `journal`: see perform().
   std::vector<std::string> run(const std::function<std::string(uint32_t)>& make,
                                const Progress& progress,
                                reshard::Journal* journal);
 
-  // Lets the others go with this exit status. If one of them gave no answer
-  // after a failure, it ends them and this process.
+  // Dismisses the others with this exit status. If one of them did not answer
+  // after a failure, ends them and this process.
   void finish(int status);
 
  private:
@@ -71,8 +70,8 @@ class Job {
   bool broken_ = false;  // a rank does not answer
 };
 
-// The others' side: performs tasks until rank 0 says that it is over. Returns
-// the exit status.
+// The others' side: performs tasks until rank 0 says that the job is over.
+// Returns the exit status.
 int serve(Link& link);
 
 // The job that this process is rank 0 of; null if it works alone.
@@ -87,11 +86,11 @@ void set_current(Job* job);
 enum class Mode : uint8_t { kAuto, kRead, kSend };
 struct Sharing {
   Mode mode = Mode::kAuto;
-  uint64_t buffer = 0;  // of a message, kSend; 0: see exchange_buffer()
+  uint64_t buffer = 0;  // of a kSend message; 0: see exchange_buffer()
 };
 Sharing sharing();
 void set_sharing(const Sharing& sharing);
-// Bytes that each rank's messages take of that much memory; 0 where nothing is
+// Bytes that each rank's messages take out of that much memory; 0 if nothing is
 // sent.
 uint64_t exchange_memory(uint64_t max_mem);
 

@@ -86,7 +86,7 @@ const CkptMpiApi& open_module() {
 
 }  // namespace
 
-// Which variables launchers set for each process. PMI_* are MPICH's, Intel
+// The variables that launchers set for each process. PMI_* are MPICH's, Intel
 // MPI's, and srun's with --mpi=pmi2. SLURM_PROCID alone is also there in batch
 // scripts, where one process runs: only a step of several tasks counts.
 Launch find_launch() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// libckpt_mpi.so: ranks/abi.h for whatever MPI it is built with. Point to point
-// only: a process that failed can't leave the others in a collective.
+// libckpt_mpi.so: ranks/abi.h for whatever MPI it is built with. Only point to
+// point, so that a failed process can't leave the others in a collective.
 #include <dlfcn.h>
 #include <mpi.h>
 
@@ -23,14 +23,14 @@ namespace {
 //              1025 + 2t    a posted message of tag t, whole
 constexpr int kChannels = 1024;
 constexpr uint64_t kPart = uint64_t{16} << 20;
-// A part that takes longer has a process at its other end that is stopped:
-// the threads that talk do nothing else.
+// If a part takes longer, the process at its other end is stopped: the threads
+// that talk do nothing else.
 constexpr auto kLongest = std::chrono::seconds(15);
 constexpr int tag_of(int32_t tag, bool posted) {
   return kChannels + 2 * tag + (posted ? 1 : 0);
 }
 
-// Bytes that were posted, until MPI has them.
+// Posted bytes, until MPI has them.
 struct Posted {
   MPI_Request request = MPI_REQUEST_NULL;
   std::string bytes;
@@ -43,7 +43,7 @@ struct State {
   int rank = 0;
   int size = 1;
   MPI_Comm comm = MPI_COMM_WORLD;
-  bool guest = false;  // of a program that initialised MPI itself
+  bool guest = false;  // in a program that initialised MPI itself
   std::list<Posted> posted;
   std::unordered_map<uint64_t, MPI_Request> tickets;
   uint64_t next_ticket = 0;
@@ -59,8 +59,8 @@ int32_t check(int code, const char* what) {
   return 1;
 }
 
-// The module is opened for itself (RTLD_LOCAL), but Open MPI opens parts of
-// its own later, which look for symbols of the library in the global scope.
+// The module is opened with RTLD_LOCAL, but Open MPI later opens parts of its
+// own, which look for the library's symbols in the global scope.
 void make_global() {
   Dl_info info;
   if (::dladdr(reinterpret_cast<void*>(&MPI_Init_thread), &info) != 0 &&
@@ -82,7 +82,7 @@ int32_t start() {
     state.error = "this MPI allows no threads beside it (MPI_THREAD_FUNNELED)";
     return 1;
   }
-  // Messages of the program's own are none of ours.
+  // The program's own messages are not ours.
   if (state.guest &&
       check(MPI_Comm_dup(MPI_COMM_WORLD, &state.comm), "MPI_Comm_dup"))
     return 1;
@@ -96,8 +96,8 @@ int32_t start() {
   return check(MPI_Comm_size(state.comm, &state.size), "MPI_Comm_size");
 }
 
-// MPI_Wait keeps a processor busy; this gives it to whoever has work. Only time
-// in which this process ran counts: a job may be suspended and go on.
+// MPI_Wait keeps a processor busy; this yields it to whoever has work. Only
+// time in which this process ran counts: a job may be suspended and resumed.
 int32_t wait(MPI_Request& request, const char* what, int peer) {
   auto pause = std::chrono::microseconds(20);
   for (std::chrono::microseconds waited{0}; waited < kLongest;
@@ -195,7 +195,7 @@ int32_t done(uint64_t ticket, uint64_t* bytes) {
   if (!over) return 0;
   state.tickets.erase(found);
   MPI_Get_count(&status, MPI_BYTE, &count);
-  *bytes = static_cast<uint64_t>(std::max(count, 0));  // of sends undefined
+  *bytes = static_cast<uint64_t>(std::max(count, 0));  // undefined for sends
   return 0;
 }
 
@@ -217,8 +217,8 @@ int32_t probe(CkptMpiMessage* message) {
           MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, state.comm, &there, &status),
           "MPI_Iprobe"))
     return 1;
-  // Payload is never found here: who receives it asked for it before it was
-  // sent, so that it goes to that request.
+  // Payload is never found here: its receiver asked for it before it was sent,
+  // so it goes to that request.
   if (!there) return 0;
   const int32_t tag = (status.MPI_TAG - kChannels) / 2;
   const int32_t posted = (status.MPI_TAG - kChannels) % 2;
@@ -247,7 +247,8 @@ int32_t receive(const CkptMpiMessage* message, void* bytes) {
   return 0;
 }
 
-// Launchers may lose what a process said just before: hydra does, now and then.
+// Launchers may lose what a process printed just before: hydra does, now and
+// then.
 void abort_job(int32_t status) {
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
   MPI_Abort(MPI_COMM_WORLD, status);

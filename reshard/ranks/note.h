@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks say to each other about messages of an exchange.
+// What ranks tell each other about messages of an exchange.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,13 @@
 namespace ckpt::ranks {
 
 struct Note {
-  uint32_t round = 0;  // of all exchanges of a job; others' notes are old
+  uint32_t round = 0;  // unique in a job; notes with another are old
   uint32_t channel = 0;
   uint64_t id = 0;  // of the sender's message
-  // Where payload goes in rounds (rounds.h): of kGrant the first that it may
-  // be in, of kJoin the one that it is in. Else 0.
+  // If payload goes in rounds (rounds.h): for kGrant the first round that it
+  // may be in, for kJoin the one that it is in. Else 0.
   uint64_t turn = 0;
-  uint64_t bytes = 0;  // of kJoin; 0: nothing comes
+  uint64_t bytes = 0;  // for kJoin; 0: nothing comes
 };
 
 inline Note note_of(const Message& message) {

@@ -15,11 +15,12 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kLeastSlots = 8;
 constexpr uint64_t kLeastSlot = 64 << 10;
-// A message that is not full is sent all the same: journals wait for it.
+// After this long, a message is sent even if it is not full: journals wait for
+// it.
 constexpr auto kOldest = std::chrono::milliseconds(100);
-constexpr auto kLook = std::chrono::milliseconds(100);  // for signals
+constexpr auto kLook = std::chrono::milliseconds(100);  // to check for signals
 
-// Copies from parts, from where the last copy ended.
+// Copies from parts, starting where the last copy ended.
 class Cursor {
  public:
   explicit Cursor(std::span<const iovec> parts) : parts_(parts) {}
@@ -96,8 +97,8 @@ void Outbox::seal(Slot& slot) {
   if (slot.copying == 0) bell_.ring();
 }
 
-// All slots are in use: half of them may stay open for the ranks that they are
-// for, the fullest of the others go.
+// All slots are in use: half of them may stay open for their ranks, the fullest
+// of the others are sent.
 void Outbox::seal_for_room() {
   const auto is_open = [](const Slot& slot) {
     return slot.state == State::kOpen;
@@ -223,7 +224,7 @@ void Outbox::ask(Link& link) {
   }
 }
 
-// Who granted waits for an answer.
+// The rank that granted waits for an answer.
 void Outbox::decline(Link& link, uint32_t from, const Note& note) {
   if (note.turn == 0)
     empty_.push_back(link.give(from, note.channel, {}));

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages on their way out of a rank, in an exchange (exchange.h).
+// Messages on their way out of a rank in an exchange (exchange.h).
 //
 //   free ─► open ──────► sealed ─► asked ─► sending ─► free ┄┄► written
 //           workers       └──── the thread that talks ────┘
 //
-// Slots are few and their memory is given, so that put() waits while all are
-// under way. A message has a number from its opening on; what was put before
-// a moment is written when all messages with lower numbers than the next are.
+// Slots are few and their memory is fixed, so put() waits while all are in
+// progress. A message has a number from when it is opened; everything put
+// before a given moment is written once all messages with numbers below the
+// next one are.
 #pragma once
 
 #include <sys/uio.h>
@@ -34,25 +35,24 @@ class Outbox {
  public:
   explicit Outbox(Bell& bell) : bell_(bell) {}
 
-  // Before a task: forgets the last one, which is over and quiet().
+  // Called before a task: forgets the last one, which is over and quiet().
   void begin();
-  // No more is sent: put() and drain() throw Stopped.
+  // Stops sending: put() and drain() throw Stopped.
   void stop();
 
-  // The task's side. `memory` of all slots, of which there are more and
-  // smaller ones if there are many ranks to send to.
+  // The task's side. `memory` is for all slots; if there are many ranks to send
+  // to, there are more and smaller ones.
   void open(uint32_t round, std::span<std::byte> memory, uint32_t destinations);
   void put(uint32_t to, uint32_t file, uint64_t offset,
            std::span<const iovec> parts);
   void when_written(std::function<void()> then);
-  // Sends what is open; returns when all is written.
+  // Sends open messages; returns when all are written.
   void drain();
-  void close();  // the memory is not used any more
+  void close();  // the memory is no longer used
   uint64_t bytes() const { return bytes_; }
   uint64_t messages() const { return messages_; }
 
-  // The side of the thread that talks.
-  // `wire` may be null when nothing is under way.
+  // The talking thread's side. `wire` may be null when nothing is in progress.
   void pump(Link& link, Wire* wire);
   void granted(Link& link, Wire* wire, uint32_t from, const Note& note);
   void written(const Note& note);
@@ -63,7 +63,7 @@ class Outbox {
   struct Slot {
     State state = State::kFree;
     uint32_t to = 0;
-    uint32_t copying = 0;  // workers that fill it
+    uint32_t copying = 0;  // workers filling it
     uint64_t id = 0;
     std::chrono::steady_clock::time_point opened;
     Chunk chunk{{}};
@@ -73,11 +73,11 @@ class Outbox {
     Wire::Ticket ticket = 0;
   };
   struct Action {
-    uint64_t before = 0;  // when all messages below are written
+    uint64_t before = 0;  // when all lower messages are written
     std::function<void()> run;
   };
 
-  // These have the lock.
+  // Called with the lock held.
   Slot& open_slot(uint32_t to, std::unique_lock<std::mutex>& lock);
   Slot* find(State state, uint32_t to);
   void seal(Slot& slot);
@@ -100,8 +100,8 @@ class Outbox {
   std::deque<Action> actions_;
   uint64_t bytes_ = 0;
   uint64_t messages_ = 0;
-  // Of the thread that talks alone: what it sends, and answers to ranks that
-  // granted what is not sent any more.
+  // Only for the talking thread: what it sends, and answers to ranks that
+  // granted what is no longer sent.
   std::vector<Sending> sending_;
   std::vector<Link::Ticket> empty_;
 };

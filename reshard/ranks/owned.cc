@@ -20,7 +20,7 @@ uint32_t owner_of(const Owners& owners, uint32_t file) {
   return file < owners.size() ? owners[file] : kNone;
 }
 
-// Ranks that a job reads from, each once; what is no rank's goes with the
+// Ranks that a job reads from, each once; what belongs to no rank goes with the
 // first.
 std::vector<uint32_t> owners_of(const Plan& plan, const Job& job,
                                 const Owners& owners) {
@@ -74,8 +74,8 @@ class OwnerCutter {
     lanes_.insert(lanes_.end(), begin, begin + count);
   }
 
-  // The moves from one rank. Each writes columns of its own: the others of the
-  // row are not there to be written with them.
+  // Adds the moves from one rank. Each writes its own columns: the row's other
+  // columns are not there to be written with them.
   void add_part(const Job& job, uint32_t rank, bool first) {
     Job part = job;
     part.first_source = size(lanes_);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Values in messages. All ranks run one program on machines of one kind, so
-// that numbers go as they lie in memory; what is taken out is checked against
-// the message's end all the same.
+// numbers are sent as they are in memory. Reads are checked against the
+// message's end all the same.
 #pragma once
 
 #include <cstdint>
@@ -59,7 +59,7 @@ class Unpacker {
     if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
     return values;
   }
-  // How many values follow, of at least `least` bytes each.
+  // The number of values that follow, of at least `least` bytes each.
   uint64_t count(uint64_t least) {
     const uint64_t n = take<uint64_t>();
     if (n > rest_.size() / least)

@@ -10,7 +10,7 @@
 namespace ckpt::ranks {
 namespace {
 
-// Who did not look for longer did not run.
+// A process that did not look for longer did not run.
 constexpr auto kGap = std::chrono::milliseconds(500);
 
 }  // namespace

@@ -1,28 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-// Payload of an exchange from GPU to GPU: slots are pinned memory, and what
-// they hold goes up to this rank's GPU, by NCCL to the receiver's, and down
+// Payload of an exchange from GPU to GPU: slots are pinned memory, and their
+// content goes up to this rank's GPU, by NCCL to the receiver's, and down again
 // there.
 //
 //   receiver ─ kGrant, no earlier than round r ─► sender
 //            ◄─ kJoin, in round s ≥ r, n bytes ─┘        (agenda.h)
 //   both      begin round s: one group of all their sends and receives in it
 //
-// NCCL runs the groups of a communicator one after the other, and a group holds
-// its rank until all of its parcels have moved. So ranks that begin groups as
-// they like can wait for each other in a circle. Why these don't:
-// - Rounds have numbers, a rank begins its own in their order, and a parcel is
+// NCCL runs the groups of a communicator one after another, and a group blocks
+// its rank until all of its parcels have moved. So ranks that begin groups in
+// any order can wait for each other in a circle. Why these don't:
+// - Rounds have numbers, a rank begins its own in that order, and a parcel is
 //   in the same round at both ends.
-// - Take the lowest round that is not done somewhere. All ranks with parcels in
-//   it are done with those before it, and begin it as soon as their offers are
-//   answered. Answers wait for no payload: the thread that talks gives them.
-//   Then each parcel of it has begun at both ends, and NCCL moves all of them.
-// - Only ranks with a parcel in a round take part; it is an all-to-all of parts
-//   that may be empty, which NCCL is made for.
+// - Take the lowest round that is not yet done somewhere. All ranks with
+//   parcels in it are done with the ones before it, and begin it as soon as
+//   their offers are answered. Answers never wait for payload: the thread that
+//   talks gives them. Then each of its parcels has begun at both ends, and NCCL
+//   moves them all.
+// - Only ranks with a parcel in a round take part. It is an all-to-all with
+//   possibly empty parts, for which NCCL is made.
 //
-// Where it ends when something fails: NCCL tells, or kStop does. After a stop
-// what was agreed on is still carried out, as the other end may have begun it;
-// if that takes longer than kGrace, nothing is waited for any more. The
-// communicator and the memory go with this object, after their last user.
+// If something fails, NCCL or kStop reports it. After a stop, what was agreed
+// on is still carried out, because the other end may have begun it; if that
+// takes longer than kGrace, the waiting ends. The communicator and the memory
+// are freed with this object, after their last user.
 #pragma once
 
 #include <atomic>
@@ -41,12 +42,12 @@ namespace ckpt::ranks {
 class Rounds : public Wire {
  public:
   struct Setup {
-    uint32_t round = 0;  // of all exchanges of the job
+    uint32_t round = 0;  // unique in the job
     uint32_t rank = 0;
     uint32_t size = 0;
     std::string id;      // CudaPeers::make_id
     uint64_t bytes = 0;  // of memory
-    // Called once, in the thread that talks, unless it was stopped before.
+    // Called once, in the thread that talks, unless it was stopped earlier.
     std::function<void()> on_failure;
   };
   Rounds(const reshard::CudaModule& module, Setup setup);
@@ -75,7 +76,7 @@ class Rounds : public Wire {
   // Time in which this process ran.
   using Time = std::chrono::steady_clock::duration;
   static constexpr std::chrono::seconds kGrace{5};
-  // The ranks come one after the other, as they get their tasks.
+  // The ranks arrive one by one, as they get their tasks.
   static constexpr std::chrono::seconds kMeeting{120};
   static constexpr std::chrono::seconds kRound{60};
 
@@ -93,12 +94,12 @@ class Rounds : public Wire {
   Agenda<Parcel> agenda_;
   std::map<Ticket, std::optional<uint64_t>> tickets_;
   std::map<uint32_t, Parcel> offered_;  // by channel
-  std::vector<Parcel> running_;         // of the round that is under way
-  bool busy_ = true;                    // first they meet
+  std::vector<Parcel> running_;         // of the round in progress
+  bool busy_ = true;                    // first, the ranks meet
   bool met_ = false;
   Ticket next_ticket_ = 1;
   std::chrono::steady_clock::time_point looked_;
-  Time waited_{};  // for what is under way
+  Time waited_{};  // for what is in progress
   Time since_stop_{};
   std::atomic<bool> stopped_ = false;
   std::atomic<bool> failed_ = false;

@@ -27,7 +27,7 @@ using reshard::Plan;
 using reshard::RunOptions;
 using reshard::RunResult;
 
-// The sums of all ranks, and of what earlier runs did.
+// The sums of all ranks and of earlier runs.
 class Total {
  public:
   Total(const Plan& plan, const Catalog& source, reshard::Output& output,
@@ -73,7 +73,7 @@ class Total {
   RunResult result_;
 };
 
-// All items but those that a journal has, whose sums are added.
+// All items except those in a journal, whose sums are added.
 std::vector<Item> items_left(const Plan& plan, const reshard::Journal* journal,
                              Total& total) {
   std::vector<Item> items = reshard::cut_items(plan, reshard::kItemBytes);
@@ -90,7 +90,7 @@ std::vector<Item> items_left(const Plan& plan, const reshard::Journal* journal,
   return items;
 }
 
-// True if each rank has a GPU of its own, and they can meet.
+// True if each rank has its own GPU and they can meet.
 bool have_gpus(Job& job) {
   std::set<std::pair<std::string, std::string>> all;
   const std::vector<std::string> names =
@@ -101,7 +101,7 @@ bool have_gpus(Job& job) {
   return all.size() == job.size();
 }
 
-// Who writes what, and how it gets there; nothing where nothing is sent.
+// Who writes what, and how it gets there; nothing if nothing is sent.
 class Post {
  public:
   Post(Job& job, const Site& site, const RunOptions& options) : job_(job) {
@@ -155,7 +155,7 @@ void account(Account& account, const Report& report) {
 
 using Problems = std::vector<std::pair<uint32_t, Problem>>;
 
-// reshard::check_crcs by all ranks: whole records, in their order, by bytes.
+// reshard::check_crcs by all ranks: whole records, in order, by bytes.
 Problems check_some(Job& job, const Catalog& catalog,
                     const std::vector<uint32_t>& which,
                     const RunOptions& options) {
@@ -232,8 +232,8 @@ RunResult run(const Plan& plan, const Catalog& source, reshard::Output& output,
         Share share = make_share(by_target ? work.plan : plan, source,
                                  site.target, work.parts[rank], post.of(rank));
         set_options(share, rank, site, options);
-        // Where ranks read the same bytes, what passes by adds up to nothing:
-        // the records are read for themselves below.
+        // If several ranks read the same bytes, checksums can't be added up on
+        // the way: the records are read separately below.
         if (by_target) share.check_crcs = false;
         return run_task(share);
       },
@@ -276,7 +276,7 @@ void collect_journals(const std::string& path, uint64_t work) {
   const std::vector<std::string> others = journals_beside(path);
   if (others.empty()) return;
   auto main = reshard::Journal::open(path, work);
-  if (!main) return;  // of another boot: all of it starts over
+  if (!main) return;  // from another boot: everything starts over
   std::vector<bool> done;
   const auto is_new = [&](uint32_t item) {
     if (item >= done.size()) done.resize(item + 1);
@@ -292,11 +292,11 @@ void collect_journals(const std::string& path, uint64_t work) {
     for (const Outcome& outcome : journal->done())
       if (is_new(outcome.item)) main->append(outcome);
   }
-  main.reset();  // what was appended is on file now
+  main.reset();  // what was appended is now on file
   remove_journals(path);
 }
 
-// More than the line at their head.
+// True if they have more than the header line.
 bool has_journals(const std::string& path) {
   constexpr uint64_t kHead = 80;
   try {
@@ -304,7 +304,7 @@ bool has_journals(const std::string& path) {
       return io::Handle::open_read(other).size() > kHead;
     });
   } catch (const Error&) {
-    return false;  // what can't be looked at can't be gone on with
+    return false;  // what can't be examined can't be resumed
   }
 }
 

@@ -19,7 +19,7 @@ using reshard::Lane;
 using reshard::Move;
 using reshard::Plan;
 
-// Numbers of the whole, given anew in the order in which they are met.
+// Renumbers things of the whole in the order in which they are met.
 class Renumber {
  public:
   uint32_t operator()(uint32_t whole) {
@@ -138,7 +138,7 @@ class Maker {
     part.size = target_->files[file].size;
   }
 
-  // Bytes [begin, end) of a file may be written: their checksums are needed.
+  // Bytes [begin, end) of a file may be written, so their checksums are needed.
   void touch(uint32_t file, uint64_t begin, uint64_t end) {
     if (!target_ || file == kNone) return;
     const std::vector<LateCrc>& crcs = target_->files[file].crcs.get();
@@ -178,7 +178,7 @@ class Maker {
     }
   }
 
-  // All records of the files: a share is a run of them.
+  // Adds all records of the files: a share is a run of them.
   void add_crcs() {
     std::unordered_map<uint32_t, uint32_t> part;
     for (uint32_t i = 0; i < files_.order().size(); ++i)

@@ -79,8 +79,8 @@ struct CrcPlace {
   uint32_t index, zero;
 };
 
-// Of lists that are mostly empty only what is there goes: how many there are
-// in all, then the numbers of those, then them.
+// Sends only the existing entries of mostly empty lists: the total number, then
+// the numbers of those entries, then the entries.
 void put_tensors(Packer& out, const Share& share) {
   out.put(uint64_t{share.plan.tensors.size()});
   out.list(share.tensors);
@@ -103,8 +103,7 @@ void take_tensors(Unpacker& in, Share& share) {
   }
 }
 
-// The owners of files that this rank neither touches nor writes are none of
-// its business.
+// Leaves out the owners of files that this rank neither touches nor writes.
 void put_target(Packer& out, const Share& share) {
   const Target& target = share.target;
   std::vector<uint32_t> used, owners;

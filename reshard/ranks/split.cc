@@ -10,7 +10,7 @@ using reshard::Item;
 using reshard::kNone;
 using reshard::Plan;
 
-constexpr uint64_t kColumnUnit = 4096;  // as cut_items cuts columns
+constexpr uint64_t kColumnUnit = 4096;  // in which cut_items cuts columns
 
 // An item as a run of `count` units of `unit` bytes, from `begin` on.
 struct Units {
@@ -49,7 +49,7 @@ Units units_of(const Plan& plan, const Item& item) {
           kColumnUnit};
 }
 
-// Units [from, to) of an item; all of them: the item as it is.
+// Units [from, to) of an item; if that is all of them, the item itself.
 Item part_of(const Item& item, const Units& units, uint64_t from, uint64_t to) {
   if (from == 0 && to == units.count) return item;
   Item part = item;
@@ -74,7 +74,7 @@ bool is_packed(const Catalog& source, uint32_t file) {
          codec != Codec::kFill;
 }
 
-// Deals out: keeps count of the bytes that were given, and of who is next.
+// Deals out items: keeps track of the bytes dealt and of whose turn it is.
 class Dealer {
  public:
   Dealer(const Plan& plan, uint64_t total, uint32_t ranks)
@@ -99,7 +99,7 @@ class Dealer {
     }
   }
 
-  // All or nothing: the rank in turn, if at least half fits.
+  // Deals all or nothing: to the rank in turn if at least half fits.
   void deal_whole(const std::vector<Item>& items, uint64_t bytes) {
     while (!last() && room() < bytes / 2) ++rank_;
     shares_[rank_].insert(shares_[rank_].end(), items.begin(), items.end());
@@ -110,8 +110,8 @@ class Dealer {
 
  private:
   bool last() const { return rank_ + 1 == shares_.size(); }
-  // Bytes up to the end of the share of the rank in turn. In 128 bits: the
-  // bytes of a checkpoint times a number of ranks.
+  // Bytes up to the end of the current rank's share. Uses 128 bits: the bytes
+  // of a checkpoint times a number of ranks.
   uint64_t room() const {
     const auto end = static_cast<uint64_t>(
         static_cast<unsigned __int128>(total_) * (rank_ + 1) / shares_.size());

@@ -60,7 +60,7 @@ bool writes_itself(const Share& share, uint32_t file) {
           share.mailing.owners[file] == share.mailing.rank);
 }
 
-// Another machine's disk cache is not flushed by the rank that publishes.
+// The rank that publishes does not flush another machine's disk cache.
 void flush_files(const Share& share) {
   for (uint32_t f = 0; f < share.target.files.size(); ++f)
     if (writes_itself(share, f))
@@ -93,8 +93,8 @@ Exchange::Setup exchange_setup(const Share& share, Control& control) {
   return setup;
 }
 
-// The exchange of a task that sends, for as long as the task runs. What stops
-// others here is the failure of the thread that writes for them.
+// The exchange of a task that sends, open while the task runs. A failure of the
+// thread that writes for others stops them here.
 class Sending {
  public:
   Sending(const Share& share, Control& control) : exchange_(control.exchange) {
@@ -107,7 +107,7 @@ class Sending {
   Sending(const Sending&) = delete;
   Sending& operator=(const Sending&) = delete;
   Exchange* exchange() { return exchange_; }
-  // Of the task that was stopped: why, if it is known here.
+  // Rethrows why the task was stopped, if that is known here.
   void rethrow_failure() {
     if (!exchange_) return;
     if (const auto why = exchange_->end()) std::rethrow_exception(why);
@@ -142,14 +142,14 @@ std::string pack_report(const Report& report) {
   return out.take();
 }
 
-// CRCs have their numbers in the share; all others speak of the whole.
+// CRCs are numbered within the share; everything else refers to the whole.
 void renumber(const Share& share, std::vector<reshard::CrcPart>& parts) {
   for (reshard::CrcPart& part : parts)
     part.index = share.target_crcs.at(part.file).at(part.index);
 }
 
-// Where items go that are done: into the journal, once nothing of them is
-// under way.
+// Where finished items go: into the journal, once nothing of them is in
+// progress.
 std::function<void(const reshard::Outcome&)> keep_in(reshard::Journal* journal,
                                                      const Share& share,
                                                      Exchange* exchange) {
@@ -190,7 +190,8 @@ void add_traffic(const Exchange& exchange, Report& report) {
   report.bytes_written += traffic.received - traffic.sent;
 }
 
-// The engine on the share's items, and then what others have for this rank.
+// Runs the engine on the share's items, then takes what others have for this
+// rank.
 reshard::RunResult move_bytes(const Share& share, Control& control,
                               reshard::Output& output,
                               reshard::RunOptions& options, reshard::Part& part,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A task: what a rank is told to do, as bytes, and what comes of it, as bytes.
-// Rank 0 does its own part by the same functions.
+// A task: what a rank is told to do, as bytes, and its result, as bytes. Rank 0
+// does its own part with the same functions.
 #pragma once
 
 #include <cstdint>
@@ -27,18 +27,18 @@ struct LossSum {
   reshard::CastLoss part;
 };
 struct Report {
-  std::vector<Sum> source;  // by slot; what is zero is left out
-  std::vector<Sum> target;  // by tensor that is cast
+  std::vector<Sum> source;  // by slot; zeros are left out
+  std::vector<Sum> target;  // by cast tensor
   std::vector<LossSum> losses;
   std::vector<reshard::CrcPart> crcs;
   std::vector<reshard::SourceCrcs::Seen> seen;
   uint64_t bytes_read = 0;
-  uint64_t bytes_written = 0;  // into files, those for others included
+  uint64_t bytes_written = 0;  // into files, including those for others
   uint64_t bytes_sent = 0;     // payload of messages
   uint64_t bytes_received = 0;
-  uint64_t messages = 0;  // with payload, that were sent
+  uint64_t messages = 0;  // with payload, sent
   uint64_t rounds = 0;    // between GPUs
-  uint64_t items = 0;     // whole ones, that a journal has
+  uint64_t items = 0;     // whole ones, in a journal
   double seconds = 0;
 };
 
@@ -47,15 +47,16 @@ std::string check_task(const Catalog& catalog,
                        const std::vector<uint32_t>& which,
                        const reshard::RunOptions& options);
 
-// What comes of it is CudaModule::meeting_name of the rank.
+// Its result is the rank's CudaModule::meeting_name.
 std::string gpu_task();
 
-// Does it. `journal`: where items go, if the task names no file for it; may be
-// null. Throws Stopped, and whatever the engine throws.
+// Performs a task. `journal`: where items go if the task names no file for
+// them; may be null. Throws Stopped and whatever the engine throws.
 std::string perform(std::string_view task, Control& control,
                     reshard::Journal* journal);
 
-// A share that needs no unpacking, or was changed after it: the report.
+// The same for a share that needs no unpacking, or was changed after it.
+// Returns the report.
 std::string perform_share(const Share& share, Control& control);
 
 Report unpack_report(std::string_view bytes);

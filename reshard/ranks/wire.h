@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What carries the payload of an exchange from a slot of its sender to one of
-// its receiver: messages of the link, or rounds between GPUs (rounds.h).
+// Carries the payload of an exchange from a slot of its sender to one of its
+// receiver: by messages of the link, or in rounds between GPUs (rounds.h).
 #pragma once
 
 #include <cstddef>
@@ -17,8 +17,8 @@ namespace ckpt::ranks {
 
 inline constexpr uint64_t kSlotAlign = 256;  // what GPUs copy best
 
-// But for stop(), all functions that have a link are of the thread that talks,
-// and never wait.
+// Except for stop(), all functions that take a link are called by the thread
+// that talks, and never wait.
 class Wire {
  public:
   virtual ~Wire() = default;
@@ -26,28 +26,30 @@ class Wire {
   virtual std::span<std::byte> memory() = 0;
 
   using Ticket = uint64_t;
-  // The receiver: begins to receive into `room`, and grants what was asked for.
+  // Called by the receiver: begins to receive into `room`, and grants what was
+  // asked for.
   virtual Ticket grant(Link& link, uint32_t to, const Note& note,
                        std::span<std::byte> room) = 0;
-  // The sender: what was granted. The bytes stay as they are until done().
+  // Called by the sender: sends what was granted. The bytes must not change
+  // until done().
   virtual Ticket give(Link& link, uint32_t to, const Note& grant,
                       std::span<const std::byte> bytes) = 0;
-  // How many bytes there were; nothing while they are under way. A ticket is
-  // over once it is done.
+  // How many bytes there were; nothing while they are in progress. A ticket is
+  // invalid once it is done.
   virtual std::optional<uint64_t> done(Link& link, Ticket ticket) = 0;
 
   virtual void joined(uint32_t /*from*/, const Note& /*note*/) {}
-  // True if something went on.
+  // True if something progressed.
   virtual bool pump() { return false; }
-  // The exchange has been stopped. From any thread.
+  // Called when the exchange has been stopped, from any thread.
   virtual void stop() {}
-  // Why nothing is carried any more: all tickets are done then, without bytes.
+  // Why nothing more is carried; all tickets are then done, without bytes.
   virtual std::exception_ptr failure() const { return nullptr; }
-  // So far, between GPUs.
+  // Rounds between GPUs so far.
   virtual uint64_t rounds() const { return 0; }
 };
 
-// By messages, which the link keeps in order; memory is as much as is touched.
+// By messages, which the link keeps in order. Memory is only what is touched.
 class LinkWire : public Wire {
  public:
   explicit LinkWire(uint64_t bytes)
@@ -56,7 +58,7 @@ class LinkWire : public Wire {
   std::span<std::byte> memory() override { return {memory_.get(), bytes_}; }
   Ticket grant(Link& link, uint32_t to, const Note& note,
                std::span<std::byte> room) override {
-    // First the receive, then the word: the bytes never come unexpected.
+    // First the receive, then the grant: the bytes never arrive unexpectedly.
     const Ticket ticket = link.take(to, note.channel, room);
     post(link, to, Tag::kGrant, note);
     return ticket;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The torch module, opened when it is first needed.
+// The torch module, opened when first needed.
 #pragma once
 
 #include <array>

@@ -21,7 +21,7 @@ struct NamedType {
   ScalarType type;
 };
 
-// Quantized types, bits and types that pack two values to a byte are missing:
+// Quantized types, bits and types that pack two values into a byte are missing:
 // torch either can't cast them or means something else by it.
 constexpr NamedType kTypes[] = {
     {"float64", ScalarType::Double},
@@ -49,7 +49,7 @@ constexpr NamedType kTypes[] = {
 
 thread_local std::string last_error;
 
-// Runs work(); an exception of torch becomes a status and a message.
+// Runs work(); turns an exception of torch into a status and a message.
 template <class Work>
 int32_t guarded(Work work) {
   try {
@@ -74,13 +74,14 @@ at::Tensor view(void* at, ScalarType type, uint64_t count) {
   return at::from_blob(at, {static_cast<int64_t>(count)},
                        at::TensorOptions().dtype(type));
 }
-// Only ever the source of a copy.
+// Used only as the source of a copy.
 at::Tensor view(const void* at, ScalarType type, uint64_t count) {
   return view(const_cast<void*>(at), type, count);
 }
 
 bool is_aligned(const void* at, ScalarType type) {
-  // Complex numbers are as aligned as their parts; being stricter is harmless.
+  // Complex numbers need only their parts' alignment; being stricter is
+  // harmless.
   return reinterpret_cast<uintptr_t>(at) % c10::elementSize(type) == 0;
 }
 
@@ -89,7 +90,7 @@ struct Bounce {                    // room for a chunk of any type; not cleared
   alignas(16) char bytes[kChunk * 16];
 };
 
-// Bytes [begin, begin + n) elements of a run, aligned: in place if they are.
+// Elements [begin, begin + n) of a run, aligned: in place if they already are.
 const void* aligned(const void* from, ScalarType type, uint64_t begin,
                     uint64_t n, Bounce& bounce) {
   const size_t size = c10::elementSize(type);
@@ -138,7 +139,7 @@ const char* error() { return last_error.c_str(); }
 
 extern "C" [[gnu::visibility("default")]] const CkptTorchApi* ckpt_torch_api() {
   static const CkptTorchApi api = [] {
-    // The caller has a thread per core already; torch is not to add any.
+    // The caller already has a thread per core; torch must not add any.
     at::set_num_threads(1);
     return CkptTorchApi{.abi = CKPT_TORCH_ABI,
                         .torch_version = TORCH_VERSION,

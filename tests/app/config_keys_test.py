@@ -196,6 +196,7 @@ def base_keys(folder, family):
     own, whole = ({key: value for key, value in table.items()
                    if key in base or hasattr(usual, key)}
                   for table in (own, json.loads(json.dumps(config.to_dict()))))
+    (source / "config.json").write_text(json.dumps(own))
     for keys in (base, OF_VERSION_4, OF_GENERATION, whole):
         keys = json.loads(json.dumps(keys))
         changed(source, folder / "b", **{**keys, **own})

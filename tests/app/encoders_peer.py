@@ -6,6 +6,8 @@ are those of logits_peer.py, with "model" and its inputs:
 
     {"model": "BertModel", "tokens", "types", "mask": 1 for what counts}
     {"model": "T5Model", "tokens", "mask", "targets"}
+    with "args" in the place of a path: one with random weights that Megatron
+        saves itself, in "save"
     {"model": "bert", "weights": file, "config": {…}, …}   BERT's own tensors in
         BertModel's places: its logits, those with
         apply_residual_connection_post_layernorm, and those of layers whose
@@ -117,6 +119,23 @@ def load(model, path):
     if left or unknown:
         raise AssertionError(f"not of the model: {left}; not there: {unknown}")
     model.load_state_dict(loaded["model"], strict=True)
+
+
+def save(model, args, path):
+    """As Megatron-LM's training does."""
+    import argparse
+
+    import torch
+    from megatron.core import dist_checkpointing
+
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    os.makedirs(path)
+    dist_checkpointing.save(
+        {"model": model.sharded_state_dict(metadata=metadata_of()),
+         "args": argparse.Namespace(**args), "iteration": 3,
+         "checkpoint_version": 3.0}, path)
 
 
 def outputs_of_bert(model, job):
@@ -319,14 +338,20 @@ def on_rank(_, rendezvous, job):
         elif job["model"] == "CLIPViTModel":
             outputs = tower(job)
         else:
-            path, args = named(job["path"], job["flags"], job["code"])
-            if job["flags"] is not None:  # a switch that nothing says is off
+            if "args" in job:
+                args = {**logits_peer.PARSER, **job["args"]}
+            else:
+                path, args = named(job["path"], job["flags"], job["code"])
+            if job.get("flags") is not None:  # a switch that nothing says is off
                 args.setdefault("bert_binary_head", True)
                 args.setdefault("encoder_num_layers", args["num_layers"])
             make, run = {"BertModel": (bert, outputs_of_bert),
                          "T5Model": (t5, outputs_of_t5)}[job["model"]]
             model = make(args, config_of(args))
-            load(model, path)
+            if "args" in job:
+                save(model, args, job["save"])
+            else:
+                load(model, path)
             outputs = run(model.eval(), job)
         torch.save(outputs, job["out"])
     dist.destroy_process_group()

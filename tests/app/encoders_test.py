@@ -193,6 +193,47 @@ def goes_home(folder, name):
     CKPT.ok("verify", source, alone, "-q")
 
 
+# Args of runs of Megatron's own, which name no family.
+RUN = dict(
+    num_layers=2, encoder_num_layers=2, hidden_size=32, num_attention_heads=4,
+    num_query_groups=1, group_query_attention=False, kv_channels=8,
+    ffn_hidden_size=48, max_position_embeddings=40, padded_vocab_size=64, vocab_size=None,
+    norm_epsilon=1e-5, layernorm_epsilon=1e-5,
+    untie_embeddings_and_output_weights=False, add_bias_linear=True,
+    position_embedding_type="learned_absolute", bias_gelu_fusion=False,
+    bert_binary_head=True, decoder_num_layers=None, tensor_model_parallel_size=1,
+    pipeline_model_parallel_size=1, data_parallel_size=1)
+RUNS = {
+    "megatron_bert": ("BertModel", {}),
+    "t5": ("T5Model", dict(
+        decoder_num_layers=3, position_embedding_type="relative",
+        relative_attention_num_buckets=8, relative_attention_max_distance=16,
+        add_bias_linear=False, swiglu=True, normalization="RMSNorm",
+        softmax_scale=1.0, untie_embeddings_and_output_weights=True)),
+}
+
+
+def comes_from_megatron(folder, family):
+    """What Megatron saves itself is the same model to transformers."""
+    import transformers
+
+    program, changes = RUNS[family]
+    saved, home = folder / "saved", folder / "home"
+    got = asked(folder, model=program, save=str(saved),
+                args={**RUN, **changes})
+    CKPT.ok("convert", saved, home, "-q", "--to", "safetensors", "--no-fsync",
+            "--family", family)
+    kind = getattr(transformers, config_of(home)["architectures"][0])
+    model, told = kind.from_pretrained(home, output_loading_info=True)
+    check(not any(told.values()), told)
+    want = outputs_of(model.float().eval())
+    got = list(got) if isinstance(got, tuple) else [got]
+    if program == "BertModel":
+        got[0] = counted(got[0])
+    distance = max(map(off, got, want))
+    check(distance <= 1e-5, f"outputs are off by {distance:.2g}")
+
+
 def is_not_bert(folder):
     """BERT's residual is what each norm gives. BertModel's is what it takes,
     with apply_residual_connection_post_layernorm, too."""
@@ -353,6 +394,8 @@ def prepare(suite, ckpt):
         if name in ("bert", "t5", "mt5"):
             suite.add(f"{name}, by args", computes, name, "args", False)
             suite.add(f"{name}, heads swapped", computes, name, "args", True)
+    for family in RUNS:
+        suite.add(f"{family}, from Megatron", comes_from_megatron, family)
     suite.add("BERT is not BertModel's", is_not_bert)
     suite.add("T5 of the first generation", scaled)
     for kind in TOWERS:

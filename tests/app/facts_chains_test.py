@@ -218,6 +218,27 @@ def chain(folder, family, number):
     check(off < 1e-5, "\n".join([*said, f"logits are off by {off:.2g}"]))
 
 
+BESIDE = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
+          "generation_config.json", "preprocessor_config.json",
+          "processor_config.json", "special_tokens_map.json", "vocab.json",
+          "merges.txt", "added_tokens.json", "chat_template.json",
+          "video_preprocessor_config.json", "tokenizer.model")
+
+
+def files_travel(folder, target):
+    """Tokenizer, chat template and preprocessors go there and home."""
+    source, _ = saved(folder / "source", "llama")
+    for name in BESIDE:
+        (source / name).write_text('{"eos_token_id": 2}\n')
+    CKPT.ok("convert", source, folder / "there", "--to", target, "-q")
+    CKPT.ok("convert", folder / "there", folder / "back", *HF, "--dialect",
+            "hf", "-q")
+    for name in BESIDE:
+        path = folder / "back" / name
+        check(path.is_file(), f"{name} is lost")
+        check_equal(path.read_bytes(), (source / name).read_bytes(), name)
+
+
 # ------------------------------------------------- faults that they have found
 def saved(folder, family, **changes):
     from facts_models import config_of, logits_at, model_of
@@ -396,6 +417,9 @@ def prepare(suite, ckpt):
     for family in facts_models.FAMILIES if suite.full else CHOSEN:
         for number in range(20 if suite.full else 2):
             suite.add(f"chain {family} {number}", chain, family, number)
+    for target in dict.fromkeys((*MEGATRON, *OTHERS)):
+        if target != "safetensors":
+            suite.add(f"files beside a model: {target}", files_travel, target)
     for family, changes in (
             ("gpt_bigcode", dict(activation_function="gelu")),
             ("llama", dict(hidden_act="gelu_pytorch_tanh")),

@@ -58,6 +58,9 @@ SURVIVE = {
         "mixtral", dict(head_dim=16), "megatron_torch_dist", False),
     "args leave out that q_lora_rank is none": (
         "deepseek_v3", dict(q_lora_rank=None), "megatron_torch_dist", False),
+    "the fraction of Persimmon's scaled rope has a name of GPT-NeoX's": (
+        "persimmon", dict(rope_parameters=LINEAR), "megatron_torch_dist",
+        False),
     "mistral's window is lost in fairseq2's": (
         "mistral", dict(sliding_window=4), "fairseq2", True),
 }

@@ -299,6 +299,19 @@ def router_bias_keeps_f32(folder):
              for name, t in read_safetensors(p).items()
              if name.endswith("e_score_correction_bias")}
     check(kinds and set(kinds.values()) == {"f32"}, str(kinds))
+    # So it does from Megatron to Megatron, to vLLM and home.
+    before = folder / "args"
+    CKPT.ok("convert", source, before, "-q", *MEGATRON)
+    for target in ("megatron_legacy", "megatron_zarr", "vllm", "safetensors"):
+        CKPT.ok("convert", before, folder / target, "-q", "--to", target,
+                "--dtype", "bf16")
+        tensors = CKPT.inspect(folder / target)["tensors"]
+        kinds = {t["name"]: t["dtype"] for t in tensors
+                 if t["name"].endswith(("_bias", ".bias"))}
+        check(kinds and set(kinds.values()) == {"f32"}, f"{target} {kinds}")
+        check("bf16" in {t["dtype"] for t in tensors}, "nothing was cast")
+        if target.startswith("megatron"):
+            before = folder / target
 
 
 def rows_that_are_not_zero(folder):
@@ -424,6 +437,10 @@ def program_is_said(folder, family, program, lacks, refused_first):
     check(f"load into {program}: GPTModel lacks " in result.err, result.err)
     if program == "code of your own":
         check("can't say all of the model" in result.err, result.err)
+        for name in lacks:
+            check(f"{name} is " in result.err, result.err)
+        check(" (there: " in result.err and "(there: none)" not in result.err,
+              result.err)
         refused(source, folder / "strict", *MEGATRON, "--strict-config",
                 word=lacks[0])
     CKPT.ok("verify", source, there)

@@ -205,6 +205,39 @@ def parts_follow(folder, key):
                                "codes_config": {"vocab_size": 24}}, key)
 
 
+def padded_alone(folder):
+    """Args of Megatron's runs say the rows with padding, and often not how many
+    are tokens. All come home, with a warning; --vocab-size says how many are
+    to, and a config.json beside them contradicts nothing."""
+    import torch
+
+    tiny = tiny_models()
+    source, there = folder / "source", folder / "there"
+    tiny.model_of(tiny.config_of("seed_oss")).save_pretrained(source)
+    CKPT.ok("convert", source, there, "--to", "megatron_torch_dist", "-q",
+            "--make-vocab-size-divisible-by", 48, "--no-fsync")
+    [common] = there.rglob("common.pt")
+    state = torch.load(common, weights_only=False)
+    check_equal((state["args"].vocab_size, state["args"].padded_vocab_size),
+                (ROWS, 96), "rows")
+    state["args"].vocab_size = None
+    torch.save(state, common)
+    CKPT.ok("convert", there, folder / "beside", "--to", "safetensors",
+            "--no-fsync", "-q", "--vocab-size", ROWS)
+    compare(tensors_of(folder / "beside"), tensors_of(source), "beside")
+    for path in list(there.rglob("*config.json")):
+        path.unlink()
+    for options, rows in ((("--vocab-size", ROWS), ROWS), ((), 96)):
+        home = folder / f"of{rows}"
+        run = CKPT.ok("convert", there, home, "--to", "safetensors",
+                      "--no-fsync", *options)
+        check_equal("how many rows the vocabulary was padded to" in run.err,
+                    rows == 96, run.err)
+        check_equal(config_of(home)["vocab_size"], rows, "vocab_size")
+        check_equal(tensors_of(home)["lm_head.weight"].shape[0], rows, "rows")
+    compare(tensors_of(folder / f"of{ROWS}"), tensors_of(source), "as asked")
+
+
 BESIDE = {
     "generation_config.json": (
         {"eos_token_id": [2, 69], "suppress_tokens": [[70]], "max_length": 4096,
@@ -260,6 +293,7 @@ def prepare(suite, ckpt):
     suite.add("what can't follow", not_followed)
     for key in ("text_config", "vlm_config", "encoder_config", "anything"):
         suite.add(f"{key} follows", parts_follow, key)
+    suite.add("rows with padding alone", padded_alone)
     for name in BESIDE:
         suite.add(f"tokens of {name}", tokens_beside, name)
 

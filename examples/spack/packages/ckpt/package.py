@@ -10,8 +10,8 @@ class Ckpt(CMakePackage):
 
     license("Apache-2.0")
 
-    # A release's archive goes here with its sha256; until then dev-build
-    # takes the checkout, and there is nothing to fetch.
+    # A release's archive will go here with its sha256; until then, dev-build
+    # uses the checkout, and there is nothing to fetch.
     version("main", branch="main")
 
     variant("mpi", default=True, description="Runs of several ranks")
