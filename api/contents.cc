@@ -16,46 +16,28 @@
 namespace ckpt::library {
 namespace {
 
-using Ranges = std::vector<std::pair<uint64_t, uint64_t>>;
-
-// Bytes from the first element of a piece to the end of its last.
-uint64_t span_of(const Tensor& tensor, const Piece& piece) {
-  const Shape count = {piece.flat ? piece.flat->end - piece.flat->begin
-                                  : element_count(piece.box.shape).value_or(0)};
-  if (piece.extent.strides.empty() || count[0] == 0 || piece.flat)
-    return byte_size(tensor.dtype, count).value_or(0);
-  uint64_t last = element_size(tensor.dtype);
-  for (size_t d = 0; d < piece.box.shape.size(); ++d)
-    last += (piece.box.shape[d] - 1) * piece.extent.strides[d];
-  return last;
-}
-
-// For each file of the target, in order.
-std::vector<Ranges> payload_of(const Catalog& catalog) {
-  std::vector<Ranges> payload(catalog.files.size());
-  for (const Tensor& tensor : catalog.tensors)
-    for (const Piece& piece : tensor.pieces) {
-      const uint64_t begin = piece.extent.offset;
-      payload[piece.extent.file].emplace_back(begin,
-                                              begin + span_of(tensor, piece));
-    }
-  for (Ranges& ranges : payload) std::ranges::sort(ranges);
-  return payload;
-}
-
-// The ranges between, in a manifest's form.
-std::vector<uint64_t> gaps(const Ranges& payload, uint64_t size) {
-  std::vector<uint64_t> result;
-  uint64_t at = 0;
-  const auto add = [&](uint64_t end) {
-    if (at < end) result.insert(result.end(), {at, end});
-  };
-  for (const auto& [begin, end] : payload) {
-    add(begin);
-    at = std::max(at, end);
+// What a file has beside tensors, as a manifest has it: begins and ends of what
+// was laid out with literals. No pieces: those of large plans are gone.
+std::vector<uint64_t> around_tensors(const TargetFile& file) {
+  std::vector<std::pair<uint64_t, uint64_t>> parts;
+  parts.reserve(file.literals.size() + file.shared.size() +
+                file.carried.size());
+  for (const Literal& literal : file.literals)
+    parts.emplace_back(literal.offset, literal.offset + literal.bytes.size());
+  for (const SharedLiteral& literal : file.shared)
+    parts.emplace_back(literal.offset, literal.offset + literal.bytes->size());
+  for (const CarriedRange& range : file.carried)
+    parts.emplace_back(range.offset, range.offset + range.size);
+  std::ranges::sort(parts);
+  std::vector<uint64_t> ranges;
+  for (const auto& [begin, end] : parts) {
+    if (begin == end) continue;
+    if (!ranges.empty() && ranges.back() == begin)
+      ranges.back() = end;
+    else
+      ranges.insert(ranges.end(), {begin, end});
   }
-  add(size);
-  return result;
+  return ranges;
 }
 
 // A .distcp file is one zip after another; the whole is not a zip.
@@ -69,13 +51,12 @@ bool is_zip(const io::Handle& file) {
 void add_contents(const Prepared& prepared, const std::string& root,
                   Manifest& manifest) {
   const Target& target = prepared.target;
-  const std::vector<Ranges> payload = payload_of(target.catalog);
-  for (size_t f = 0; f < target.files.size(); ++f) {
-    const TargetFile& file = target.files[f];
-    std::vector<uint64_t> ranges;
-    if (f < payload.size() && !payload[f].empty()) {
-      ranges = gaps(payload[f], file.size);
-      if (ranges.empty()) continue;  // nothing but tensors
+  for (const TargetFile& file : target.files) {
+    std::vector<uint64_t> ranges;  // none: all of it
+    if (file.copy_of.empty()) {
+      ranges = around_tensors(file);
+      if (ranges.empty() && file.size) continue;  // tensors and nothing else
+      if (ranges == std::vector<uint64_t>{0, file.size}) ranges.clear();
     }
     const io::Handle handle = io::Handle::open_read(io::join(root, file.path));
     manifest.contents[file.path] = {sha256_of(handle, ranges), ranges};

@@ -2,6 +2,8 @@
 #include "api/write.h"
 
 #include <algorithm>
+#include <set>
+#include <string_view>
 
 #include "api/contents.h"
 #include "api/decoded.h"
@@ -22,6 +24,7 @@
 #include "formats/options.h"
 #include "formats/rank_rules.h"
 #include "formats/scan/unknown.h"
+#include "lib/decoding.h"
 #include "lib/interrupt.h"
 #include "lib/io/remote.h"
 #include "lib/io/staging.h"
@@ -31,6 +34,7 @@
 #include "reshard/cast.h"
 #include "reshard/cuda/load.h"
 #include "reshard/journal.h"
+#include "reshard/made.h"
 #include "reshard/parts.h"
 #include "reshard/prove.h"
 #include "reshard/ranks/job.h"
@@ -145,7 +149,7 @@ reshard::RunResult fill(Prepared& prepared, io::Staging& staging,
   if (!options.allow_replica_mismatch)
     reshard::check_replicas(prepared.plan, result, prepared.source);
   if (!options.ignore_checksums) {
-    reshard::check_crcs(result, prepared.source);
+    reshard::check_crcs(result, prepared.plan, prepared.source);
     check_source_manifest(prepared, result, run);
   }
   for (const TargetFile& file : target.files) {
@@ -186,7 +190,8 @@ reshard::RunOptions limits(const Prepared& prepared,
   reshard::RunOptions run;
   run.threads = options.threads;
   run.max_mem = options.max_mem - io::share_remote_memory(options.max_mem);
-  reshard::make_room(prepared.held, prepared.path, run.max_mem);
+  reshard::make_room(prepared.held, prepared.planning, prepared.path,
+                     run.max_mem);
   run.io = options.io;
   return run;
 }
@@ -200,23 +205,47 @@ reshard::RunOptions writing(const Prepared& prepared,
   return run;
 }
 
-// Counts large plans before they are made, so that those that exceed the bound
-// are refused before they take the memory.
-void make_plan(const Catalog& source, Prepared& prepared,
-               const SaveOptions& options, const PlanSeen& seen) {
+// The tensors whose bytes prove something before the run.
+std::set<std::string_view> claimed_tensors(const Catalog& source) {
+  std::set<std::string_view> names;
+  for (const Claim& claim : source.claims)
+    names.insert({claim.exact, claim.rounded});
+  return names;
+}
+
+// What is made of numbers and scales as it is read is found by its pieces.
+bool has_made_files(const Catalog& source) {
+  return std::ranges::any_of(source.files, [](const File& file) {
+    return is_decoded(file) || reshard::is_made(file);
+  });
+}
+
+// Large plans are counted before they are made: what doesn't fit into the bound
+// is refused before it takes the memory.
+void make_plan(Catalog& source, Prepared& prepared, const SaveOptions& options,
+               const PlanSeen& seen) {
   constexpr uint64_t kCounted = 1 << 17;
   const bool compare = !options.allow_replica_mismatch;
+  reshard::PlanSize& size = prepared.plan_size;
+  const bool large =
+      reshard::piece_count(source, prepared.target.catalog) >= kCounted;
   prepared.held = reshard::held_bytes(source) +
                   reshard::held_bytes(prepared.target) +
                   prepared.assumed * sizeof(StoredCrc);
   const auto check = [&] {
-    prepared.held += prepared.plan_size.bytes();
+    prepared.planning = prepared.held += size.bytes();
+    if (prepared.in_place && large) {
+      const uint64_t pieces = reshard::piece_bytes(source) +
+                              reshard::piece_bytes(prepared.target.catalog);
+      prepared.planning -= pieces + size.bytes();
+      prepared.planning += size.exchanged;
+      prepared.held -= pieces;
+    }
     limits(prepared, options);
   };
-  if (!prepared.shown_only &&
-      reshard::piece_count(source, prepared.target.catalog) < kCounted) {
+  if (!prepared.shown_only && !large) {
     prepared.plan = reshard::make_plan(source, prepared.target, compare);
-    prepared.plan_size.add(prepared.plan);
+    size.add(prepared.plan);
     return check();
   }
   std::function<void(const reshard::Plan&)> part;
@@ -224,13 +253,19 @@ void make_plan(const Catalog& source, Prepared& prepared,
     part = [&](const reshard::Plan& plan) {
       seen(plan, source, prepared.target.catalog);
     };
-  prepared.plan =
-      reshard::make_plan_sums(source, prepared.target, compare,
-                              prepared.plan_size, reshard::kKeptPieces, part);
+  prepared.plan = reshard::make_plan_sums(source, prepared.target, compare,
+                                          size, reshard::kKeptPieces, part);
   check();
-  if (!prepared.shown_only)
-    prepared.plan = reshard::make_plan_of_size(source, prepared.target, compare,
-                                               prepared.plan_size);
+  if (prepared.shown_only) return;
+  if (!prepared.in_place) {
+    prepared.plan =
+        reshard::make_plan_of_size(source, prepared.target, compare, size);
+    return;
+  }
+  const std::set<std::string_view> claimed = claimed_tensors(source);
+  prepared.plan = reshard::make_plan_in_place(
+      source, prepared.target, compare, size,
+      [&](const Tensor& tensor) { return claimed.contains(tensor.name); });
 }
 
 }  // namespace
@@ -301,6 +336,7 @@ Prepared prepare(Catalog source, Layout layout, const std::string& path,
   Prepared prepared;
   prepared.path = path;
   prepared.shown_only = use == Use::kShow;
+  prepared.in_place = use != Use::kRun && !has_made_files(source);
   if (prepared.shown_only)
     prepared.assumed = formats::assume_places(source);
   else
@@ -367,7 +403,9 @@ uint64_t peak_memory(const Prepared& prepared, const SaveOptions& options) {
                             io::share_remote_memory(options.max_mem);
   run.max_mem -= ranks::exchange_memory(run.max_mem);
   const uint64_t making = leave_room(prepared.source, run);
-  return messages + making + reshard::buffer_bytes(plan, run) + prepared.held;
+  return std::max(
+      prepared.planning,
+      messages + making + reshard::buffer_bytes(plan, run) + prepared.held);
 }
 
 void check_target(const Prepared& prepared, const SaveOptions& options) {

@@ -24,23 +24,27 @@ struct Prepared {
   std::string path;  // DST
   bool single_file = false;
   bool shown_only = false;      // then it can't be run
+  bool in_place = false;        // the plan takes the place of pieces
   uint64_t assumed = 0;         // items that were not opened
   reshard::PlanSize plan_size;  // of the whole, whatever is in `plan`
-  uint64_t held = 0;            // bytes of the catalogs and of the plan
-  bool sums = false;  // digests are asked for, whatever the options say
-  Edits edits;        // of `source`
-  // When whole files are copied: the manifest's entries for tensors that are
-  // not in `plan`, and where they come from.
+  uint64_t held = 0;      // bytes of the catalogs and of the plan, in a run
+  uint64_t planning = 0;  // the most of them until the plan is made
+  bool sums = false;      // digests are asked for, whatever the options say
+  Edits edits;            // of `source`
+  // What the manifest says of tensors that are not in `plan`, where whole files
+  // are copied, and where they come from.
   std::optional<Manifest> known;
 
   uint64_t file_bytes() const;
 };
 
-// A plan that is only shown needs neither every item of an index
-// (containers/assume.h) nor every job (reshard/plan_size.h).
-enum class Use { kRun, kShow };
-// Called with the parts of a plan that is only shown, with source and target,
-// one at a time.
+// A plan that is only shown need not open every item of an index
+// (containers/assume.h) nor keep every job (reshard/plan_size.h). kRunAlone: it
+// is run, and nobody asks for the catalogs' pieces after: those of a large plan
+// go as they are planned.
+enum class Use { kRun, kRunAlone, kShow };
+// Gets the parts of a plan that is only shown, with source and target, one at a
+// time.
 using PlanSeen = std::function<void(
     const reshard::Plan& part, const Catalog& source, const Catalog& target)>;
 

@@ -20,8 +20,8 @@ void check_type(const Catalog& source, const TranslateOptions& options,
 void check_numbers(const Catalog& source, const TranslateOptions& options);
 
 // Throws unfaithful_error if the source's own configuration (args, …) and the
-// config.json carried beside it describe two models. For fairseq2 this is a
-// warning, because its own files do.
+// config.json carried beside it describe two models; warns of the one
+// difference that fairseq2 0.4 writes itself.
 std::vector<Problem> check_beside(Catalog& source,
                                   const TranslateOptions& options);
 

@@ -19,9 +19,11 @@ class Full : public std::bad_alloc {
 // Bytes allocated now, to within some KiB for each thread.
 uint64_t live();
 
-// While it lives, allocations that would exceed `bytes` throw Full. Only those
-// of kLeast bytes and more do: a growing list is left as it was, and many small
-// allocations are soon followed by such a list.
+// While it lives, allocations that would pass `bytes` throw Full. Only those of
+// kLeast bytes and more do: a list that grows is left as it was, and the many
+// small ones between are soon followed by such a list. The process's resident
+// set counts too, but for files: what lies free between blocks, and what is
+// taken from the system without new.
 class Bound {
  public:
   explicit Bound(uint64_t bytes);
@@ -33,6 +35,23 @@ inline constexpr size_t kLeast = 4096;
 
 // Removes the bound: what follows accounts for its own memory.
 void lift_bound();
+
+// No bound while one of them lives: the engine's buffers are counted before
+// they are made.
+class Unbounded {
+ public:
+  Unbounded();
+  ~Unbounded();
+  Unbounded(const Unbounded&) = delete;
+  Unbounded& operator=(const Unbounded&) = delete;
+};
+
+// What the process takes of memory now, its program included; 0 if the system
+// does not tell.
+uint64_t process_bytes();
+
+// Gives back to the system what lies free between blocks that are in use.
+void give_back();
 
 // For operator new and delete.
 void took(size_t bytes) noexcept;

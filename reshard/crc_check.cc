@@ -10,6 +10,7 @@
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "lib/crc32.h"
+#include "lib/heap.h"
 #include "lib/interrupt.h"
 #include "lib/io/remote.h"
 #include "reshard/caching.h"
@@ -77,8 +78,8 @@ class Sweep {
 
 // The problem of one record; nothing if its checksum is right.
 std::optional<Problem> check_one(const StoredCrc& stored,
-                                 const Catalog& catalog, Sweep& sweep,
-                                 const Progress& progress) {
+                                 const Catalog& catalog, const Plan* plan,
+                                 Sweep& sweep, const Progress& progress) {
   Problem problem = damage("crc32", {catalog.files[stored.file].path, {}}, "");
   uint32_t crc = 0;
   try {
@@ -90,7 +91,8 @@ std::optional<Problem> check_one(const StoredCrc& stored,
   } catch (const Error& error) {
     if (error.code() == ExitCode::kIo)  // an unreadable sector: say whose it is
       throw Error(error.code(),
-                  {problem.file, tensors_in(catalog, {stored})[0]},
+                  {problem.file, plan ? tensor_in(*plan, stored)
+                                      : tensors_in(catalog, {stored})[0]},
                   fmt::format("record {}: {}", stored.record, error.problem()),
                   error.hint());
     if (error.code() != ExitCode::kDamaged) throw;
@@ -139,6 +141,24 @@ std::vector<std::string> tensors_in(const Catalog& catalog,
   return names;
 }
 
+std::string tensor_in(const Plan& plan, const StoredCrc& range) {
+  const PlannedTensor* found = nullptr;
+  uint64_t first = range.end;
+  const auto see = [&](uint32_t file, uint64_t offset, uint32_t tensor) {
+    if (file != range.file || offset < range.begin || offset >= first) return;
+    first = offset;
+    found = &plan.tensors[tensor];
+  };
+  for (const Job& job : plan.jobs)
+    for (uint32_t i = 0; i < job.sources; ++i) {
+      const Lane& lane = plan.lanes[job.first_source + i];
+      see(lane.file, lane.offset, job.tensor);
+    }
+  for (const Gather& gather : plan.gathers)
+    see(gather.source_file, gather.source_offset, gather.tensor);
+  return found ? found->name : "";
+}
+
 std::vector<Problem> check_crcs(const Catalog& catalog,
                                 const RunOptions& options) {
   std::vector<uint32_t> all(catalog.crcs.size());
@@ -165,11 +185,12 @@ std::vector<Problem> named_problems(
 
 std::vector<std::pair<uint32_t, Problem>> check_crcs(
     const Catalog& catalog, const std::vector<uint32_t>& which,
-    const RunOptions& options) {
+    const RunOptions& options, const Plan* plan) {
   uint64_t bytes = 0;
   for (const uint32_t index : which)
     bytes += catalog.crcs[index].end - catalog.crcs[index].begin;
   const bool drops = drops_behind(bytes, 0, options);
+  const heap::Unbounded buffers;  // they are counted
   OpenSources open;
   std::mutex mutex;
   std::vector<std::pair<uint32_t, Problem>> problems;
@@ -187,7 +208,7 @@ std::vector<std::pair<uint32_t, Problem>> check_crcs(
         Sweep sweep(catalog, open, reads, drops, block);
         for (size_t i = next++; i < which.size(); i = next++) {
           if (stopped || interrupted()) return;
-          auto problem = check_one(catalog.crcs[which[i]], catalog, sweep,
+          auto problem = check_one(catalog.crcs[which[i]], catalog, plan, sweep,
                                    options.progress);
           if (!problem) continue;
           const std::lock_guard lock(mutex);

@@ -16,11 +16,11 @@ namespace ckpt::reshard {
 std::vector<Problem> check_crcs(const Catalog& catalog,
                                 const RunOptions& options);
 
-// The same for these indexes only; returns each problem with its index, in no
-// order.
+// Only of these, by their index; with that index, in no order. `plan`: names
+// the tensors where pieces are gone.
 std::vector<std::pair<uint32_t, Problem>> check_crcs(
     const Catalog& catalog, const std::vector<uint32_t>& which,
-    const RunOptions& options);
+    const RunOptions& options, const Plan* plan = nullptr);
 
 // Those problems as check_crcs(catalog, options) returns them: with tensors, by
 // file.
@@ -31,6 +31,9 @@ std::vector<Problem> named_problems(
 // none.
 std::vector<std::string> tensors_in(const Catalog& catalog,
                                     const std::vector<StoredCrc>& ranges);
+
+// The same of a range that a plan reads.
+std::string tensor_in(const Plan& plan, const StoredCrc& range);
 
 // Bytes that check_crcs reads.
 uint64_t crc_bytes(const Catalog& catalog);

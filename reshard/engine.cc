@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "ckpt/error.h"
+#include "lib/heap.h"
 #include "lib/interrupt.h"
 #include "lib/text/format.h"
 #include "lib/trace.h"
@@ -129,7 +130,7 @@ std::vector<uint32_t> wrong_crcs(const SourceCrcs& crcs, const Plan& plan,
   std::vector<uint32_t> wrong = crcs.wrong(plan);
   options.progress = {};
   for (const auto& [index, problem] :
-       check_crcs(source, crcs.unsure(plan), options))
+       check_crcs(source, crcs.unsure(plan), options, &plan))
     wrong.push_back(index);
   return wrong;
 }
@@ -142,6 +143,7 @@ RunResult run(const Plan& plan, const Catalog& source, Output& output,
               const RunOptions& options) {
   check_casts(plan, options);
   const Reading reading = reading_of(plan, options);
+  const heap::Unbounded buffers;  // they are counted
   OpenSources open;
   std::vector<Item> items =
       options.part ? options.part->items : cut_items(plan, kItemBytes);
@@ -204,15 +206,15 @@ RunResult run(const Plan& plan, const Catalog& source, Output& output,
   return result;
 }
 
-void check_crcs(const RunResult& result, const Catalog& source) {
+void check_crcs(const RunResult& result, const Plan& plan,
+                const Catalog& source) {
   if (result.wrong_crcs.empty()) return;
   const StoredCrc& stored = source.crcs[result.wrong_crcs[0]];
-  throw input_error(
-      {source.files[stored.file].path, tensors_in(source, {stored})[0]},
-      "record {} (bytes {}-{}) does not have its stored CRC-32 "
-      "{:08x}; {} damaged in all",
-      stored.record, stored.begin, stored.end, stored.crc32,
-      text::counted(result.wrong_crcs.size(), "record"))
+  throw input_error({source.files[stored.file].path, tensor_in(plan, stored)},
+                    "record {} (bytes {}-{}) does not have its stored CRC-32 "
+                    "{:08x}; {} damaged in all",
+                    stored.record, stored.begin, stored.end, stored.crc32,
+                    text::counted(result.wrong_crcs.size(), "record"))
       .with_hint(
           "`ckpt verify` lists them with their tensors; --ignore-checksums "
           "copies what is there");

@@ -97,7 +97,8 @@ std::vector<uint32_t> wrong_crcs(const SourceCrcs& crcs, const Plan& plan,
                                  const Catalog& source, RunOptions options);
 
 // Throws input_error naming the first record whose stored checksum is wrong.
-void check_crcs(const RunResult& result, const Catalog& source);
+void check_crcs(const RunResult& result, const Plan& plan,
+                const Catalog& source);
 
 // Throws input_error naming the tensor and both files of the first replicas
 // that differ.

@@ -177,10 +177,13 @@ void merge(const Cells& cells, std::vector<Placed> sources,
 }
 
 void order_jobs(Plan& plan) {
-  std::ranges::stable_sort(plan.jobs, [&](const Job& a, const Job& b) {
+  // Of equals the one that was planned first; a stable sort would take the
+  // memory of half the jobs for it.
+  std::ranges::sort(plan.jobs, [&](const Job& a, const Job& b) {
     const Lane& x = plan.lanes[a.first_source];
     const Lane& y = plan.lanes[b.first_source];
-    return std::tie(x.file, x.offset) < std::tie(y.file, y.offset);
+    return std::tie(x.file, x.offset, a.first_source, a.first_move) <
+           std::tie(y.file, y.offset, b.first_source, b.first_move);
   });
 }
 

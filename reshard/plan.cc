@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <functional>
 #include <mutex>
+#include <numeric>
 #include <span>
 #include <unordered_map>
 
 #include "ckpt/error.h"
+#include "lib/heap.h"
 #include "lib/parallel.h"
 #include "reshard/cover.h"
 #include "reshard/merge.h"
@@ -208,9 +210,11 @@ std::vector<Pair> pair_up(const Catalog& source, const Target& target) {
   return pairs;
 }
 
-// Plans pairs, whose slots are the planner's first ones, in this order.
+// Plans pairs, whose slots are the planner's first ones, in this order;
+// `planned` hears of each.
 void plan_pairs(std::span<const Pair> pairs, const Catalog& source,
-                const Target& target, Planner& planner) {
+                const Target& target, Planner& planner,
+                const std::function<void(size_t)>& planned = {}) {
   for (const Pair& pair : pairs) planner.add_tensor(*pair.from, pair.to->dtype);
   for (uint32_t i = 0; i < pairs.size(); ++i) {
     const auto& [from, to, written] = pairs[i];
@@ -219,6 +223,7 @@ void plan_pairs(std::span<const Pair> pairs, const Catalog& source,
       targets = {
           read_only(Box::whole(grid_of(from->dtype, from->shape).shape))};
     planner.plan_tensor(i, *from, std::move(targets), source.path);
+    if (planned) planned(i);
   }
 }
 
@@ -255,7 +260,73 @@ Plan make_plan_of_size(const Catalog& source, const Target& target,
   return planner.finish();
 }
 
-// Tensors are independent of each other, so all processors may plan them.
+Plan make_plan_in_place(Catalog& source, Target& target, bool compare_replicas,
+                        const PlanSize& size,
+                        const std::function<bool(const Tensor&)>& keep) {
+  // Lists of pieces lie between others: what they leave is given back in one
+  // sweep over the heap, after some of it.
+  constexpr uint64_t kSwept = 32 << 20;
+  uint64_t left = 0;
+  const auto let_go = [&](Tensor& tensor) {
+    left += piece_bytes(tensor);
+    std::vector<Piece>().swap(tensor.pieces);
+  };
+  Planner planner(source, compare_replicas);
+  planner.reserve(size);
+  const std::vector<Pair> pairs = pair_up(source, target);
+  plan_pairs(pairs, source, target, planner, [&](size_t i) {
+    const Tensor* const from = pairs[i].from;
+    if (!keep(*from))
+      let_go(source.tensors[static_cast<size_t>(from - source.tensors.data())]);
+    let_go(target.catalog.tensors[i]);
+    if (left < kSwept) return;
+    heap::give_back();
+    left = 0;
+  });
+  heap::give_back();
+  return planner.finish();
+}
+
+namespace {
+
+// The most that pieces and plan take while one takes the place of the other,
+// run by run.
+class Exchange {
+ public:
+  Exchange(const std::vector<std::span<const Pair>>& runs) {
+    for (const auto& run : runs) {
+      uint64_t bytes = 0;
+      for (const Pair& pair : run)
+        bytes += piece_bytes(*pair.from) + piece_bytes(*pair.to);
+      pieces_.push_back(bytes);
+    }
+    plans_.resize(runs.size());
+  }
+  // Of tensors, which are there all the time, nothing.
+  void set(size_t run, const Plan& part) {
+    PlanSize size;
+    size.add(part);
+    size.tensors = 0;
+    plans_[run] = size.bytes();
+  }
+  uint64_t most() const {
+    uint64_t now = std::accumulate(pieces_.begin(), pieces_.end(), uint64_t{0});
+    uint64_t highest = now;
+    for (size_t run = 0; run < pieces_.size(); ++run) {
+      now += plans_[run];
+      highest = std::max(highest, now);
+      now -= pieces_[run];
+    }
+    return highest;
+  }
+
+ private:
+  std::vector<uint64_t> pieces_, plans_;
+};
+
+}  // namespace
+
+// Tensors know nothing of each other, so that all processors may plan them.
 Plan make_plan_sums(const Catalog& source, const Target& target,
                     bool compare_replicas, PlanSize& size, uint64_t kept,
                     const std::function<void(const Plan&)>& seen) {
@@ -266,12 +337,15 @@ Plan make_plan_sums(const Catalog& source, const Target& target,
     plan_pairs(pairs, source, target, whole);
     Plan plan = whole.finish();
     size.add(plan);
+    size.exchanged =
+        piece_bytes(source) + piece_bytes(target.catalog) + size.bytes();
     if (seen) seen(plan);
     return plan;
   }
   for (const Pair& pair : pairs) whole.add_tensor(*pair.from, pair.to->dtype);
   Plan plan = whole.finish();
   size.tensors += plan.tensors.size();
+  Exchange exchange(runs);
   std::mutex mutex;
   parallel_for(runs.size(), [&](size_t run) {
     Planner planner(source, compare_replicas);
@@ -280,10 +354,12 @@ Plan make_plan_sums(const Catalog& source, const Target& target,
     const std::lock_guard lock(mutex);
     size.add(part);
     if (seen) seen(part);
-    size.tensors -= part.tensors.size();  // already counted
+    size.tensors -= part.tensors.size();  // they are counted
+    exchange.set(run, part);
     plan.bytes_read += part.bytes_read;
     plan.bytes_written += part.bytes_written;
   });
+  size.exchanged = exchange.most();
   return plan;
 }
 
@@ -298,8 +374,24 @@ void leave_tensor_digests(Plan& plan) {
     if (!plan.tensors[gather.tensor].casts()) gather.digest = kNone;
 }
 
-Plan make_read_plan(const Catalog& source, bool compare_replicas) {
+// Tensor by tensor, so that errors are the same.
+PlanSize count_read_plan(const Catalog& source, bool compare_replicas) {
+  PlanSize size;
+  for (const Tensor& tensor : source.tensors) {
+    Planner planner(source, compare_replicas);
+    planner.add_tensor(tensor, tensor.dtype);
+    const Grid grid = grid_of(tensor.dtype, tensor.shape);
+    planner.plan_tensor(0, tensor, {read_only(Box::whole(grid.shape))},
+                        source.path);
+    size.add(planner.finish());
+  }
+  return size;
+}
+
+Plan make_read_plan(const Catalog& source, bool compare_replicas,
+                    const PlanSize* size) {
   Planner planner(source, compare_replicas);
+  if (size) planner.reserve(*size);
   for (const Tensor& tensor : source.tensors)
     planner.add_tensor(tensor, tensor.dtype);
   for (uint32_t i = 0; i < source.tensors.size(); ++i) {

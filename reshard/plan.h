@@ -113,8 +113,10 @@ Plan make_plan(const Catalog& source, const Target& target,
 void leave_tensor_digests(Plan& plan);
 
 // Reads every element once and writes nothing: digests, statistics, replica
-// comparison.
-Plan make_read_plan(const Catalog& source, bool compare_replicas);
+// comparison. `size`: of the plan, if it is known (reshard/plan_size.h).
+struct PlanSize;
+Plan make_read_plan(const Catalog& source, bool compare_replicas,
+                    const PlanSize* size = nullptr);
 
 // Reads one box of one tensor to byte 0 of target file 0, row-major.
 Plan make_box_plan(const Catalog& source, const Tensor& tensor, const Box& box);

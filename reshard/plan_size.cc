@@ -69,14 +69,24 @@ uint64_t PlanSize::bytes() const {
          moves * sizeof(Move) + gathers * (sizeof(Gather) + sizeof(Item));
 }
 
+uint64_t piece_bytes(const Tensor& tensor) {
+  uint64_t bytes = tensor.pieces.size() * sizeof(Piece);
+  for (const Piece& piece : tensor.pieces) bytes += bytes_outside(piece);
+  return bytes;
+}
+
+uint64_t piece_bytes(const Catalog& catalog) {
+  uint64_t bytes = 0;
+  for (const Tensor& tensor : catalog.tensors) bytes += piece_bytes(tensor);
+  return bytes;
+}
+
 uint64_t held_bytes(const Catalog& catalog) {
-  uint64_t bytes = catalog.files.size() * sizeof(File) +
+  uint64_t bytes = piece_bytes(catalog) + catalog.files.size() * sizeof(File) +
                    catalog.crcs.size() * sizeof(StoredCrc);
-  for (const Tensor& tensor : catalog.tensors) {
+  for (const Tensor& tensor : catalog.tensors)
     bytes += sizeof(Tensor) + bytes_of(tensor.name) + bytes_of(tensor.param) +
-             bytes_of(tensor.state) + tensor.pieces.size() * sizeof(Piece);
-    for (const Piece& piece : tensor.pieces) bytes += bytes_outside(piece);
-  }
+             bytes_of(tensor.state);
   return bytes;
 }
 
@@ -95,7 +105,10 @@ uint64_t held_bytes(const Target& target) {
   return bytes;
 }
 
-void make_room(uint64_t held, const std::string& path, uint64_t& max_mem) {
+void make_room(uint64_t held, uint64_t before, const std::string& path,
+               uint64_t& max_mem) {
+  // Buffers take no more than what was there before them.
+  held = std::max(held, before - std::min(before, kLeastBuffers));
   if (held <= kFree) return;
   held -= kFree;
   const uint64_t limit = std::max(max_mem, tree_memory::limit());

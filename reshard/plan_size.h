@@ -20,6 +20,9 @@ struct PlanSize {
   uint64_t lanes = 0;
   uint64_t moves = 0;
   uint64_t gathers = 0;
+  // Bytes of the pieces of both sides and of the plan that may take their place
+  // (make_plan_in_place), the most at one time.
+  uint64_t exchanged = 0;
 
   void add(const Plan& plan);
   uint64_t bytes()
@@ -28,15 +31,20 @@ struct PlanSize {
 
 // About how much memory a catalog holds; pieces count by the million.
 uint64_t held_bytes(const Catalog& catalog);
-// The same for a target, with all that its files hold besides payload.
+// Of that the pieces.
+uint64_t piece_bytes(const Tensor& tensor);
+uint64_t piece_bytes(const Catalog& catalog);
+// What a target does, with all that is known of its files before the payload.
 uint64_t held_bytes(const Target& target);
 
-// Takes `held`, the bytes of catalogs and plan, from `max_mem`, and leaves the
-// rest to the buffers. A small `held` is free: every process has that much
-// beside its bound. --max-mem limits both; without it, `held` is limited as
-// values are (lib/tree_memory.h), because an index may be larger than buffers
-// need to be. Throws resource_error, naming a bound that is enough.
-void make_room(uint64_t held, const std::string& path, uint64_t& max_mem);
+// Takes `held`, bytes of catalogs and plan, from `max_mem`, and leaves the rest
+// to the buffers. Few are no burden: they lie in what any process has beside
+// its bound. The limit of both is --max-mem; where nobody gave it, `held` has
+// that of values (lib/tree_memory.h), for an index may be larger than buffers
+// need to be. `before`: what is held until there are buffers, if that is more.
+// Throws resource_error, naming a bound that is enough.
+void make_room(uint64_t held, uint64_t before, const std::string& path,
+               uint64_t& max_mem);
 
 // The error for `held` bytes where `limit` is the bound.
 [[noreturn]] void refuse(uint64_t held, const std::string& path,
@@ -56,8 +64,20 @@ Plan make_plan_sums(const Catalog& source, const Target& target,
                     uint64_t kept = kKeptPieces,
                     const std::function<void(const Plan&)>& seen = {});
 
-// As make_plan, for a plan whose `size` is known: nothing is allocated twice.
+// The same of make_read_plan: proves that the pieces cover their tensors, and
+// keeps no jobs.
+PlanSize count_read_plan(const Catalog& source, bool compare_replicas);
+
+// As make_plan, of a plan that is known to have `size`: nothing is allocated
+// twice.
 Plan make_plan_of_size(const Catalog& source, const Target& target,
                        bool compare_replicas, const PlanSize& size);
+
+// The same, and a tensor's pieces go when it is planned: the plan takes their
+// place, so that a run holds about half. `keep`: whose pieces stay at the
+// source. Nothing that looks at pieces may come after.
+Plan make_plan_in_place(Catalog& source, Target& target, bool compare_replicas,
+                        const PlanSize& size,
+                        const std::function<bool(const Tensor&)>& keep);
 
 }  // namespace ckpt::reshard

@@ -13,7 +13,9 @@
 #include "api/check/read_all.h"
 #include "ckpt/ckpt.h"
 #include "ckpt/error.h"
+#include "lib/heap.h"
 #include "reshard/numeric.h"
+#include "reshard/plan_size.h"
 #include "reshard/prove.h"
 #include "reshard/read.h"
 #include "reshard/values.h"
@@ -388,8 +390,11 @@ Comparison compare(Catalog a, Catalog b, const CompareOptions& options,
   add_sides(a, b, result.differences);
   keep(a, left);
   keep(b, right);
-  const Reading from_a = read_all(a, engine, {.replicas = true});
-  const Reading from_b = read_all(b, engine, {.replicas = true});
+  const Reading from_a =
+      read_all(a, engine, {.replicas = true, .beside = reshard::held_bytes(b)});
+  const Reading from_b =
+      read_all(b, engine, {.replicas = true, .beside = reshard::held_bytes(a)});
+  const heap::Unbounded tiles;  // of a part of --max-mem
   for (const Reading* reading : {&from_a, &from_b})
     for (const Problem& problem : reading->problems)
       result.differences.push_back(

@@ -15,10 +15,12 @@
 #include "formats/loose_files.h"
 #include "formats/scan/scan.h"
 #include "formats/traits.h"
+#include "lib/heap.h"
 #include "lib/io/file.h"
 #include "lib/io/remote.h"
 #include "lib/manifest.h"
 #include "reshard/crc_check.h"
+#include "reshard/plan_size.h"
 #include "reshard/prove.h"
 #include "reshard/ranks/run.h"
 
@@ -102,7 +104,7 @@ class Check {
               : fmt::format("{} of {} tensors", bare, catalog.tensors.size())));
     if (options.quick ||
         (manifest.empty() && !bare && !options.deep && !options.finite)) {
-      reshard::make_read_plan(catalog, false);  // proves the cover
+      reshard::count_read_plan(catalog, false);  // proves the cover
       if (!options.quick) lone_numbers(catalog);
       return;
     }
@@ -366,12 +368,16 @@ Report check_integrity(const std::string& path, const Selection& selection,
     if (chosen.dropped || !chosen.warning.empty() || !chosen.edits.empty())
       check.only_some(chosen.edits);
     check.headers(catalog);
-    check.manifest_itself(catalog);
-    check.pickles(catalog);
-    for (Problem& problem : formats::check_loose_files(catalog))
-      check.add(std::move(problem));
+    {
+      const heap::Unbounded threads;  // of a scan: it has a bound of its own
+      check.manifest_itself(catalog);
+      check.pickles(catalog);
+      for (Problem& problem : formats::check_loose_files(catalog))
+        check.add(std::move(problem));
+    }
     locate(catalog);
     load_objects(catalog);
+    const heap::Unbounded counted;  // what follows counts what it takes
     if (!options.quick) {
       check.integrity_file(catalog);
       check.checksums(catalog);

@@ -7,6 +7,7 @@
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
+#include "lib/heap.h"
 #include "lib/io/read_count.h"
 #include "reshard/cuda/load.h"
 #include "reshard/plan_size.h"
@@ -57,15 +58,25 @@ void add_replica_problems(const Catalog& catalog, const reshard::Plan& plan,
 
 Reading read_all(Catalog& catalog, const Engine& engine, const ReadWhat& what) {
   locate(catalog);
-  const reshard::Plan plan = reshard::make_read_plan(catalog, what.replicas);
   reshard::RunOptions options;
   if (engine.cuda) options.device = &reshard::CudaModule::get();
   options.threads = engine.threads;
   options.max_mem = engine.max_mem;
+  // A large plan is counted before it is made, as those of writing are.
+  constexpr uint64_t kCounted = 1 << 17;
+  const uint64_t held = reshard::held_bytes(catalog) + what.beside;
+  const bool large = reshard::piece_count(catalog, {}) >= kCounted;
   reshard::PlanSize size;
-  size.add(plan);
-  reshard::make_room(reshard::held_bytes(catalog) + size.bytes(), catalog.path,
-                     options.max_mem);
+  if (large) {
+    size = reshard::count_read_plan(catalog, what.replicas);
+    uint64_t room = options.max_mem;
+    reshard::make_room(held + size.bytes(), 0, catalog.path, room);
+  }
+  const heap::Unbounded counted;
+  const reshard::Plan plan =
+      reshard::make_read_plan(catalog, what.replicas, large ? &size : nullptr);
+  if (!large) size.add(plan);
+  reshard::make_room(held + size.bytes(), 0, catalog.path, options.max_mem);
   options.io = engine.io;
   options.progress = engine.make_progress();
   StatsOf stats(catalog);

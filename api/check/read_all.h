@@ -2,6 +2,7 @@
 // One pass over all bytes of a checkpoint.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "api/engine.h"
@@ -14,6 +15,7 @@ namespace ckpt::library {
 struct ReadWhat {
   bool replicas = false;  // compare copies that should be equal
   bool stats = false;     // of types that have values
+  uint64_t beside = 0;    // bytes of another catalog that is held too
 };
 
 struct Reading {

@@ -13,6 +13,7 @@
 #include "app/command.h"
 #include "app/commands/engine.h"
 #include "app/commands/source.h"
+#include "app/commands/within.h"
 #include "app/print/console.h"
 #include "app/print/diff_text.h"
 #include "app/print/facts.h"
@@ -80,6 +81,12 @@ class Diff : public Command {
     add_engine_options(app, engine_);
   }
   ExitCode run() override {
+    return within_memory(engine_, source_, {a_, b_}, true,
+                         [this] { return look(); });
+  }
+
+ private:
+  ExitCode look() {
     Catalog a = open_source(a_, source_);
     Catalog b = open_source(b_, source_);
     library::select_both(a, b, select_);
@@ -106,7 +113,6 @@ class Diff : public Command {
     return same(result, facts) ? ExitCode::kDone : ExitCode::kNegative;
   }
 
- private:
   static void log_assumptions(const Catalog& a, const Catalog& b) {
     for (const Catalog* catalog : {&a, &b})
       for (const std::string& line : catalog->assumptions)

@@ -10,6 +10,7 @@
 #include "app/command.h"
 #include "app/commands/engine.h"
 #include "app/commands/source.h"
+#include "app/commands/within.h"
 #include "app/keep.h"
 #include "app/print/console.h"
 #include "app/print/contents.h"
@@ -57,6 +58,7 @@ class Inspect : public Command {
   ExitCode run() override;
 
  private:
+  ExitCode look();
   void print_text(const Catalog& catalog) const;
 
   std::string path_;
@@ -97,21 +99,28 @@ void Inspect::add_options(CLI::App& app) {
 
 void Inspect::print_text(const Catalog& catalog) const {
   const size_t width = stdout_is_terminal() ? stdout_width() : 0;
+  // All that takes memory is made before any of it is printed.
+  std::string tensors;
+  if (tree_)
+    tensors = tree_text(catalog, width);
+  else if (!shards_)
+    tensors = pattern_text(catalog, width);
   print(summary_text(catalog, width));
   if (output.verbosity > 0)
     print_facts(library::known_facts(catalog, engine_of(engine_, output)));
-  if (tree_) {
-    print(tree_text(catalog, width));
-  } else if (shards_) {
+  print(tensors);
+  if (shards_ && !tree_)
     for (const Tensor& tensor : catalog.tensors)
       print(shards_text(catalog, tensor, width));
-  } else {
-    print(pattern_text(catalog, width));
-  }
   if (objects_) print(objects_text(catalog, width));
 }
 
 ExitCode Inspect::run() {
+  return within_memory(engine_, source_, {path_}, digest_ || stats_,
+                       [this] { return look(); });
+}
+
+ExitCode Inspect::look() {
   if (all_) {
     if (tree_ || shards_ || objects_ || stats_ || digest_ || !html_.empty())
       throw usage_error({}, "--all goes with no other thing to show");

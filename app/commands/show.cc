@@ -11,12 +11,14 @@
 
 #include "app/command.h"
 #include "app/commands/source.h"
+#include "app/commands/within.h"
 #include "app/options/slice.h"
 #include "app/print/console.h"
 #include "app/print/json_writer.h"
 #include "app/print/report.h"
 #include "app/print/value_text.h"
 #include "ckpt/ckpt.h"
+#include "lib/heap.h"
 #include "lib/text/format.h"
 #include "lib/text/shell.h"
 #include "lib/text/suggest.h"
@@ -227,6 +229,7 @@ class Show : public Command {
   ExitCode run() override;
 
  private:
+  ExitCode look();
   bool show_tensor(Catalog& catalog);
   bool show_object(Catalog& catalog);
   void print_values(const Catalog& catalog, const Tensor& tensor,
@@ -344,6 +347,7 @@ bool Show::show_tensor(Catalog& catalog) {
   std::vector<Tensor> kept{*tensor};
   one.tensors = std::move(kept);
   locate(one);
+  const heap::Unbounded values;  // a part of --max-mem
   if (output.json)
     print_json(one, one.tensors[0], ranges);
   else
@@ -377,6 +381,11 @@ bool Show::show_object(Catalog& catalog) {
 }
 
 ExitCode Show::run() {
+  return within_memory(engine_, source_, {path_}, false,
+                       [this] { return look(); });
+}
+
+ExitCode Show::look() {
   Catalog catalog = open_source(path_, source_);
   std::vector<std::string> names;
   for (const Tensor& tensor : catalog.tensors) names.push_back(tensor.name);

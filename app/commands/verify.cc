@@ -14,6 +14,7 @@
 #include "app/command.h"
 #include "app/commands/engine.h"
 #include "app/commands/source.h"
+#include "app/commands/within.h"
 #include "app/print/console.h"
 #include "app/print/facts.h"
 #include "app/print/report.h"
@@ -39,6 +40,7 @@ class Verify : public Command {
   ExitCode run() override;
 
  private:
+  ExitCode look();
   VerifyReport verify_one();
   VerifyReport verify_two();
   void print_text(const VerifyReport& report) const;
@@ -169,6 +171,13 @@ void Verify::print_text(const VerifyReport& report) const {
 }
 
 ExitCode Verify::run() {
+  std::vector<std::string> paths{path_};
+  if (!other_.empty()) paths.push_back(other_);
+  return within_memory(engine_, source_, paths, !integrity_.quick,
+                       [this] { return look(); });
+}
+
+ExitCode Verify::look() {
   const VerifyReport report = other_.empty() ? verify_one() : verify_two();
   if (output.json)
     print(verify_json(report));

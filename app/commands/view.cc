@@ -17,6 +17,7 @@
 #include "app/command.h"
 #include "app/commands/engine.h"
 #include "app/commands/source.h"
+#include "app/commands/within.h"
 #include "app/keep.h"
 #include "app/print/console.h"
 #include "app/print/html.h"
@@ -159,14 +160,19 @@ ExitCode View::run() {
                       rank_count())
         .with_hint("run it without mpirun or srun");
   serve::Server server(port_);
-  Catalog& catalog = keep(open_source(path_, source_));
+  Catalog* opened = nullptr;
+  within_memory(engine_, source_, {path_}, false, [&] {
+    opened = &keep(open_source(path_, source_));
+    return ExitCode::kDone;
+  });
+  Catalog& catalog = *opened;
   const library::Chosen selection = library::choose(catalog, select_);
   for (const std::string& note : selection.notes) spdlog::info("{}", note);
   if (!selection.warning.empty()) spdlog::warn("{}", selection.warning);
   load_objects(catalog);
   catalog_ = &catalog;
-  // What is held while serving is not available for a tensor's buffers.
-  reshard::make_room(reshard::held_bytes(catalog), catalog.path,
+  // What is held as long as it is served is not there for a tensor's buffers.
+  reshard::make_room(reshard::held_bytes(catalog), 0, catalog.path,
                      engine_.max_mem);
   token_ = serve::random_token();
   const std::string nonce = serve::random_token();

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "app/commands/within.h"
 
-#include <malloc.h>
+#include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <optional>
 
 #include "api/write.h"
+#include "formats/format.h"
 #include "lib/heap.h"
 #include "lib/tensor_part.h"
 #include "lib/text/format.h"
 #include "lib/tree_memory.h"
 #include "reshard/plan_size.h"
+#include "reshard/work.h"
 
 namespace ckpt::app {
 namespace {
@@ -20,9 +22,6 @@ namespace {
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 // What a process may have on its heap besides what --max-mem bounds.
 constexpr uint64_t kBeside = 32 * kMiB;
-// More parts than layers or kinds of tensors are of no use.
-constexpr uint32_t kFewestParts = 8;
-constexpr uint32_t kMostParts = 128;
 
 // Silences parts: all they could say was said when the whole was opened.
 class Quiet {
@@ -38,59 +37,99 @@ class Quiet {
   const spdlog::level::level_enum level_;
 };
 
-Counted count_parts(WriteRequest& request,
-                    const std::function<ExitCode()>& write, TensorPart::By by,
-                    uint32_t parts, uint64_t most) {
-  Counted counted;
-  request.counted = &counted;
-  const struct Reset {
-    WriteRequest& request;
-    ~Reset() { request.counted = nullptr; }
-  } reset{request};
+// Counts what a part takes.
+using CountPart = std::function<void(Counted&)>;
+
+Counted count_parts(const CountPart& count_part, TensorPart::By by,
+                    uint32_t parts, uint64_t most, bool rough) {
+  Counted counted{.rough = rough};
   for (uint32_t number = 0; number < parts; ++number) {
     const TensorPart part(by, number, parts);
     const heap::Bound bound(most);
-    write();
-    ::malloc_trim(0);
+    count_part(counted);
+    heap::give_back();
   }
   return counted;
 }
 
-// Nothing if a part is too large, too, or can't be laid out alone.
-std::optional<Counted> count_by(WriteRequest& request,
-                                const std::function<ExitCode()>& write,
-                                TensorPart::By by, uint64_t most) {
-  for (uint32_t parts = kFewestParts; parts <= kMostParts; parts *= 2) {
-    ::malloc_trim(0);
-    try {
-      return count_parts(request, write, by, parts, most);
-    } catch (const heap::Full&) {
-    } catch (const Error& error) {
-      if (error.code() == ExitCode::kIo) throw;
-      return std::nullopt;
-    }
+// Nothing if a part is too large as well, or can't be laid out alone.
+std::optional<Counted> try_parts(const CountPart& count_part, TensorPart::By by,
+                                 uint32_t parts, uint64_t most, bool rough) {
+  heap::give_back();
+  try {
+    return count_parts(count_part, by, parts, most, rough);
+  } catch (const heap::Full&) {
+    return std::nullopt;
+  } catch (const Error& error) {
+    if (error.code() == ExitCode::kIo) throw;
+    return std::nullopt;
   }
+}
+
+// From what says most to what says least. Each opens all headers as often as it
+// has parts, so that there are few.
+std::optional<Counted> count(const CountPart& count_part, uint64_t most) {
+  using enum TensorPart::By;
+  const Quiet quiet;
+  constexpr struct {
+    TensorPart::By by;
+    uint32_t parts;
+    bool rough;
+  } kTries[] = {{kKind, 8, false}, {kLayer, 8, false}, {kKind, 1, true},
+                {kKind, 8, true},  {kKind, 32, true},  {kLayer, 32, true}};
+  for (const auto& [by, parts, rough] : kTries)
+    if (auto counted = try_parts(count_part, by, parts, most, rough))
+      return counted;
   return std::nullopt;
 }
 
-std::optional<Counted> count(WriteRequest& request,
-                             const std::function<ExitCode()>& write,
-                             uint64_t most) {
-  const Quiet quiet;
-  auto counted = count_by(request, write, TensorPart::By::kKind, most);
-  if (!counted)
-    counted = count_by(request, write, TensorPart::By::kLayer, most);
-  return counted;
+// Not even a part of the headers has room: nobody knows what all of them take.
+[[noreturn]] void refuse_unknown(const std::string& path, uint64_t limit) {
+  throw resource_error({path, {}},
+                       "the headers alone take more than the {} that they may "
+                       "have; how much, shows a larger limit",
+                       text::iec_size(limit))
+      .with_hint(fmt::format("try --max-mem {}MiB", 4 * limit / kMiB));
 }
 
-[[noreturn]] void refuse_unknown(const WriteRequest& request, uint64_t limit) {
-  throw resource_error({request.target_path, {}},
-                       "the headers of both sides and the plan take more than "
-                       "the {} that they may have",
-                       text::iec_size(limit))
-      .with_hint(
-          "a larger --max-mem; without it the limit is half of the machine's "
-          "memory");
+[[noreturn]] void refuse(const CountPart& count_part, const std::string& path,
+                         uint64_t limit) {
+  const auto counted = count(count_part, limit + kBeside);
+  if (!counted) refuse_unknown(path, limit);
+  // Parts have less spare room in their lists than the whole; and readers take
+  // more for a while than what is left of it: never less than was too little.
+  const uint64_t held = counted->held + counted->files;
+  reshard::refuse(std::max(held + held / 8, limit + limit / 4 + kBeside), path,
+                  limit);
+}
+
+// The size of what was opened alone; nothing is read.
+void count_reading(const std::string& path, const SourceOptions& source,
+                   bool reads, Counted& counted) {
+  const Catalog part = formats::open(path, source.from, source.read);
+  const uint64_t files = part.files.size() * sizeof(File);
+  counted.held += reshard::held_bytes(part) - files;
+  counted.files = std::max(counted.files, files + TensorPart::dropped());
+  if (reads) counted.held += reshard::count_read_plan(part, true).bytes();
+}
+
+// Of the target as many pieces as of the source, or more if it has more ranks,
+// with the frames around them; of the plan a job for each.
+void count_roughly(const Catalog& source, const Layout& layout,
+                   Counted& counted) {
+  constexpr uint64_t kJob = sizeof(reshard::Job) + sizeof(reshard::Move) +
+                            2 * sizeof(reshard::Lane) + sizeof(reshard::Item);
+  const auto ranks = [](const Topology& grid) {
+    return std::max<uint64_t>(1, uint64_t{grid.tp} * grid.pp * grid.dp);
+  };
+  const uint64_t more =
+      std::max<uint64_t>(1, ranks(layout.topology) / ranks(source.topology));
+  const uint64_t pieces = reshard::piece_count(source, {});
+  counted.held += reshard::held_bytes(source) +
+                  2 * more * reshard::piece_bytes(source) +
+                  more * pieces * kJob;
+  counted.files =
+      std::max(counted.files, source.files.size() * more * sizeof(TargetFile));
 }
 
 }  // namespace
@@ -103,17 +142,43 @@ ExitCode within_memory(WriteRequest& request,
     return write();
   } catch (const heap::Full&) {
   }
-  const auto counted = count(request, write, limit + kBeside);
-  if (!counted) refuse_unknown(request, limit);
-  // Parts have less spare room in their lists than the whole, and readers
-  // temporarily take more than what remains: never less than was too little.
-  const uint64_t held = counted->held + counted->files;
-  reshard::refuse(std::max(held + held / 8, limit + limit / 4 + kBeside),
-                  request.target_path, limit);
+  const auto part = [&](Counted& counted) {
+    request.counted = &counted;
+    const struct Reset {
+      WriteRequest& request;
+      ~Reset() { request.counted = nullptr; }
+    } reset{request};
+    write();
+  };
+  refuse(part, request.target_path, limit);
+}
+
+ExitCode within_memory(const EngineOptions& engine, const SourceOptions& source,
+                       const std::vector<std::string>& paths, bool reads,
+                       const std::function<ExitCode()>& look) {
+  const uint64_t limit = std::max(engine.max_mem, tree_memory::limit());
+  try {
+    const heap::Bound bound(limit + kBeside);
+    return look();
+  } catch (const heap::Full&) {
+  }
+  const auto part = [&](Counted& counted) {
+    // Of several what each has of its own, and lists of files are kept by all.
+    uint64_t files = 0;
+    for (const std::string& path : paths) {
+      Counted one;
+      count_reading(path, source, reads, one);
+      counted.held += one.held;
+      files += one.files;
+    }
+    counted.files = std::max(counted.files, files);
+  };
+  refuse(part, paths.front(), limit);
 }
 
 void count_part(Catalog source, const Layout& layout, const std::string& path,
                 SaveOptions options, Counted& counted) {
+  if (counted.rough) return count_roughly(source, layout, counted);
   constexpr uint64_t kNoBound = uint64_t{1} << 60;
   options.max_mem = kNoBound;
   // A part may hold no layers: what is beside layers is counted with other
@@ -128,7 +193,8 @@ void count_part(Catalog source, const Layout& layout, const std::string& path,
       prepared.source.files.size() * sizeof(File) +
       prepared.target.files.size() * (sizeof(TargetFile) + sizeof(File));
   counted.files = std::max(counted.files, files + TensorPart::dropped());
-  counted.held += prepared.held - std::min(prepared.held, files);
+  const uint64_t most = std::max(prepared.held, prepared.planning);
+  counted.held += most - std::min(most, files);
 }
 
 }  // namespace ckpt::app

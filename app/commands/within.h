@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plans a writing command within its memory limit.
+// A command in the memory that it may have.
 //
 // Headers and plan are made while the heap is bounded by --max-mem. If they
 // don't fit, they are given up at once. Then some tensors at a time are opened
@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "app/commands/write.h"
 #include "ckpt/ckpt.h"
@@ -20,6 +21,9 @@ namespace ckpt::app {
 struct Counted {
   uint64_t held = 0;   // by tensors, pieces and plan: a sum
   uint64_t files = 0;  // by files, which parts have in common: the most
+  // Asked for where a target can't be laid out in parts: it is taken from the
+  // source's pieces and from how many ranks there are to be.
+  bool rough = false;
 };
 
 // `write` opens, lays out and writes; it may be called several times, with
@@ -27,6 +31,12 @@ struct Counted {
 // memory does not suffice.
 ExitCode within_memory(WriteRequest& request,
                        const std::function<ExitCode()>& write);
+
+// The same for a command that opens checkpoints to look at them. `reads`: it
+// reads all tensors of each.
+ExitCode within_memory(const EngineOptions& engine, const SourceOptions& source,
+                       const std::vector<std::string>& paths, bool reads,
+                       const std::function<ExitCode()>& look);
 
 // Lays out and plans a part of the source, and adds what it takes.
 void count_part(Catalog source, const Layout& layout, const std::string& path,

@@ -44,6 +44,7 @@
 #include "lib/text/format.h"
 #include "models/rules.h"
 #include "reshard/cuda/load.h"
+#include "reshard/plan_size.h"
 
 namespace ckpt::app {
 namespace {
@@ -181,8 +182,13 @@ void finish_dry_run(const WriteRequest& request,
                     const SaveOptions& options, const FlowSums& flow,
                     WriteReport& report) {
   library::check_target(prepared, options);
-  library::run_options(prepared, options);  // refused just as for a run
-  report.peak_memory = library::peak_memory(prepared, options);
+  library::run_options(prepared, options);  // refused as a run would be
+  // The process beside it is what it is now, but for what it shows alone.
+  const uint64_t shown = reshard::held_bytes(prepared.source) +
+                         reshard::held_bytes(prepared.target);
+  const uint64_t process = heap::process_bytes();
+  report.peak_memory = library::peak_memory(prepared, options) + process -
+                       std::min(process, shown);
   if (!request.write.plan_file.empty())
     write_plan(request.write.plan_file, request.source_path,
                {.target = request.target_path,
@@ -312,7 +318,7 @@ ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
   FlowSums flow;
   library::Prepared& prepared = keep(library::prepare(
       std::move(source), layout, request.target_path, options,
-      request.write.dry_run ? library::Use::kShow : library::Use::kRun,
+      request.write.dry_run ? library::Use::kShow : library::Use::kRunAlone,
       plan_seen(request, flow)));
   heap::lift_bound();  // the run counts its buffers itself
   if (!formats::is_one_checkpoint(layout) &&

@@ -18,6 +18,7 @@
 #include "app/print/progress.h"
 #include "app/print/table.h"
 #include "lib/exit_kind.h"
+#include "lib/heap.h"
 #include "lib/interrupt.h"
 #include "lib/text/format.h"
 
@@ -148,6 +149,7 @@ void configure(const OutputOptions& options) {
 
 void print(std::string_view text) {
   if (console.out_closed) return;
+  const heap::Unbounded begun;  // what is printed is printed to its end
   console.buffer += text;
   if (console.buffer.size() >= kBuffer) flush();
 }

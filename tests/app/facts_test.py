@@ -96,7 +96,10 @@ def ways(ckpt, source, dialect, family, home, want):
     unsaid = models_of(family).UNSAID.get(family, ())
     allowed = [word for fact in unsaid if dialect == "mcore"
                for word in ("--allow-unsaid", fact)]
-    named = [] if family in SEEING + HYBRID + ENCODERS else ["--family", family]
+    # Names that can't become transformers' stay, with a warning, unless they
+    # are asked for.
+    named = (["--dialect", "hf"] if family in SEEING + HYBRID + ENCODERS
+             else ["--family", family])
     status, error = run(ckpt, "convert", source, there, "--to",
                         DIALECTS[dialect], "--no-fsync", *allowed)
     if status:

@@ -1,0 +1,229 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""--max-mem of each command that opens or plans, with each format that has many
+tensors or files: the command ends well or is refused (7), and never takes more
+than the bound and 64 MiB to find out. A refusal names a bound that is enough.
+
+The checkpoint is a llama of 1,500 layers and 18 rows, which each format gets
+with ranks of its own; and two that have a file for each of many ranks.
+
+The largest resident set is what the kernel says of the process. A child's
+begins with its parent's, so this one stays small."""
+
+import json
+import random
+import re
+import struct
+import subprocess
+import sys
+
+from support import DATA, HERE, Suite, check
+
+CKPT = None  # set by prepare
+MIB = 1 << 20
+SLACK = 64 * MIB
+LAYERS = 1500
+LITTLE = "16MiB"  # the least that there may be
+
+# How each format gets it; DeepSpeed's comes from its engine alone.
+FORMATS = {
+    "safetensors": [],
+    "torch": [],
+    "dcp": ["--dp", "8"],
+    "megatron_torch_dist": ["--tp", "2", "--dp", "4"],
+    "megatron_zarr": ["--tp", "2"],
+    "megatron_legacy": ["--tp", "2", "--pp", "4"],
+    "fairseq2": ["--tp", "2", "--dp", "2"],
+    "olmo_core": ["--dp", "4"],
+    "olmo_core_v1": ["--dp", "4"],
+    "meta": ["--tp", "2"],
+    "modelopt": ["--pp", "2"],
+    "vllm": ["--tp", "2"],
+}
+
+
+def rows(layer):
+    p = f"model.layers.{layer}."
+    for name, shape in (("self_attn.q_proj", [8, 8]),
+                        ("self_attn.k_proj", [8, 8]),
+                        ("self_attn.v_proj", [8, 8]),
+                        ("self_attn.o_proj", [8, 8]), ("mlp.gate_proj", [8, 8]),
+                        ("mlp.up_proj", [8, 8]), ("mlp.down_proj", [8, 8]),
+                        ("input_layernorm", [8]),
+                        ("post_attention_layernorm", [8])):
+        yield f"{p}{name}.weight", shape
+
+
+def write_model(folder, layers=LAYERS):
+    """What transformers would save of a llama that is mostly layers."""
+    config = json.loads((DATA / "hf/llama/ckpt/config.json").read_text())
+    config.update(num_hidden_layers=layers, hidden_size=8, head_dim=4,
+                  intermediate_size=8, num_attention_heads=2,
+                  num_key_value_heads=2, vocab_size=16, dtype="bfloat16",
+                  tie_word_embeddings=False)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = [("model.embed_tokens.weight", [16, 8]), ("lm_head.weight",
+                                                        [16, 8]),
+               ("model.norm.weight", [8])]
+    for layer in range(layers):
+        tensors += rows(layer)
+    at, lines = 0, ['"__metadata__":{"format":"pt"}']
+    for name, shape in tensors:
+        size = 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
+        lines.append(f'"{name}":{{"dtype":"BF16","shape":{shape},'
+                     f'"data_offsets":[{at},{at + size}]}}')
+        at += size
+    header = ("{" + ",".join(lines) + "}").encode()
+    header += b" " * (-len(header) % 8)
+    with open(folder / "model.safetensors", "wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        # No opcodes of pickle: of so many small records some would be one.
+        file.write(random.Random(5).randbytes(at).translate(
+            bytes(0xC0 | b & 0x3F for b in range(256))))
+    return folder
+
+
+def commands(path, out):
+    """Each that opens or plans; what is planned is not written here."""
+    yield ["inspect", path]
+    yield ["inspect", path, "--json"]
+    yield ["show", path, "nowhere"]
+    yield ["verify", path]
+    yield ["verify", path, "--quick"]
+    yield ["verify", path, path]
+    yield ["diff", path, path]
+    yield ["convert", path, out, "--to", "safetensors", "--dry-run"]
+    yield ["convert", path, out, "--to", "dcp", "--dp", "64", "--dry-run"]
+    yield ["reshard", path, out, "--dry-run"]
+    yield ["unshard", path, out.with_suffix(".safetensors"), "--dry-run"]
+
+
+def bounded(argv, bound=LITTLE):
+    done = CKPT.run(*argv, "-q", "--max-mem", bound)
+    name = " ".join([argv[0], *(str(a) for a in argv[2:])])
+    check(done.code in (0, 3, 5, 7), f"{done}")
+    most = int(bound[:-3]) * MIB + SLACK
+    check(done.rss <= most,
+          f"{name}: {done.rss / MIB:.0f} MiB with {bound}, exit {done.code}: "
+          f"{done}")
+    return done
+
+
+def enough_for(result):
+    found = re.search(r"--max-mem (\d+MiB)", result.err)
+    check(found, f"no figure: {result}")
+    return found[1]
+
+
+def look_at(path, out):
+    """All commands with too little; of those that are refused the figure of
+    the last is tried."""
+    refused, most = None, 0
+    for argv in commands(path, out):
+        done = bounded(argv)
+        most = max(most, done.rss)
+        if done.code != 7:
+            continue
+        enough_for(done)
+        refused = (argv, done)
+    check(not out.exists(), f"{out} was begun")
+    print(f"  {most / MIB:.0f} MiB at most", flush=True)
+    if refused is None:
+        return
+    argv, done = refused
+    # Where not even a part of the headers had room there is none yet.
+    while "try --max-mem" in done.err:
+        done = bounded(argv, enough_for(done))
+        if done.code != 7:
+            return
+    for _ in range(3):
+        done = bounded(argv, enough_for(done))
+        if done.code != 7:
+            return
+    check(False, f"the figure is not enough: {done}")
+
+
+def test_format(folder, name):
+    source = write_model(folder / "hf")
+    path = source
+    if name != "safetensors":
+        path = folder / name
+        CKPT.ok("convert", source, path, "--to", name, *FORMATS[name], "-q",
+                "--no-fsync")
+    look_at(path, folder / "out")
+
+
+def content(path):
+    """{name: (dtype, shape, bytes)} of a safetensors file."""
+    data = path.read_bytes()
+    (size,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8:8 + size])
+    header.pop("__metadata__", None)
+    data = data[8 + size:]
+    return {name: (row["dtype"], row["shape"],
+                   data[slice(*row["data_offsets"])])
+            for name, row in header.items()}
+
+
+def test_in_place(folder):
+    """Plans of more than 131,072 pieces take the place of those: the bytes
+    arrive, a record that is damaged is named with its tensor, and the manifest
+    knows what lies around tensors."""
+    source = write_model(folder / "hf", 2500)  # 180,000 pieces over 8 ranks
+    ranks, other, back = folder / "dp8", folder / "dp4", folder / "back"
+    CKPT.ok("convert", source, ranks, "--to", "dcp", "--dp", "8", "-q",
+            "--no-fsync")
+    CKPT.ok("reshard", ranks, other, "--dp", "4", "-q", "--no-fsync")
+    CKPT.ok("verify", other, "-q")
+    CKPT.ok("convert", other, back, "--to", "safetensors", "-q", "--no-fsync")
+    check(content(back / "model.safetensors") ==
+          content(source / "model.safetensors"), "the bytes are others")
+    # A byte of an element, in the middle of a file.
+    path = sorted(ranks.glob("*.distcp"))[3]
+    data = bytearray(path.read_bytes())
+    name = b"archive/data/0"
+    at = data.index(name + b"FB", len(data) // 2)
+    extra = int.from_bytes(data[at - 2:at], "little")
+    data[at + len(name) + extra] ^= 1
+    path.write_bytes(data)
+    damaged = CKPT.run("reshard", ranks, folder / "never", "--dp", "4", "-q",
+                       "--no-fsync").want(4)
+    check("model.layers." in damaged.err, f"no tensor is named: {damaged}")
+    check(not (folder / "never").exists(), "a damaged copy")
+
+
+def test_ranks(folder, kind):
+    """Files of many ranks: 512 of fairseq2, 256 shards of DCP."""
+    source = folder / "ranks"
+    subprocess.run(
+        [sys.executable, HERE.parent.parent / "scripts/make_rank_files.py",
+         "--kind", kind, "--model", "8b", "--tp", "8", "--pp", "1",
+         "--dp", "64" if kind == "fairseq2" else "32", source], check=True,
+        stdout=subprocess.DEVNULL)
+    out = folder / "out"
+    for argv in commands(source, out):
+        if argv[0] in ("verify", "diff") and "--quick" not in argv:
+            continue  # 16 GB of holes
+        done = bounded(argv)
+        if done.code == 7:
+            enough_for(done)
+    check(not out.exists(), f"{out} was begun")
+
+
+def main():
+    suite = Suite(__doc__)
+    for name in FORMATS:
+        suite.add(name, test_format, name)
+    suite.add("in place", test_in_place)
+    for kind in ("fairseq2", "safetensors"):
+        suite.add(f"ranks: {kind}", test_ranks, kind)
+
+    def prepare(_, ckpt):
+        global CKPT
+        CKPT = ckpt
+    suite.main(prepare)
+
+
+if __name__ == "__main__":
+    main()
