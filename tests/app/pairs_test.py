@@ -290,21 +290,20 @@ def test_run(folder, name, column):
 HEAD = """# Pairs of formats
 
 Each row is converted to each column, `ckpt verify SRC DST` says `same`, and
-what is converted back has the row's bytes. `tests/app/pairs_test.py` does it,
-and `--write` makes this page of what came out (with `-k ROW`, of that row; the
+converting back gives the row's bytes. `tests/app/pairs_test.py` does this, and
+`--write` makes this page from the results (with `-k ROW`, for that row; the
 table of experts with `--full`).
 
 | cell | |
 |---|---|
 | same | all of it, with the optimizer if there is one |
 | model | with `--model-only`: the optimizer has no place there |
-| one way | the way back is refused with exit status 5; below is why |
-| - | refused with exit status 5; below is why |
+| one way | the way back is refused with exit status 5; the reason is below |
+| - | refused with exit status 5; the reason is below |
 
-A run of Megatron's without a config.json does not say its family. --family NAME
-does; what then comes out is the model's table. vLLM's shards go to DCP with
---dialect hf, which takes apart what is fused: a DCP has no configuration that
-would say how, later.
+A Megatron run without a config.json does not name its family. With --family NAME,
+the model's table applies. vLLM's shards go to DCP with --dialect hf, which splits
+fused tensors: a DCP has no configuration that would say how to do so later.
 """
 
 
