@@ -83,7 +83,9 @@ Error forbidden_beside(const Request& asked, const Response& response) {
 
 void check_answer(const Request& request, const Response& response,
                   const std::string& root) {
-  if (response.body.find("</" + root + ">") != std::string::npos ||
+  // ListPartsResult of Amazon's is ListPartsOutput of others'.
+  const std::string stem = root.substr(0, root.rfind("Result"));
+  if (response.body.find("</" + stem) != std::string::npos ||
       response.body.find("<" + root + "/>") != std::string::npos)
     return;
   throw Error(ExitCode::kIo, {request.path, {}},
