@@ -176,6 +176,19 @@ library::PlanSeen plan_seen(const WriteRequest& request, FlowSums& flow) {
                  const Catalog& target) { flow.add(part, source, target); };
 }
 
+// What the process takes besides buffers, catalogs and plan. Where those are
+// small it is a figure that does not vary from run to run; where they are large
+// it is measured, for free space between blocks then counts.
+uint64_t program_bytes(const library::Prepared& prepared) {
+  constexpr uint64_t kProgram = uint64_t{16} << 20;
+  constexpr uint64_t kLarge = uint64_t{64} << 20;
+  const uint64_t shown = reshard::held_bytes(prepared.source) +
+                         reshard::held_bytes(prepared.target);
+  if (shown < kLarge) return kProgram;
+  const uint64_t process = heap::process_bytes();
+  return process - std::min(process, shown);
+}
+
 // The plan and a page of it, if requested.
 void finish_dry_run(const WriteRequest& request,
                     const library::Prepared& prepared,
@@ -183,12 +196,8 @@ void finish_dry_run(const WriteRequest& request,
                     WriteReport& report) {
   library::check_target(prepared, options);
   library::run_options(prepared, options);  // refused as a run would be
-  // The process beside it is what it is now, but for what it shows alone.
-  const uint64_t shown = reshard::held_bytes(prepared.source) +
-                         reshard::held_bytes(prepared.target);
-  const uint64_t process = heap::process_bytes();
-  report.peak_memory = library::peak_memory(prepared, options) + process -
-                       std::min(process, shown);
+  report.peak_memory =
+      library::peak_memory(prepared, options) + program_bytes(prepared);
   if (!request.write.plan_file.empty())
     write_plan(request.write.plan_file, request.source_path,
                {.target = request.target_path,

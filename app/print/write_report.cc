@@ -271,7 +271,7 @@ std::string dry_run_text(const WriteReport& report) {
   text += files.text(stdout_is_terminal() ? stdout_width() : 0);
   text += fmt::format(
       "{} in {}; reads {} ({} bytes), writes {} ({} bytes); "
-      "at most {} of buffers and plan\n",
+      "at most {} of memory\n",
       text::counted(report.target->catalog.tensors.size(), "tensor"),
       text::counted(report.target->files.size(), "file"),
       text::iec_size(report.bytes_read), report.bytes_read,
