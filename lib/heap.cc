@@ -32,6 +32,11 @@ void add(int64_t bytes) noexcept {
 constexpr size_t kLarge = 256 << 10;
 constexpr uint32_t kSkipped = 16;
 
+// What is resident besides live blocks: the program's own data, stacks, free
+// space between blocks. So the count of live blocks is what decides, and
+// refusals don't depend on a page more or less.
+constexpr int64_t kLoose = 12 << 20;
+
 std::atomic<uint32_t> looked = 0;
 std::atomic<int> unbounded = 0;
 
@@ -97,7 +102,7 @@ bool has_room(size_t bytes) noexcept {
       looked.fetch_add(1, std::memory_order_relaxed) % kSkipped != 0)
     return true;
   const Resident now = resident();
-  return now.all - now.of_files + more <= most;
+  return now.all - now.of_files + more <= most + kLoose;
 }
 
 }  // namespace ckpt::heap

@@ -238,8 +238,9 @@ class Tests:
         target = self.fresh("never.pt")
         done = self.run("convert", source, target, "--to", "torch", "-n",
                         "--json", "--device", "cuda", "--max-mem", "64MiB")
+        # The program's own 16 MiB are in it.
         self.check(done.returncode == 0 and not target.exists() and
-                   json.loads(done.stdout)["peak_memory"] < 72 << 20,
+                   json.loads(done.stdout)["peak_memory"] < 88 << 20,
                    done.stdout + done.stderr)
 
     def test_no_gpu(self):

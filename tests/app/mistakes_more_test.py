@@ -144,10 +144,10 @@ ROWS = (
     ("inspect diffusion", 3, "diffusion: not a recognized checkpoint",
      "below it are: unet (safetensors), vae (safetensors)"),
     ("convert expert_gone out --to megatron_torch_dist", 5,
-     "1 missing: model.layers.0.mlp.experts.1.up_proj.weight",
+     "1 tensor missing: model.layers.0.mlp.experts.1.up_proj.weight",
      "--allow-missing"),
     ("convert headless out --to megatron_torch_dist", 5,
-     "1 missing: lm_head.weight", "--allow-missing"),
+     "1 tensor missing: lm_head.weight", "--allow-missing"),
     ("convert no_config out --to megatron_torch_dist", 5,
      "no_config: the model's family is not known", "--family"),
     ("inspect two", 4, "1 of the 2 files that weight_map names is missing: "

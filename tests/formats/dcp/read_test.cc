@@ -290,7 +290,7 @@ TEST_CASE("dcp: refuses, and says why") {
       {"offset_negative", "model.w: item offset -5 is negative"},
       {"length_negative", "model.w: item length -1 is negative"},
       {"length_huge", "an item of 4611686018427387904 bytes"},
-      {"length_short", "model.w: the item at byte 0: zip archive without"},
+      {"length_short", "model.w: the item at byte 0: the zip archive has no"},
       {"wrong_piece", "is a tensor f32 [4], its index says f32 [3, 4]"},
       {"gap", "model.w: its 1 chunks hold 12 of 24 elements"},
       {"overlap", "hold more than its 24 elements: they overlap"},
