@@ -5,7 +5,7 @@ tensors or files: the command ends well or is refused (7), and never takes more
 than the bound and 64 MiB to find out. A refusal names a bound that is enough.
 
 The checkpoint is a llama of 1,500 layers and 18 rows, which each format gets
-with ranks of its own; and two that have a file for each of many ranks.
+with ranks of its own.
 
 The largest resident set is what the kernel says of the process. A child's
 begins with its parent's, so this one stays small."""
@@ -14,10 +14,8 @@ import json
 import random
 import re
 import struct
-import subprocess
-import sys
 
-from support import DATA, HERE, Suite, check
+from support import DATA, Suite, check
 
 CKPT = None  # set by prepare
 MIB = 1 << 20
@@ -193,31 +191,11 @@ def test_in_place(folder):
     check(not (folder / "never").exists(), "a damaged copy")
 
 
-def test_ranks(folder, kind):
-    """Files of many ranks: 512 of fairseq2, 256 shards of DCP."""
-    source = folder / "ranks"
-    subprocess.run(
-        [sys.executable, HERE.parent.parent / "scripts/make_rank_files.py",
-         "--kind", kind, "--model", "8b", "--tp", "8", "--pp", "1",
-         "--dp", "64" if kind == "fairseq2" else "32", source], check=True,
-        stdout=subprocess.DEVNULL)
-    out = folder / "out"
-    for argv in commands(source, out):
-        if argv[0] in ("verify", "diff") and "--quick" not in argv:
-            continue  # 16 GB of holes
-        done = bounded(argv)
-        if done.code == 7:
-            enough_for(done)
-    check(not out.exists(), f"{out} was begun")
-
-
 def main():
     suite = Suite(__doc__)
     for name in FORMATS:
         suite.add(name, test_format, name)
     suite.add("in place", test_in_place)
-    for kind in ("fairseq2", "safetensors"):
-        suite.add(f"ranks: {kind}", test_ranks, kind)
 
     def prepare(_, ckpt):
         global CKPT
