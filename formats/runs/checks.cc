@@ -130,13 +130,13 @@ std::string first_of(const std::string& pattern, const Topology& ranks) {
 
 // torch's schedulers put it into the groups of the optimizer that they step.
 bool has_initial_rate(const Catalog& catalog) {
-  constexpr std::string_view kGroups = "param_groups";
+  constexpr std::string_view kGroupsKey = "param_groups";
   constexpr std::string_view kRate = "initial_lr";
   const auto in_group = [&](const pickle::Document& document, pickle::Id id) {
     return document.find(id, kRate) != pickle::kNoId;
   };
   return std::ranges::any_of(catalog.objects, [&](const Object& object) {
-    if (object.name.find(kGroups) == object.name.npos) return false;
+    if (object.name.find(kGroupsKey) == object.name.npos) return false;
     if (object.name.ends_with("." + std::string(kRate))) return true;
     if (!object.document) return false;
     const pickle::Document& document = *object.document;
