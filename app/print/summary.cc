@@ -17,6 +17,7 @@
 #include "app/print/view.h"
 #include "ckpt/error.h"
 #include "convert/facts.h"
+#include "convert/translate.h"
 #include "convert/values.h"
 #include "formats/peft/config.h"
 #include "lib/failures.h"
@@ -51,10 +52,22 @@ std::string format_text(const Catalog& catalog) {
   return text;
 }
 
+// What the files name, else the family that the configuration beside them is
+// of.
+std::string family_name(const Catalog& catalog) {
+  if (!catalog.family.empty()) return printable(catalog.family);
+  try {
+    if (const auto family = families::find_family(catalog, {}))
+      return printable(family->name());
+  } catch (const Error&) {
+    // Do without: whatever needs a damaged configuration reports it.
+  }
+  return "unknown";
+}
+
 std::string family_text(const Catalog& catalog) {
   if (catalog.family.empty() && catalog.dialect.empty()) return "";
-  std::string text =
-      catalog.family.empty() ? "unknown" : printable(catalog.family);
+  std::string text = family_name(catalog);
   if (!catalog.dialect.empty())
     text += " (" + printable(catalog.dialect) + " names)";
   return text;
