@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "ckpt/error.h"
+#include "formats/megatron/model/vocab.h"
 #include "lib/cuts.h"
 
 namespace ckpt::megatron {
@@ -33,7 +34,8 @@ uint64_t extent(const Tensor& tensor, bool axis, size_t d) {
   return axis && d < tensor.shape.size() ? tensor.shape[d] : 1;
 }
 
-// "1, 2, 4, 8": the possible numbers of ranks.
+// "1, 2, 4, 8": the possible numbers of ranks. A vocabulary is padded for any
+// of them; here it is padded for the one that was asked for.
 std::string possible_sizes(const Catalog& source, const Tensor& refused,
                            const Key& key) {
   constexpr uint64_t kMost = 1024;
@@ -43,7 +45,7 @@ std::string possible_sizes(const Catalog& source, const Tensor& refused,
     const auto fits = [&](const Tensor& tensor) {
       const Key other = parse_key(tensor.name);
       return other.is_expert() != key.is_expert() || !has_rule(tensor, other) ||
-             divides(tensor, tp);
+             has_vocabulary(tensor.name) || divides(tensor, tp);
     };
     if (divides(refused, tp) && std::ranges::all_of(source.tensors, fits))
       sizes.push_back(tp);
