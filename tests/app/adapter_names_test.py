@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """An adapter by itself: PEFT's names to Megatron-Bridge's (0.3.1) and back.
 
-peft makes the adapter. What is written is read by torch's own reader of
-distributed checkpoints; where each rank's rows stand in it, Megatron-Core's own
-factory for gated matrices says. Bridge's fused adapters are made here, as its
-LoRA names and arranges them.
+peft makes the adapter. torch's own reader of distributed checkpoints reads what
+is written; Megatron-Core's own factory for gated matrices says where each
+rank's rows are in it. Bridge's fused adapters are made here, named and arranged
+as by its LoRA.
 """
 
 import json
@@ -48,7 +48,7 @@ PLACES = {
 
 
 def read_dist(folder):
-    """Global tensors, by torch's reader."""
+    """Global tensors, read by torch."""
     import torch
     from torch.distributed.checkpoint import FileSystemReader, load
 
@@ -61,7 +61,7 @@ def read_dist(folder):
 
 
 def on_ranks(whole, local, tp, rank):
-    """A rank's rows of a tensor of linear_fc1, where Megatron-Core has them."""
+    """A rank's rows of a linear_fc1 tensor, where Megatron-Core has them."""
     try:
         from megatron.core.dist_checkpointing import ShardedTensor
         from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
@@ -113,7 +113,7 @@ def there_and_back(folder):
 
 
 def fused(folder):
-    """LoRA of Bridge's: one linear_in for q, k and v, one for gate and up."""
+    """Bridge's LoRA: one linear_in for q, k and v, one for gate and up."""
     import torch
     from safetensors.torch import save_file
 
@@ -176,7 +176,7 @@ def run_config(tp, pp=2):
 
 
 def check_run_config(folder, tp, pp, what):
-    """The target's ranks, no state of training, and all else as it was."""
+    """The target's ranks, no training state, and everything else as it was."""
     want = run_config(tp, pp).replace("save_optim: true", "save_optim: false")
     want = want.replace("save_rng: true", "save_rng: false")
     check_equal((folder / "run_config.yaml").read_text(), want, what)
@@ -213,7 +213,8 @@ def check_rows(folder, tp, want, what):
 
 
 def other_ranks(folder):
-    """Rows of gate and up follow tp, whoever says for how many they are."""
+    """Rows of gate and up follow tp, whatever states how many ranks they are
+    for."""
     base = make_base(folder / "base", "llama", "float32")
     adapter = make_adapter(folder / "adapter", base, r=8, lora_alpha=16,
                            target_modules=LINEAR)
@@ -252,7 +253,7 @@ def other_ranks(folder):
         run = CKPT.run("convert", args, folder / "no", "--to",
                        "megatron_legacy", "--tp", 2).want(5)
         check("ranks' files" in run.err, run.err)
-    # Nobody asks for ranks: run_config.yaml says them.
+    # No ranks are asked for: run_config.yaml gives them.
     (bridge / "release/run_config.yaml").write_text(run_config(4))
     out = folder / "same"
     CKPT.ok("reshard", bridge, out, "-q")
@@ -304,7 +305,7 @@ def moments(folder):
     for name in weights:
         for layer in range(2):
             own = state[name.replace("layers.", f"layers.{layer}.")]
-            # Whole again: rows as they stand for one rank.
+            # Whole again: rows in the order for one rank.
             before = torch.cat([on_ranks(own, part, 2, rank) for rank, part
                                 in enumerate(own.chunk(2))])
             after = torch.cat([on_ranks(got[name][layer], part, 4, rank)

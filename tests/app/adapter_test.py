@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adapters (PEFT) added to weights: the same bits as peft's merge_and_unload.
 
-peft makes each adapter here, loads it and merges it. What it computes is said
-once more below, in numpy: the products are added up in the order of the rank
+peft makes each adapter here, loads it and merges it. What it computes is
+defined again below, in numpy: the products are summed in the order of the rank,
 with one rounding each. Where this machine's BLAS does that (MKL does for ranks
-up to 128 and matrices that are not tiny), ckpt must give peft's bits; else it
-must give those of the definition. DoRA's lengths are sums of squares in an
-order that BLAS keeps to itself: there, both are held against float64.
+up to 128 and matrices that are not tiny), ckpt must give peft's bits; elsewhere
+it must give those of the definition. DoRA's lengths are sums of squares in an
+order known only to BLAS, so both are compared with float64.
 """
 
 import json
@@ -69,7 +69,7 @@ def make_base(folder, kind, dtype):
 
 
 def make_adapter(folder, base, seed=3, dtype="float32", **options):
-    """What training leaves: all of its tensors are random."""
+    """As training leaves it: all tensors are random."""
     torch, transformers, peft = peers()
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -127,7 +127,7 @@ def product(left, right):
 
 
 def blas_sums_in_order():
-    """Whether torch's product has these bits, for sizes as used here."""
+    """Whether torch's product has these bits for the sizes used here."""
     torch, _, _ = peers()
     torch.manual_seed(1)
     for rows, rank, columns in ((64, 8, 64), (160, 8, 64), (64, 4, 160),
@@ -140,7 +140,7 @@ def blas_sums_in_order():
 
 
 def defined(base, adapter, weight=1.0):
-    """base + scale * B A of one plain adapter, by what its file says."""
+    """base + scale * B A of one plain adapter, according to its file."""
     import numpy as np
     import torch
 
@@ -204,7 +204,7 @@ def as_peft(folder, kind, dtype, count, options, stored="float32"):
 
 
 def by_definition(folder):
-    """What no BLAS has a say in."""
+    """Cases that no BLAS affects."""
     base = make_base(folder / "base", "llama", "float32")
     adapter = make_adapter(folder / "adapter", base, r=24, lora_alpha=7,
                            target_modules=LINEAR)
@@ -222,8 +222,8 @@ def weighted(folder):
                 "0.7", "--adapter-weight", "-1.3")
     if not blas_sums_in_order():
         raise Skip("this machine's BLAS does not sum in the order of the rank")
-    # One after the other: peft 0.18 rounds the factors of a second adapter to
-    # the base's dtype when it loads it beside a first.
+    # One at a time: peft 0.18 rounds the factors of a second adapter to the
+    # base's dtype when it is loaded next to a first.
     between = folder / "between"
     shutil.copytree(base, between)
     _, transformers, _ = peers()
@@ -234,7 +234,7 @@ def weighted(folder):
 
 
 def lengths(folder, kind, dtype, options):
-    """DoRA: as near to float64 as peft is, or nearer; its own rounding."""
+    """DoRA: at least as close to float64 as peft is; its own rounding."""
     import torch
 
     base = make_base(folder / "base", kind, dtype)
@@ -293,7 +293,7 @@ def any_base(folder):
 
 
 def any_block(folder):
-    """Tiles, threads and parts of rows don't show."""
+    """Tiles, threads and parts of rows make no difference."""
     base = make_base(folder / "base", "large", "bfloat16")
     adapter = make_adapter(folder / "adapter", base, r=16, lora_alpha=32,
                            target_modules=LINEAR + ["embed_tokens"])
@@ -332,7 +332,7 @@ def from_trainer(folder):
 
 
 def carried(folder):
-    """An adapter itself, rewritten: peft loads it as it did."""
+    """An adapter itself, rewritten: peft loads it as before."""
     base = make_base(folder / "base", "llama", "float32")
     adapter = make_adapter(folder / "adapter", base, r=4,
                            target_modules=["q_proj"])
@@ -352,7 +352,7 @@ def carried(folder):
 
 
 def watched(folder):
-    """A base with a manifest is checked, though it is not what is written."""
+    """A base with a manifest is checked, though it isn't what is written."""
     made = make_base(folder / "made", "llama", "float32")
     base = folder / "base"
     CKPT.ok("convert", made, base, "-q", "--to", "safetensors")
@@ -410,7 +410,7 @@ def refusals(folder):
         edit(bad, "adapter_config.json", change)
         refused(code, said, base, bad)
         shutil.rmtree(bad)
-    # A tied head is in no file: what to add it to is not there.
+    # A tied head is in no file, so there is nothing to add to.
     head = make_adapter(folder / "head", make_base(
         folder / "untied", "llama", "float32"), r=4,
         target_modules=["q_proj"], modules_to_save=["lm_head"])
@@ -418,8 +418,8 @@ def refusals(folder):
 
 
 def quantized(folder, kind, arguments):
-    """What --dtype makes numbers of in the same run: the sum of those numbers,
-    in f32 or rounded to bf16, and the bits of two runs."""
+    """Weights that --dtype decodes in the same run: the sum of the decoded
+    numbers, in f32 or rounded to bf16, has the bits of two separate runs."""
     import quantized_peer
     import torch
     from safetensors.torch import load_file, save_file
@@ -471,8 +471,8 @@ def quantized(folder, kind, arguments):
 
 
 def holes(folder):
-    """A base that lacks part of a weight is not added to: what is made of it
-    would look whole."""
+    """Nothing is added to a base that lacks part of a weight: the result would
+    look whole."""
     import pickle
     base = make_base(folder / "base", "llama", "float32")
     good = make_adapter(folder / "good", base, r=4, target_modules=["q_proj"])

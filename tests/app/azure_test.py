@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""az:// against a stand-in of the Blob service, since no server of it can be
-had. Its answers are those of the service's documentation; Azure's own client
-(azure-storage-blob) reads from it, and says what each signature must be."""
+"""az:// against a stand-in for the Blob service, since no server of it is
+available. Its answers follow the service's documentation; Azure's own client
+(azure-storage-blob) reads from it, and gives the signatures to expect."""
 
 import base64
 import shutil
@@ -35,7 +35,7 @@ except ImportError:
 
 
 class Blobs(Server):
-    """GET /ACCOUNT/CONTAINER/NAME, as an emulator's addresses are."""
+    """GET /ACCOUNT/CONTAINER/NAME, like an emulator's addresses."""
 
     def __init__(self, folder, sas=False):
         super().__init__(folder)
@@ -148,8 +148,8 @@ WAYS = {
 
 
 def test_reads(folder, way):
-    """A checkpoint in a container is what it is here, whatever proves who
-    asks; listings have pages, names have blanks, ranges are signed."""
+    """A checkpoint in a container reads as it does here, whatever the
+    credentials; listings have pages, names have blanks, ranges are signed."""
     case = DATA / "dcp/fsdp2_w2_adamw/ckpt"
     shutil.copytree(case, folder / "c" / "runs" / "step 5")
     write_model(folder / "c" / "m & n.safetensors", layers(3, 3 << 20))
@@ -204,7 +204,7 @@ REFUSED = {
 
 
 def test_refused(folder, name):
-    """Each refusal says what it is, and shows no secret."""
+    """Each refusal says what is wrong, and shows no secret."""
     write_model(folder / "c" / "m.safetensors", layers(2, 1000))
     change, fault, code, texts = REFUSED[name]
     with Blobs(folder) as server:

@@ -3,8 +3,8 @@
 """Each malformed or malicious file has the outcome that EXPECT.tsv requires.
 
 Besides the outcome: no crash, no run-away time or memory, nothing executed,
-nothing written. (This test imports neither torch nor numpy: the peak memory
-that the system reports for a child includes its parent's at the fork.)
+nothing written. (This test imports neither torch nor numpy, because the peak
+memory that the system reports for a child includes its parent's at the fork.)
 """
 
 import json
@@ -25,7 +25,7 @@ MEMORY = 200 << 20
 # missing, damaged, not faithful, a bound is too small, unsafe
 REFUSALS = {3, 4, 5, 7, 8}
 
-# What the message must hold, where EXPECT.tsv asks for more than a refusal.
+# What the message must contain, where EXPECT.tsv asks for more than a refusal.
 MESSAGES = {
     "safetensors/git_lfs_pointer.safetensors": "git-lfs",
     "safetensors/overlap.safetensors": "begins at byte",
@@ -55,7 +55,7 @@ MESSAGES = {
     "deepspeed/latest_traversal/": "not a plain name",
 }
 
-# Where inspect may be content, these must not be.
+# What verify must report of files that inspect may accept.
 VERIFY_REPORTS = {
     "index/wrong_total_size/": "total_size",
     "torch_pt/crc_mismatch.pt": "(?i)crc|checksum",
@@ -110,7 +110,7 @@ def read_table():
 
 
 def run(folder, *args):
-    """Runs ckpt in an empty folder, under the limits that hold always."""
+    """Runs ckpt in an empty folder, under the limits that always apply."""
     cwd = folder / "cwd"
     cwd.mkdir(exist_ok=True)
     result = CKPT.run(*args, cwd=cwd, timeout=SECONDS)

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """--max-mem of each command that opens or plans, with each format that has many
-tensors or files: the command ends well or is refused (7), and never takes more
-than the bound and 64 MiB to find out. A refusal names a bound that is enough.
+tensors or files: the command succeeds or is refused (7), and never takes more
+than the bound plus 64 MiB to find out. A refusal names a bound that is enough.
 
-The checkpoint is a llama of 1,500 layers and 18 rows, which each format gets
-with ranks of its own.
+The checkpoint is a llama of 1,500 layers and 18 rows, written to each format
+with its own ranks.
 
-The largest resident set is what the kernel says of the process. A child's
-begins with its parent's, so this one stays small."""
+The largest resident set is the kernel's figure for the process. A child's
+starts from its parent's, so this one stays small."""
 
 import json
 import random
@@ -21,9 +21,9 @@ CKPT = None  # set by prepare
 MIB = 1 << 20
 SLACK = 64 * MIB
 LAYERS = 1500
-LITTLE = "16MiB"  # the least that there may be
+LITTLE = "16MiB"  # the smallest allowed
 
-# How each format gets it; DeepSpeed's comes from its engine alone.
+# How each format is made; only DeepSpeed's engine makes DeepSpeed's.
 FORMATS = {
     "safetensors": [],
     "torch": [],
@@ -53,7 +53,7 @@ def rows(layer):
 
 
 def write_model(folder, layers=LAYERS):
-    """What transformers would save of a llama that is mostly layers."""
+    """What transformers would save for a llama that is mostly layers."""
     config = json.loads((DATA / "hf/llama/ckpt/config.json").read_text())
     config.update(num_hidden_layers=layers, hidden_size=8, head_dim=4,
                   intermediate_size=8, num_attention_heads=2,
@@ -76,14 +76,14 @@ def write_model(folder, layers=LAYERS):
     header += b" " * (-len(header) % 8)
     with open(folder / "model.safetensors", "wb") as file:
         file.write(struct.pack("<Q", len(header)) + header)
-        # No opcodes of pickle: of so many small records some would be one.
+        # No pickle opcodes: among so many small records, some would be one.
         file.write(random.Random(5).randbytes(at).translate(
             bytes(0xC0 | b & 0x3F for b in range(256))))
     return folder
 
 
 def commands(path, out):
-    """Each that opens or plans; what is planned is not written here."""
+    """Each command that opens or plans; what is planned isn't written here."""
     yield ["inspect", path]
     yield ["inspect", path, "--json"]
     yield ["show", path, "nowhere"]
@@ -115,8 +115,8 @@ def enough_for(result):
 
 
 def look_at(path, out):
-    """All commands with too little; of those that are refused the figure of
-    the last is tried."""
+    """All commands with too little memory; of those refused, the last one's
+    figure is tried."""
     refused, most = None, 0
     for argv in commands(path, out):
         done = bounded(argv)
@@ -165,9 +165,9 @@ def content(path):
 
 
 def test_in_place(folder):
-    """Plans of more than 131,072 pieces take the place of those: the bytes
-    arrive, a record that is damaged is named with its tensor, and the manifest
-    knows what lies around tensors."""
+    """Plans of more than 131,072 pieces replace the pieces: the bytes arrive, a
+    damaged record is named with its tensor, and the manifest knows what is
+    around tensors."""
     source = write_model(folder / "hf", 2500)  # 180,000 pieces over 8 ranks
     ranks, other, back = folder / "dp8", folder / "dp4", folder / "back"
     CKPT.ok("convert", source, ranks, "--to", "dcp", "--dp", "8", "-q",

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ways to break a checkpoint of many files, each on a copy of a golden.
 
-A breakage changes the copy in place and returns a Wound: what was hit, and
-why it can't be found if nothing in the checkpoint tells. None: it does not
-apply to this checkpoint.
+A breakage changes the copy in place and returns a Wound: what was hit, and why
+it can't be found if nothing in the checkpoint shows it. None: it does not apply
+to this checkpoint.
 """
 
 import json
@@ -19,15 +19,15 @@ from golden_test import flip
 
 @dataclass
 class Wound:
-    names: tuple  # at least one of these has to be named
-    # Not empty: why the checkpoint alone can't tell. `verify GOOD BROKEN`
-    # tells all the same, unless the breakage changes nothing.
+    names: tuple  # at least one of these must be named
+    # Not empty: why the checkpoint alone doesn't show it. `verify GOOD BROKEN`
+    # finds it anyway, unless the breakage changes nothing.
     unseen: str = ""
     # The checkpoint still holds everything: it may be read as before.
     harmless: bool = False
-    # Has to be said all the same.
+    # Must be reported all the same.
     said: str = ""
-    # Seen by `verify --deep`, which reads everything, and not without.
+    # Found only by `verify --deep`, which reads everything.
     deep: bool = False
 
 
@@ -64,15 +64,15 @@ def data_files(root):
     else:
         found = [p for p in root.glob("*/*") if p.name[0].isdigit()
                  and not p.parent.name.endswith(".sync")]
-        # Optimizer buckets have gaps that nobody misses.
+        # Optimizer buckets have gaps that nothing reads.
         found = [p for p in found if ".gbuf_idx_" not in p.parent.name]
     found = [p for p in found if p.is_file() and p.stat().st_size]
     return sorted(found, key=lambda p: (-p.stat().st_size, p))
 
 
 def named(path):
-    """What a message may call a file: legacy's all have the same name, and
-    a rank may be named without its place in the pipeline."""
+    """What a message may call a file: legacy files all have the same name, and
+    a rank may be named without its pipeline stage."""
     return (path.name,) if path.name != "model_optim_rng.pt" else (
         path.parent.name[:10],)
 
@@ -124,7 +124,7 @@ def emptied(root):
 
 
 def swapped(root):
-    """Two files change their names."""
+    """Two files swap names."""
     files = data_files(root)
     if len(files) < 2:
         return None
@@ -140,7 +140,7 @@ def swapped(root):
 
 
 def extra_rank_file(root):
-    """A file that looks like one more rank's."""
+    """A file that looks like another rank's."""
     path = data_files(root)[0]
     kind = kind_of(root)
     if kind == "dcp":
@@ -164,7 +164,7 @@ def extra_rank_file(root):
 
 # ------------------------------------------------------------------ payload
 def biggest_item(root):
-    """Not of a bucket, if there is another: those have gaps."""
+    """Not one of a bucket, if there is another: buckets have gaps."""
     return max(items(root), key=lambda i: (".gbuf_idx_" not in i.tensor,
                                            i.length))
 
@@ -188,8 +188,8 @@ def flipped_payload(root):
 
 
 def biggest_tensor(path):
-    """(position, size) of a rank file's biggest record of the model: random
-    states, which are not among the tensors, have 5056 bytes."""
+    """(position, size) of a rank file's biggest model record; random states,
+    which aren't among the tensors, have 5056 bytes."""
     with zipfile.ZipFile(path) as archive:
         sizes = {i.filename: i.file_size for i in archive.infolist()
                  if "/data/" in i.filename and i.file_size != 5056}
@@ -198,7 +198,7 @@ def biggest_tensor(path):
 
 
 def flipped_header(root):
-    """A byte of the first archive's or header's first bytes."""
+    """Flips one of the first bytes of the first archive or header."""
     kind, path = kind_of(root), data_files(root)[0]
     if kind == "zarr":
         path = path.parent / ".zarray"
@@ -245,7 +245,7 @@ def replica_changed(root):
 
 
 def storage_bytes(path, tensor):
-    """Where a tensor's elements stand in a zip, by their bytes."""
+    """Finds a tensor's elements in a zip by their bytes."""
     from support import from_torch
 
     data = from_torch(tensor).data
@@ -260,7 +260,7 @@ def storage_bytes(path, tensor):
 
 
 def restore_checksums(path, change=lambda name, data: data):
-    """Writes the zip anew, so that each CRC fits; `change` edits records."""
+    """Rewrites the zip so that each CRC is right; `change` edits records."""
     entries = []
     with zipfile.ZipFile(path) as archive:
         archive._decompresser_check = False
@@ -316,7 +316,7 @@ def biggest(index):
 
 
 def wrong_shape(root):
-    """One row more than there is data for."""
+    """One more row than there is data for."""
     kind = kind_of(root)
     if kind == "dcp":
         import torch
@@ -377,7 +377,7 @@ def wrong_offset(root):
 
 
 def edit_sharding(path):
-    """DCP_SHARDING_INFO that places a shard where no shard belongs."""
+    """DCP_SHARDING_INFO that puts a shard where none belongs."""
     raw = path.read_bytes()
     size = int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8:8 + size])
@@ -477,7 +477,7 @@ def unfinished(root):
 
 
 def wrong_tracker(root):
-    """Names a step that is not there: the one that is there is read."""
+    """Names a step that doesn't exist: the one that does is read."""
     tracker = root.parent / "latest_checkpointed_iteration.txt"
     if not tracker.exists():
         return None

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each golden of many files, broken in every way that applies to it.
 
-Required, whatever is broken: an exit status of the documented ones, bounded
-time and memory, no target after a refusal, and a message that names what is
-broken. What a checkpoint can't tell by itself is said in the table that this
-test prints; comparing it with a sound copy tells.
+Required, whatever is broken: a documented exit status, bounded time and memory,
+no target after a refusal, and a message that names what is broken. What a
+checkpoint alone can't show is listed in the table that this test prints;
+comparing it with a sound copy shows it.
 """
 
 import atexit
@@ -19,7 +19,7 @@ from dist_cases import dist_units
 from support import Suite, check, read_safetensors
 
 CKPT = None
-# Breaks the copies: a process of its own, since the peak memory that the
+# Breaks the copies in a process of its own, because the peak memory that the
 # system reports for a child includes its parent's at the fork, torch and all.
 WORKER = None
 SECONDS = 10
@@ -30,7 +30,7 @@ REASONS = collections.defaultdict(set)
 
 
 def run(folder, *args):
-    """Runs ckpt in an empty folder, under the limits that hold always."""
+    """Runs ckpt in an empty folder, under the limits that always apply."""
     cwd = folder / "cwd"
     cwd.mkdir(exist_ok=True)
     result = CKPT.run(*args, cwd=cwd, timeout=SECONDS)
@@ -44,7 +44,7 @@ def run(folder, *args):
 
 
 def errors(*results):
-    """What they said, without the documents on stdout."""
+    """What they printed, without the documents on stdout."""
     return "\n".join(f"$ {r.line}\n[exit {r.code}] " +
                      (r.err or r.out[:200]).strip()[:600] for r in results)
 
@@ -107,9 +107,9 @@ def judge(folder, unit, copy, wound, inspect, verify, unshard, out):
 
 
 def check_by_comparison(folder, unit, copy, unshard, out):
-    """Not to be seen from inside; a sound copy shows it."""
+    """Invisible from inside; comparing with a sound copy shows it."""
     if unshard.code:
-        # Main weights prove the weights: whoever reads all of them knows.
+        # Main weights prove the weights to whatever reads all of them.
         result = run(folder, "verify", copy, "--deep")
         check(result.code == 1, f"unshard refuses, verify --deep does not\n"
               f"{errors(unshard, result)}")
@@ -122,7 +122,7 @@ def check_by_comparison(folder, unit, copy, unshard, out):
 
 
 def is_wrong(unit, out):
-    """The written file holds anything else than the peer's tensors."""
+    """Whether the written file holds anything but the peer's tensors."""
     if not out.exists():
         return False
     got = read_safetensors(out)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A headless Chromium, by the protocol of its own tools over two pipes.
 
-Messages are JSON, each ended by a zero byte (--remote-debugging-pipe): nothing
-but the standard library is needed.
+Messages are JSON, each ended by a zero byte (--remote-debugging-pipe). Only the
+standard library is needed.
 """
 
 import base64
@@ -22,7 +22,7 @@ NAMES = ("chromium-headless-shell", "chromium", "chromium-browser",
 
 
 class Browser:
-    """One page. What it logs, throws or asks the network for is kept."""
+    """One page. Records what it logs, throws or requests from the network."""
 
     def __init__(self):
         program = next(filter(None, map(shutil.which, NAMES)), None)
@@ -35,7 +35,7 @@ class Browser:
         self.back, from_child = os.pipe()
 
         def wire():
-            # The browser reads 3 and writes 4.
+            # The browser reads from 3 and writes to 4.
             low, high = os.dup(to_child), os.dup(from_child)
             os.dup2(low, 3)
             os.dup2(high, 4)

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Man pages and completions against what the commands themselves say.
+"""Man pages and completions against the commands' own help.
 
-Shells complete here as they do at a prompt: bash by its own function, fish by
-`complete -C`, zsh by the Tab of an interactive one. What is offered must be what --help lists, and must be accepted.
+Shells complete here as they do at a prompt: bash through its own function, fish
+through `complete -C`, zsh through Tab in an interactive shell. What they offer
+must be what --help lists, and must be accepted.
 """
 
 import os
@@ -64,7 +65,7 @@ def fish(folder, line):
     return [row.split("\t")[0] for row in run.stdout.splitlines()]
 
 
-# An interactive zsh, driven by another one: what completion adds is written down,
+# An interactive zsh, driven by another one: what completion adds is recorded,
 # and ^X ends a line.
 ZSH_SHELL = r"""
 PROMPT= RPS1= LISTMAX=0
@@ -101,7 +102,7 @@ zpty -d shell
 
 
 def zsh(folder, *lines):
-    """What a Tab at the end of each line offers, in one shell: sets."""
+    """The set that Tab offers at the end of each line, in one shell."""
     if not shutil.which("zsh"):
         raise Skip("no zsh")
     (folder / "_ckpt").write_text(CKPT.ok("completion", "zsh").out)
@@ -162,7 +163,7 @@ def test_tensor_names(folder):
 
 
 def test_home(folder):
-    """A path that begins with ~ is still as it was typed."""
+    """A path that begins with ~ stays as typed."""
     names = set(CKPT.ok("ls", SAMPLE).out.split())
     (folder / "mine").symlink_to(SAMPLE)
     env = os.environ["HOME"]
@@ -182,7 +183,7 @@ HOSTILE = ["$(touch${IFS}RAN)", "`touch RAN`", "a b", "it's", "*", "$HOME", "~",
 
 
 def test_hostile_names(folder):
-    """Names of a file are never the shell's words."""
+    """File names are never interpreted by the shell."""
     import torch
     from safetensors.torch import save_file
     (folder / "trap").mkdir()
@@ -202,7 +203,7 @@ def test_hostile_names(folder):
 
 
 def test_words_are_accepted(folder):
-    """Each word that is offered parses: the path is what is missing."""
+    """Each offered word parses: only the path is missing."""
     script = CKPT.ok("completion", "bash").out
     seen = 0
     for command, line in (("inspect", ["nowhere"]),
@@ -291,7 +292,7 @@ def test_man_pages(folder):
 
 
 def test_environment(_):
-    """Each variable of ours that the program reads is in the manual."""
+    """Each of our variables that the program reads is in the manual."""
     text = plain(CKPT.ok("man").out)
     read = set()
     for room in ("lib", "api", "app", "reshard"):

@@ -4,10 +4,10 @@
 
 verify: a field of the configuration's class is set to another valid value in a
 copy. `verify A B` names a fact, or transformers computes the same logits from
-both: then the key changes nothing.
+both, so that the key changes nothing.
 
-sizes: a number of the configuration (heads, widths, experts …) is made another.
-The conversion is refused, or the tensors are those of such a model, too.
+sizes: a number of the configuration (heads, widths, experts …) is changed. The
+conversion is refused, or such a model has the same tensors.
 
     config_keys_test.py --ckpt CKPT         the types that differ most
     config_keys_test.py --ckpt CKPT --full  all types
@@ -23,11 +23,11 @@ from support import Suite, check
 
 CKPT = None
 TRANSFORMERS = Path(sys.prefix) / "transformers_5.12.1"
-# A type for each way to say a model: projections that are fused or lie the
-# other way round, experts, latent attention, mixers.
+# A type for each way to describe a model: fused or transposed projections,
+# experts, latent attention, mixers.
 CHOSEN = ("llama", "gpt2", "falcon", "opt", "phi3", "deepseek_v32", "gemma2",
           "granitemoe", "nemotron_h")
-# Numbers that tensors have to have the shapes of.
+# Numbers that the tensors' shapes must fit.
 SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
          "intermediate_size", "vocab_size", "num_experts", "num_local_experts",
          "n_routed_experts", "moe_intermediate_size", "n_embd", "n_head",
@@ -39,8 +39,8 @@ SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"
          "linear_key_head_dim", "linear_value_head_dim")
 
 
-# What the base class of transformers 4.31 to 4.57 has beside that of 5.12, as
-# it wrote it into config.json where a model was saved whole.
+# What the base class of transformers 4.31 to 4.57 has in addition to that of
+# 5.12, as written to config.json when a whole model was saved.
 OF_VERSION_4 = dict(
     torchscript=False, torch_dtype="float32", use_bfloat16=False,
     tf_legacy_loss=False, pruned_heads={}, chunk_size_feed_forward=0,
@@ -58,7 +58,7 @@ OF_VERSION_4 = dict(
     exponential_decay_length_penalty=None, suppress_tokens=None,
     begin_suppress_tokens=None, id2label={"0": "LABEL_0", "1": "LABEL_1"},
     label2id={"LABEL_0": 0, "LABEL_1": 1}, problem_type=None, _name_or_path="")
-# What of it says how a text is chosen, trained or exported: any value will do.
+# Those that say how text is chosen, trained or exported: any value will do.
 OF_GENERATION = dict(
     do_sample=True, early_stopping=True, num_beams=4, temperature=0.6, top_k=20,
     top_p=0.9, max_length=4096, bad_words_ids=[[3]], suppress_tokens=[4],
@@ -66,9 +66,9 @@ OF_GENERATION = dict(
     finetuning_task="sst2", prefix="> ", use_bfloat16=True)
 
 
-# Keys that the class of a type looks at in its own code and no dialect does:
-# what it makes of another value does not run. The layers behind those that are
-# counted may be of multi-token prediction.
+# Keys that a type's class reads in its own code and no dialect does: the model
+# made from another value does not run. The layers after the counted ones may be
+# for multi-token prediction.
 APART = {
     "deepseek_v2": ("num_key_value_heads",),
     "deepseek_v3": ("num_key_value_heads", "head_dim"),
@@ -85,8 +85,8 @@ def models_of(family):
 
 
 def logits_at(models, folder):
-    """Those of what transformers makes of it, and whether it has a place for
-    each of the tensors and makes none up. None if it makes nothing of it."""
+    """The logits of the model that transformers loads, and whether it has a
+    place for each tensor and invents none. None if it can't load it."""
     import torch
     import transformers
 
@@ -97,7 +97,7 @@ def logits_at(models, folder):
         fits = not any(told[key] for key in (
             "missing_keys", "unexpected_keys", "mismatched_keys"))
         return models.logits_of(model.eval()), fits
-    except Exception:  # each class has ways of its own to refuse
+    except Exception:  # each class refuses in its own way
         return None, False
 
 
@@ -172,7 +172,7 @@ def sizes(folder, family):
                 if result.code in (4, 5):
                     refused += 1
                     continue
-                # Heads of half the size may have the same tensors.
+                # Half-size heads may have the same tensors.
                 if not logits_at(models, folder / "b")[1]:
                     wrong.append(f"{key} {number} -> {other} to {target}: "
                                  f"{result.code} {result.err}")
@@ -181,8 +181,8 @@ def sizes(folder, family):
 
 
 def base_keys(folder, family):
-    """What a base class writes is no key that nobody knows: of the installed
-    transformers, of version 4, and of the class itself, whole."""
+    """No key that a base class writes is unknown: that of the installed
+    transformers, of version 4, or of the class itself, whole."""
     import transformers
 
     models = models_of(family)
@@ -191,7 +191,7 @@ def base_keys(folder, family):
     own = json.loads((source / "config.json").read_text())
     base = transformers.PretrainedConfig().to_dict()
     base.pop("tie_word_embeddings", None)
-    # Tiny models of all types are made from some keys more.
+    # Tiny models of all types are made with some more keys.
     usual = type(config)()
     own, whole = ({key: value for key, value in table.items()
                    if key in base or hasattr(usual, key)}

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How many model types of transformers go to Megatron and to vLLM: the rows of
-docs/families.md are those that tests convert, and as many as it says.
+"""How many model types of transformers convert to Megatron and to vLLM: the
+rows of docs/families.md are those that tests convert, and their number is
+right.
 
 `tests/app/model_types.py` tries all types and prints the whole table, which
-takes minutes. Here a type that the page names is one of a suite that converts
-it to Megatron and home, and each that it names for vLLM goes there and home.
+takes minutes. Here each type that the page names is in a suite that converts it
+to Megatron and back, and each that it names for vLLM is converted there and
+back.
 """
 
 import ast
@@ -34,7 +36,7 @@ def row(label):
 
 
 def types_of(module):
-    """The keys of TYPES, without an import of transformers."""
+    """The keys of TYPES, without importing transformers."""
     for node in ast.parse((HERE / f"{module}.py").read_text()).body:
         if isinstance(node, ast.Assign) and node.targets[0].id == "TYPES":
             return {key.value for key in node.value.keys}
@@ -42,7 +44,7 @@ def types_of(module):
 
 
 def goldens():
-    """What families_test.py converts; OLMo 3 is of OLMo 2's class."""
+    """What families_test.py converts; OLMo 3 uses OLMo 2's class."""
     return {json.loads(path.read_text())["model_type"]
             for path in DATA.glob("hf/*/ckpt/config.json")} | {"olmo3"}
 

@@ -4,9 +4,9 @@
 
     cuda_test.py --ckpt build/bin/ckpt [--gpu]
 
-Without --gpu the module's double made of loops stands for the GPU
-(reshard/cuda/abi.h), so that all of the path runs on any machine. With --gpu
-the real one is used, and where there is none the exit status is 77.
+Without --gpu, a double of the module made of plain loops stands in for the GPU
+(reshard/cuda/abi.h), so that the whole path runs on any machine. With --gpu the
+real one is used; the exit status is 77 if there is none.
 """
 
 import argparse
@@ -51,7 +51,7 @@ CASES = [(f"{folder}/*", row) for folder in (
                                                "--dtype", "f32"]),
 ]
 
-# Random bits are also numbers that bf16 has only as infinities.
+# Random bits include numbers that become infinities in bf16.
 BF16 = ["--dtype", "bf16", "--allow-overflow", "inf"]
 
 
@@ -90,7 +90,7 @@ class Tests:
         return path
 
     def both(self, row, source, *more):
-        """The row by either device: what they said, what they wrote."""
+        """Runs the row on both devices: what they printed, what they wrote."""
         command, *options = row
         results = []
         for device in ("cpu", "cuda"):
@@ -110,7 +110,7 @@ class Tests:
                      filecmp.cmp(a / n, b / n, False))]
 
     def test_goldens(self):
-        """Both write the same, or refuse in the same words."""
+        """Both write the same bytes, or refuse with the same words."""
         written = 0
         for pattern, row in CASES:
             for case in sorted(DATA.glob(pattern)):
@@ -128,7 +128,7 @@ class Tests:
         return f"{written} targets"
 
     def test_device_works(self):
-        """What is cast and cut is work of the device, by its own account."""
+        """Casts and cuts run on the device, by its own account."""
         trace = self.folder / "trace.json"
         source = self.make_source("small.safetensors", 4)
         for row, waits in [
@@ -162,7 +162,7 @@ class Tests:
         return path
 
     def test_large(self):
-        """Blocks in flight, several to an item, little memory and much."""
+        """Blocks in flight, several per item, with little memory and much."""
         source = self.folder / "large.safetensors"
         for options in (["-j", "1", "--max-mem", "16MiB"], ["-j", "3"]):
             for row in (["convert", "--to", "dcp", "--dp", "3"],
@@ -174,7 +174,7 @@ class Tests:
                            f"{row} {options}")
 
     def test_resume(self):
-        """A killed run goes on, on either device, to the same bytes."""
+        """A killed run resumes, on either device, to the same bytes."""
         source = self.folder / "large.safetensors"
         whole = self.fresh("whole/out.pt")
         argv = ["--to", "torch", *BF16, "-j", "1", "-q",
@@ -211,7 +211,8 @@ class Tests:
                            f"{case} {command} {said}")
 
     def test_ranks(self):
-        """Three ranks with a device each, by their own files or messages."""
+        """Three ranks with a device each, through their own files or
+        messages."""
         mpi = [line for line in self.run("--version").stdout.splitlines()
                if line.strip().startswith("mpi")]
         if not shutil.which("mpirun") or "not available" in mpi[0]:
@@ -238,13 +239,13 @@ class Tests:
         target = self.fresh("never.pt")
         done = self.run("convert", source, target, "--to", "torch", "-n",
                         "--json", "--device", "cuda", "--max-mem", "64MiB")
-        # The program's own 16 MiB are in it.
+        # This includes the program's own 16 MiB.
         self.check(done.returncode == 0 and not target.exists() and
                    json.loads(done.stdout)["peak_memory"] < 88 << 20,
                    done.stdout + done.stderr)
 
     def test_no_gpu(self):
-        """Without module, driver or GPU: exit 7, and what to do instead."""
+        """Without module, driver or GPU: exit 7, with what to do instead."""
         if self.gpu:
             return "there is one"
         done = self.run("convert", self.folder / "large.safetensors",

@@ -35,8 +35,8 @@ from support import (
 CKPT = None
 CASES = DATA / "dcp"
 
-# What torch 2.13 itself can load without more ado: not the zstd items, the
-# files without collectives, and Hugging Face's.
+# What torch 2.13 can load as it is: not the zstd items, the files written
+# without collectives, or Hugging Face's.
 LOADABLE = ["ddp_w4", "ddp_w4_lowest_rank", "file_per_item_w2",
             "fsdp1_w2_sharded", "fsdp2_w2_adamw", "fsdp2_w4_uneven_bf16",
             "fsdp2_w8", "hsdp_tp_w8", "hsdp_w4", "noflatten_w2", "plain_w1",
@@ -72,7 +72,7 @@ def test_golden(folder, case, ranks):
 
 
 def test_topologies(folder, world, meshes):
-    """Loaded as DTensors by `world` processes, whatever it was cut for."""
+    """Loaded as DTensors by `world` processes, however it was cut."""
     jobs = []
     for case, n in (("fsdp2_w2_adamw", 3), ("fsdp2_w4_uneven_bf16", 2),
                     ("tp4_fsdp2_w8_empty", 5), ("zstd_w2", 4)):
@@ -111,8 +111,8 @@ def save_apart(folder, seed):
 
 
 def test_no_collectives(folder):
-    """Ranks that plan alone: an index for each, and what all hold is saved by
-    all. It is the checkpoint that they write together."""
+    """Ranks that plan alone: each writes an index, and all save what they all
+    hold. The result is the checkpoint that they write together."""
     seed = 11
     run_ranks(folder, 3, save_mixed, [(folder / "one", seed)])
     (folder / "init").unlink(missing_ok=True)
@@ -131,8 +131,8 @@ def test_no_collectives(folder):
 
 
 def planned_files(folder, world):
-    """Which rank writes what, by torch's own de-duplication of the plans
-    that ranks with such a state dict make."""
+    """Which rank writes what, by torch's own de-duplication of the plans made
+    by ranks with such a state dict."""
     meta = pickle.loads((folder / ".metadata").read_bytes())
     plans = [[] for _ in range(world)]
     for name in meta.planner_data:
@@ -180,8 +180,8 @@ def boxes_of(folder):
 
 
 def check_boxes(got, want, what, unknown=()):
-    """The peer's, with the same empty ones; in any order. One rank's file
-    does not tell which tensors are buffers (`unknown`)."""
+    """The peer's boxes, empty ones included, in any order. One rank's file
+    doesn't show which tensors are buffers (`unknown`)."""
     got, want = boxes_of(got), boxes_of(want)
     for name, boxes in want.items():
         if name in got and name not in unknown:
@@ -290,7 +290,7 @@ def test_tree(folder, seed):
     dcp_to_torch_save(folder / "out", folder / "back.pt")
     check_same(load_pt(folder / "back.pt", weights_only=False), want,
                "dcp_to_torch_save")
-    # And what torch wrote, through ckpt, for other ranks.
+    # And what torch wrote, resharded by ckpt for other ranks.
     CKPT.ok("reshard", folder / "peer", folder / "re", "--dp", n + 1,
             "--verify")
     check_files(folder / "re")
@@ -298,7 +298,7 @@ def test_tree(folder, seed):
 
 
 def test_safetensors(folder):
-    """Plain names become keys; it is the same again after the way back."""
+    """Plain names become keys; converting back restores the file."""
     source = DATA / "safetensors/hf_sharded/ckpt"
     CKPT.ok("convert", source, folder / "out", "--to", "dcp", "--dp", 3)
     index = check_files(folder / "out")
@@ -324,8 +324,8 @@ def plan_of(config):
 
 
 def test_plan(folder):
-    """Transformers' names are cut over tp ranks as its own plans say, whole
-    when the peer loads them, and the same as before."""
+    """Transformers' names are cut over tp ranks as its own plans say; the peer
+    loads them whole and unchanged."""
     planned = 0
     for source in sorted((DATA / "hf").iterdir()):
         out = folder / source.name
@@ -353,7 +353,7 @@ def test_plan(folder):
 
 
 def test_rename(folder):
-    """New names keep their places in the nest as far as they fit there."""
+    """New names keep their place in the nesting where they fit."""
     rules = folder / "rules.json"
     rules.write_text(json.dumps({"model.layers.*": "model.blocks.*",
                                  "model.emb.weight": "wte"}))
@@ -390,7 +390,7 @@ def test_same_bytes(folder):
 
 
 def test_refusals(folder):
-    """What has no place is refused with what to do."""
+    """What has no place is refused, with advice."""
     source = CASES / "fsdp2_w2_adamw/ckpt"
     for args, code, text in (
             (("--tp", 2), 5, "--shard-dims"),

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """DCP items that are tensor subclasses, as torchao's quantized weights are.
 
-Real torch saves and loads them; the classes are made here under torchao's
-names, pickled as its own are: by torch, with the parts in __dict__.
+Real torch saves and loads them. The classes are defined here under torchao's
+names and pickled like its own: by torch, with the parts in __dict__.
 """
 
 import sys
@@ -22,7 +22,7 @@ ROWS, COLUMNS = 96, 256
 
 
 class Quantized(torch.Tensor):
-    """Parts in attributes; everything that DCP asks of a tensor."""
+    """Parts in attributes, and everything that DCP asks of a tensor."""
 
     @staticmethod
     def __new__(cls, dtype, shape, **parts):
@@ -99,7 +99,7 @@ def state():
 
 
 def parts(tensors):
-    """name -> plain tensor, as inspect has to name them."""
+    """name -> plain tensor, as inspect must name them."""
     found = {}
     for name, tensor in tensors.items():
         if isinstance(tensor, Quantized):
@@ -117,7 +117,7 @@ def zeros(tensor):
 
 
 def loaded(path):
-    """What torch makes of a checkpoint."""
+    """What torch loads from a checkpoint."""
     want = state()
     got = {"model": {n: zeros(t) for n, t in want["model"].items()},
            "step": 0}
@@ -165,7 +165,7 @@ def test_round_trip(folder):
                 want, name)
         check(got["step"] == 12, f"step is {got['step']}")
         check(type(got["model"]["nested"].tensor_impl) is Int8, "its class")
-    # A cast is not a cast of these.
+    # A cast does not cast these.
     CKPT.ok("convert", source, folder / "cast", "--to", "dcp", "--dtype",
             "f16", "--exclude", "model.plain")
     CKPT.ok("inspect", folder / "cast")
@@ -186,7 +186,7 @@ def test_selection(folder):
 
 
 def test_unknown_class(folder):
-    """Said to run code elsewhere; its parts are data all the same."""
+    """Reported as running code elsewhere; its parts are still data."""
     torch.manual_seed(7)
     packed = Strange(torch.float32, (ROWS, COLUMNS),
                      codes=numbers(ROWS, COLUMNS))
@@ -207,7 +207,7 @@ def test_unknown_class(folder):
 
 
 def test_small(folder):
-    """Too small for the index to tell: refused by name, never misread."""
+    """Too small for the index to show it: refused by name, never misread."""
     source = folder / "source"
     dcp.save({"w": Int8(torch.bfloat16, (2, 4), qdata=numbers(2, 4)),
               "b": torch.ones(3)}, checkpoint_id=source)
@@ -218,7 +218,7 @@ def test_small(folder):
 
 
 def test_damaged(folder):
-    """Cut and flipped archives are damage, whoever's class it is."""
+    """Cut and flipped archives are damage, whatever the class."""
     source, _ = saved(folder)
     data = source / "__0_0.distcp"
     content = data.read_bytes()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of distributed checkpoints share: a reader of .metadata of its
-own, torch's loading in one process, and groups of processes."""
+"""What tests of distributed checkpoints share: an independent reader of
+.metadata, loading by torch in one process, and groups of processes."""
 
 import collections
 import io
@@ -63,7 +63,7 @@ class Record:
 
 
 class MetadataReader(pickle.Unpickler):
-    """Takes the globals that torch 2.13 writes, and no others."""
+    """Accepts the globals that torch 2.13 writes, and no others."""
 
     def find_class(self, module, name):
         if (module, name) == ("torch", "Size"):
@@ -110,8 +110,8 @@ def read_index(folder):
 
 
 def check_files(folder):
-    """Items fill their files without gaps, and each is an archive of its
-    own that torch can map."""
+    """Items fill their files without gaps, and each is a separate archive that
+    torch can map."""
     index = read_index(folder)
     wanted = {(name, None) for name in index.objects}
     wanted |= {(name, offset) for name, row in index.tensors.items()
@@ -173,7 +173,7 @@ def load_nested(folder):
 
 
 def load_plain(folder, want):
-    """Into tensors that the caller made, as a trainer would."""
+    """Loads into tensors that the caller made, as a trainer would."""
     state = {name: torch.empty(t.shape, dtype=TYPES[t.dtype])
              for name, t in want.items()}
     try:
@@ -186,7 +186,7 @@ def load_plain(folder, want):
 
 
 def differences(got, want, path=""):
-    """What is not the same in two nested values, types included."""
+    """Where two nested values differ, types included."""
     if isinstance(got, torch.Tensor) and isinstance(want, torch.Tensor):
         if from_torch(got) != from_torch(want):
             yield f"{path}: other content"
@@ -220,7 +220,7 @@ def check_same(got, want, what):
 
 # ------------------------------------------------------------------- processes
 def each_rank(rank, world, folder, function, jobs, queue):
-    """A process of a job of `world` ranks; tells what went wrong."""
+    """One process of a job of `world` ranks; reports what went wrong."""
     try:
         torch.set_num_threads(1)
         dist.init_process_group("gloo", init_method=f"file://{folder}/init",

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """--layers 0-2,1-3: a deeper model of repeated layers.
 
-transformers makes the deeper model: its layer i gets the weights that torch
-has of layer order[i]. What ckpt makes of the saved model is that model, bit
-for bit, config.json included, from Hugging Face's names and from Megatron's.
+transformers makes the deeper model: its layer i gets the weights of layer
+order[i] from torch. What ckpt makes from the saved model is that model, bit for
+bit, config.json included, from Hugging Face's names and from Megatron's.
 """
 
 import os

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepSpeed itself saves a checkpoint, or resumes one: what zero_ranks_test.py
-starts in processes.
+"""DeepSpeed itself saves a checkpoint or resumes from one, in processes that
+zero_ranks_test.py starts.
 
     deepspeed_peer.py save|resume STAGE DIR OUT WORLD RANK PORT [SUB_GROUP]
 
-Each rank has the same batch, so that gradients do not depend on how many ranks
-there are. Rank 0 saves parameters (f32 masters) and moments as they were loaded,
-and after one more step. The model is that of tests/data/deepspeed.
+Each rank has the same batch, so that gradients don't depend on the number of
+ranks. Rank 0 saves parameters (f32 masters) and moments as loaded, and again
+after one more step. The model is that of tests/data/deepspeed.
 """
 
 import os
@@ -85,7 +85,7 @@ def step(engine):
 
 
 def state_of(engine, moments=True):
-    """`moments`: not before a step, which links them to parameters."""
+    """`moments`: only after a step, which links them to parameters."""
     found = {}
     for name, one in engine.module.named_parameters():
         if one.requires_grad:

@@ -3,8 +3,8 @@
 """ckpt over DeepSpeed's checkpoints, ZeRO 0 to 3 and universal.
 
 Expectations come from DeepSpeed's own conversions (expected*.safetensors:
-zero_to_fp32 and ds_to_universal) and, for what these leave out, from torch
-loading the model states.
+zero_to_fp32 and ds_to_universal), and from the model states as torch loads them
+for what these leave out.
 """
 
 import pickle
@@ -56,8 +56,8 @@ def wanted(case):
     states = model_states(step_folder(case))
     trainable = {name for group in states["param_shapes"] or ()
                  for name in group}
-    # What only the module holds is as it is stored there: frozen parameters
-    # keep their 16 bits, which the peer widens.
+    # What only the module holds is as stored there: frozen parameters keep
+    # their 16 bits, which the peer widens.
     for name, tensor in states["module"].items():
         if name not in trainable and tensor.numel():
             model[name] = from_torch(tensor)
@@ -68,7 +68,7 @@ def wanted(case):
                 values.reshape(tuple(row.shape)).to(tensor.dtype))
     path = GOLDENS / case / "expected_optim.safetensors"
     optim = read_safetensors(path) if path.exists() else {}
-    # The peer's conversion of ZeRO 3 has no step of each parameter.
+    # The peer's conversion of ZeRO 3 has no step for each parameter.
     for name in trainable:
         optim.setdefault(f"{name}.step",
                          Tensor("f32", (), torch.tensor(2.0).numpy().tobytes()))
@@ -165,7 +165,7 @@ def test_objects(folder, case):
 
 # ----------------------------------------------------------------- universal
 def shown(value):
-    """A loaded value in a form that can be compared."""
+    """A loaded value in comparable form."""
     if isinstance(value, torch.Tensor):
         return from_torch(value)
     if isinstance(value, dict):
@@ -194,7 +194,7 @@ def test_write_universal(folder, case, source):
             continue
         got, theirs = load_states(out / name), load_states(peer / name)
         if name.name == "optimizer_state.pt" and case.startswith("zero3"):
-            # They leave rank 0's partitions in it, which nobody reads.
+            # The peer leaves rank 0's partitions in it; nothing reads them.
             theirs.pop("fp32_flat_groups")
             state = theirs["optimizer_state_dict"]["state"]
             theirs["optimizer_state_dict"]["state"] = {
@@ -223,7 +223,7 @@ def test_not_written(folder):
 
 # --------------------------------------------------------------------- rules
 def slices_of(whole, name):
-    """What two tensor-parallel ranks hold, by the words of the rules."""
+    """What two tensor-parallel ranks hold, according to the rules."""
     if name == "gate":  # [a|b] each
         a, b = whole.chunk(2)
         return [torch.cat([x.chunk(2)[t] for x in (a, b)]) for t in (0, 1)]
@@ -324,7 +324,7 @@ def test_traversal(folder):
 
 
 def test_last_partition_missing(folder, case):
-    """No file number tells it; partition_count does."""
+    """No file number shows it, but partition_count does."""
     copy = folder / "copy"
     shutil.copytree(GOLDENS / case / "ckpt", copy)
     file = sorted(copy.rglob("*_optim_states.pt"))[-1]
@@ -341,8 +341,8 @@ def test_no_model_states(folder, case):
 
 
 def test_no_optimizer(folder, case):
-    """ZeRO 1 and 2 leave the module's rounded weights, said loudly; of ZeRO 3
-    nothing is left."""
+    """ZeRO 1 and 2 leave the module's rounded weights, with a clear warning;
+    ZeRO 3 leaves nothing."""
     copy = folder / "copy"
     shutil.copytree(GOLDENS / case / "ckpt", copy)
     for file in copy.rglob("*_optim_states.pt"):
@@ -358,7 +358,7 @@ def test_no_optimizer(folder, case):
 
 
 def test_other_case(folder, case, other):
-    """A partition of another run, of the same name."""
+    """A partition of the same name from another run."""
     copy = folder / "copy"
     shutil.copytree(GOLDENS / case / "ckpt", copy)
     file = sorted(copy.rglob("*_optim_states.pt"))[0]
@@ -367,8 +367,8 @@ def test_other_case(folder, case, other):
 
 
 def test_unnamed_frozen(folder):
-    """No rule names the frozen parameters: equal ones are replicas, others
-    are joined as DeepSpeed joins by default; both with a warning."""
+    """No rule names the frozen parameters: equal ones are replicas, others are
+    joined by DeepSpeed's default; both with a warning."""
     copy = folder / "copy"
     shutil.copytree(GOLDENS / "zero1_tp2_dp2" / "ckpt", copy)
     result = CKPT.ok("inspect", copy)
@@ -386,7 +386,7 @@ def test_unnamed_frozen(folder):
 
 
 def test_no_rules(folder):
-    """Tensor-parallel ranks and nothing that says how they are joined."""
+    """Tensor-parallel ranks, and nothing says how to join them."""
     copy = folder / "copy"
     shutil.copytree(GOLDENS / "zero1_tp2_dp2" / "ckpt", copy)
     for file in copy.rglob("*_model_states.pt"):

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Every file of every golden of many files, taken away one at a time.
+"""Every file of every golden of many files, removed one at a time.
 
-`verify` has to refuse and to say what is missing, or the file is in a short
-table below with the reason why nothing that is left can tell. A row of the
-tables that no file needs fails, so that they stay short and true.
+`verify` must refuse and say what is missing, unless the file is in a short
+table below with the reason why nothing that remains shows it. A row that no
+file needs fails, so that the tables stay short and true.
 """
 
 import collections
@@ -17,8 +17,8 @@ from support import DATA, Skip, Suite, check
 
 CKPT = None
 
-# Files on their own: no checkpoint of several files. Arrays without some of
-# their chunks, which are full of a value then.
+# Independent files, not a checkpoint of several. Arrays without some of their
+# chunks, which then hold a fill value.
 APART = {"megatron_zarr/zarr_v2_variants_emulated",
          "fsdp/torch_orig_params_w3", "safetensors/all_dtypes",
          "safetensors/odd_but_valid",
@@ -26,9 +26,9 @@ APART = {"megatron_zarr/zarr_v2_variants_emulated",
          "torch_pt/whole_module"}
 APART_FOLDERS = ("torch_legacy", "torch_pt/torch", "hf/")
 
-# Path below tests/data -> why what is left can't tell.
+# Path below tests/data -> why what remains doesn't show it.
 UNSEEN = {
-    # --- nobody needs it
+    # --- nothing needs it
     "*/latest_checkpointed_iteration.txt": "the newest step is taken",
     "runs/nanotron_tp2/latest.txt": "the newest step is taken",
     "megatron_torch_dist/*/integrity.json":
@@ -52,7 +52,7 @@ UNSEEN = {
     "olmo_core_dcp/trainer_fsdp_w2/train/rank1.pt":
         "rank 0's alone is what all ranks take after a reshard",
     "olmo_core_dcp/*/data_paths.txt": "a list of names for people",
-    # --- an index or a configuration beside weights that say all by themselves
+    # --- an index or a configuration beside weights that say everything themselves
     "safetensors/hf_sharded/config.json": "weights alone are a checkpoint too",
     "torch_pt/sharded_bin/*.index.json": "x-of-N says how many there are",
     "safetensors/hf_sharded/*.index.json": "x-of-N says how many there are",
@@ -64,7 +64,7 @@ UNSEEN = {
     "runs/*config.json": "weights alone are a checkpoint too",
     "runs/*/tokenizer.json": "a trainer may have had no tokenizer",
     "fairseq2_native/*/model.yaml": "the family shows in names and shapes",
-    # --- once in a run, not once for each rank: it may never have been there
+    # --- once per run, not once per rank: it may never have been there
     "runs/*/training_args.bin": "of no use to a resume",
     "runs/accelerate_*/scheduler.bin": "what was registered; maybe nothing",
     "runs/accelerate_*/custom_checkpoint_0.pkl":
@@ -77,7 +77,7 @@ UNSEEN = {
         "older cores wrote none, and zarr has no index",
     "fsdp/torch_w3/optim_rank[012].pt":
         "optimizers of ranks in files of their own, next to the model's",
-    # --- the last rank, where nobody says how many there are
+    # --- the last rank, where nothing says how many there are
     "dcp/hf_sharded_*/*-model-0000[12]-of-0000[12].safetensors":
         "a tensor ends where its last shard does",
     "dcp/hf_consolidate_fn/shard-00002-*":
@@ -86,7 +86,7 @@ UNSEEN = {
         "the files of one rank are a checkpoint of one rank",
 }
 
-# What may be said instead of the file's name: who it belongs to.
+# What may be named instead of the file: its owner.
 MEANT = {
     "deepspeed/*/latest": r"global_step2 \(deepspeed\)",
     "deepspeed/zero0_*_model_states.pt": "not a recognized checkpoint",
@@ -173,7 +173,7 @@ def test_deleted(folder, case):
 
 
 def test_emptied(folder, case):
-    """No such file is ever empty, needed or not."""
+    """No such file is ever empty, whether needed or not."""
     copy = folder / "copy"
     shutil.copytree(case / "ckpt", copy)
     wrong = []
@@ -193,7 +193,7 @@ def test_emptied(folder, case):
 
 
 def test_rows_needed(folder, cases):
-    """All rows above have a file; else they hide what came to be seen."""
+    """Each row above has a file; otherwise it hides what is now detected."""
     if RAN["deleted"] < cases:
         raise Skip("not all cases were run")
     idle = [f"{kind}: {pattern}" for kind, table in

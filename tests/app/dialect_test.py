@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The targets of upload_test.py on a second server of S3, moto's, which
-differs where servers may: parts without If-None-Match, other replies to what
-is gone, listings that say more."""
+"""The targets of upload_test.py on a second S3 server, moto, which differs
+where servers may: parts without If-None-Match, other replies for what is gone,
+listings with more in them."""
 
 import os
 import shutil
@@ -18,8 +18,7 @@ from support import DATA, Skip, Suite, check
 
 
 def moto():
-    """Its command and what it needs in the environment; Skip if it isn't
-    installed."""
+    """Its command and environment; raises Skip if it isn't installed."""
     found = os.environ.get("CKPT_MOTO_SERVER") or shutil.which("moto_server")
     if found:
         return [found], {}
@@ -31,7 +30,7 @@ def moto():
 
 
 class Moto:
-    """It takes any key; a bucket is made before it is written to."""
+    """Accepts any key. A bucket must be created before it is written to."""
 
     def __init__(self, folder):
         command, env = moto()
@@ -66,7 +65,8 @@ class Moto:
 
 
 def test_read(folder):
-    """What is there is listed page by page, read by ranges, and missed."""
+    """Objects are listed page by page and read by ranges; missing ones are
+    reported."""
     with upload.Place(folder) as place:
         source = DATA / "dcp/fsdp2_w2_adamw/ckpt"
         for path in source.rglob("*"):

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`ckpt diff`: a screen for two steps, and sentences that the bytes prove.
+"""`ckpt diff`: one screen for two steps, and sentences that the bytes prove.
 
-torch makes the changes; what diff says of each must name it, and of a change
-that is none of them it must claim nothing.
+torch makes the changes. diff must name each of them, and claim nothing about a
+change that is none of them.
 """
 
 import json
@@ -63,7 +63,7 @@ def two_steps(folder):
 
 
 def some_layers(folder):
-    """The layers that differ are said, in ranges."""
+    """The layers that differ are listed, as ranges."""
     one, two = model(), model()
     for layer in (0, 1, 2, 7):
         two[f"model.layers.{layer}.mlp.up_proj.weight"] += 1
@@ -99,7 +99,7 @@ def swap(state):
     state[GATE], state[UP] = state[UP], state[GATE]
 
 
-# What is changed in the second of two, the tensors that differ, what is said.
+# What is changed in the second of two, the tensors that differ, the sentence.
 SENTENCES = {
     "bf16 cast": (lambda s: s.update({Q: s[Q].bfloat16()}), (Q,),
                   "equal after cast to bf16"),
@@ -118,7 +118,7 @@ SENTENCES = {
         {GATE: torch.cat(s[GATE].chunk(2)[::-1])}), (GATE,),
         "gate and up swapped"),
 }
-# Changes that look like one of them and are not: nothing may be claimed.
+# Changes that only look like one of them: nothing may be claimed.
 NOT_QUITE = {
     "cast but for one": lambda s: s.update(
         {Q: (s[Q] + (torch.arange(1024).view(32, 32) == 700)).bfloat16()}),
@@ -157,7 +157,7 @@ def no_claim(folder, change):
 
 
 def padding(folder):
-    """Rows above the vocabulary are said to be that; one below is not."""
+    """Rows above the vocabulary are reported as such; one below is not."""
     for row, claimed in ((62, True), (60, True), (59, False)):
         for side in ("a", "b"):
             here = folder / f"{row}{side}"
@@ -178,7 +178,7 @@ def padding(folder):
 
 
 def habits(folder):
-    """What a container says of itself is no difference; all else is."""
+    """What a container says about itself isn't a difference; all else is."""
     from safetensors.torch import save_file
     tensors = {"a": torch.ones(3, 2), "b": torch.ones(4)}
     torch.save(tensors, folder / "plain.pt")

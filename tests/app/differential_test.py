@@ -3,11 +3,11 @@
 """What torch or safetensors load from a mutant is what ckpt loads from it, or
 ckpt refuses.
 
-Mutants are made deterministically of sound files: a header's JSON, a pickle's
+Mutants are made deterministically from sound files: a header's JSON, a pickle's
 opcodes, a zip's fields, a legacy stream, a tar, .metadata and .distcp files of
-a distributed checkpoint, changed by bytes, numbers and texts. What the peer
-refuses, ckpt may refuse or not; it must not crash, and may not take long. Both
-load the sound file. --full makes 50 times as many.
+a distributed checkpoint, changed in bytes, numbers and texts. ckpt may load
+what the peer refuses, but must not crash or take long. Both load the sound
+file. --full makes 50 times as many.
 """
 
 import collections
@@ -28,7 +28,7 @@ from support import (
     DATA, Suite, check, digest, from_torch, torch_tensors)
 
 CKPT = None
-MUTANTS = 60  # of each kind and file; more with --full
+MUTANTS = 60  # per kind and file; more with --full
 REFUSALS = {1, 3, 4, 5, 7, 8}
 POOL = None
 COUNTS = collections.Counter()
@@ -56,12 +56,12 @@ def peer_load(kind, path):
             tensors = torch_tensors(load(path))
         return {name: (t.dtype, t.shape, digest(t.data))
                 for name, t in tensors.items()}
-    except Exception as refused:  # whatever it is, it is not an answer
+    except Exception as refused:  # whatever it is, it isn't an answer
         return f"{type(refused).__name__}: {str(refused)[:100]}"
 
 
 def ask_peer(kind, path):
-    """In a process of its own: a mutant may take the peer down."""
+    """Asks in a separate process: a mutant may crash the peer."""
     global POOL
     if POOL is None:
         POOL = concurrent.futures.ProcessPoolExecutor(
@@ -121,7 +121,7 @@ def header_mutants(data, rng):
 
 
 def repack(records, root):
-    """A stored zip with sound checksums: what is wrong is in the records."""
+    """A stored zip with correct checksums: what is wrong is in the records."""
     out, directory = b"", b""
     for name, content in records:
         name = f"{root}/{name}".encode()
@@ -144,7 +144,7 @@ def records_of(path):
 
 
 def pickle_mutants(path, rng):
-    """data.pkl: one opcode, argument or text of it is another."""
+    """data.pkl: one opcode, argument or text is changed."""
     import pickletools
 
     records = records_of(path)
@@ -206,7 +206,7 @@ def zip_mutants(data, rng):
 def same(got, want):
     if got.keys() == want.keys():
         return got == want
-    # Names of keys that are not strings may be spelled otherwise.
+    # Names of keys that aren't strings may be spelled differently.
     return (len(got) == len(want) and
             sorted(map(repr, got.values())) == sorted(map(repr, want.values())))
 
@@ -228,7 +228,7 @@ def test_dcp_mutants(folder, case, name, make):
 
 
 def ask_all(kind, sound, opened, written, about, mutants):
-    """`written` takes each mutant in turn; `opened` is what is loaded."""
+    """Writes each mutant to `written` in turn, and loads `opened`."""
     mine, theirs = ours(sound), ask_peer(kind, sound)
     check(mine and not isinstance(theirs, str) and same(mine, theirs),
           f"{sound}, which is sound: ckpt loads {mine}, the peer {theirs}")

@@ -15,7 +15,7 @@ from support import DATA, Tensor, check
 
 FORMATS = ("dcp", "megatron_torch_dist", "megatron_zarr", "megatron_legacy",
            "olmo_core_dcp")
-# Folders that are not named as the format.
+# Folders that aren't named after the format.
 NAMES = {"olmo_core_dcp": "olmo_core"}
 
 # Whole tensors with an index: an ordinary Hugging Face folder.
@@ -23,8 +23,8 @@ SAFETENSORS = {"dcp/hf_rank0_w1"}
 
 
 def flat_parameters(info, model):
-    """FSDP1's flat parameters: which tensors are in them is known to the
-    trainer only, so ckpt shows them as they are."""
+    """FSDP1's flat parameters: only the trainer knows which tensors are in
+    them, so ckpt shows them as they are."""
     out, gone = dict(model), set()
     for unit in info["flat_units"][0]:
         prefix = "model." + unit["key"].removesuffix("_flat_param")
@@ -115,8 +115,8 @@ def plain_tensor(node, value):
 
 
 def object_difference(got, want, path=""):
-    """Where two values in the common form differ; None if they don't. What
-    ckpt leaves out for its length, or shows elsewhere, is no difference."""
+    """Where two values in the common form differ; None if they don't. What ckpt
+    leaves out for its length, or shows elsewhere, isn't a difference."""
     if isinstance(got, tuple) and got[0] in ("elided", "ref"):
         return None
     if isinstance(want, tuple) and want[0] == "ref":

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Independent readers of DCP, Megatron's torch_dist and zarr directories.
 
-They use torch and numpy, never ckpt: what ckpt wrote and what the peers wrote
-are read by the same few lines.
+They use torch and numpy, never ckpt: the same few lines read what ckpt wrote
+and what the peers wrote.
 """
 
 import io
@@ -65,7 +65,7 @@ def read_index(path):
 
 @dataclass
 class Item:
-    """One tensor piece: where it is, and which box it holds."""
+    """A tensor piece: where it is, and which box it holds."""
 
     tensor: str
     offsets: tuple
@@ -103,8 +103,8 @@ def boxes(folder):
 
 
 def payload(folder, item):
-    """(position in the file, size) of a piece's elements: its storage may
-    hold more than them."""
+    """(position in the file, size) of a piece's elements; its storage may hold
+    more."""
     import torch
 
     with open(folder / item.file, "rb") as f:
@@ -184,7 +184,7 @@ def restored(index, name, tensor):
 
 # ---------------------------------------------------------------------- zarr
 def arrays(folder):
-    """key -> .zarray of each array; leftovers of locks left out."""
+    """key -> .zarray of each array, without leftover locks."""
     return {p.parent.name: json.loads(p.read_text())
             for p in sorted(folder.glob("*/.zarray")) if p.stat().st_size}
 

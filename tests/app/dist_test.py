@@ -3,7 +3,7 @@
 """ckpt over DCP and Megatron checkpoints: objects, topologies, damage.
 
 What all formats have in common (listing, unshard, digests) is in
-golden_test.py; here is what only checkpoints of many ranks have.
+golden_test.py; this file tests what only checkpoints of many ranks have.
 """
 
 import re
@@ -20,7 +20,7 @@ from support import (
 
 CKPT = None  # set by prepare
 
-# What the names of optimizer state say, per format.
+# What the names of optimizer state mean, per format.
 OPTIM_NAMES = {
     "dcp": r"(?:\w+\.)?state\.(?P<param>.+)\.(?P<state>\w+)",
     "megatron_torch_dist":
@@ -92,7 +92,7 @@ def test_model_and_optim_only(folder, unit):
 
 
 def test_nested_like_torch(folder, unit, peer):
-    """OUT.pt nests as torch's dcp_to_torch_save nests."""
+    """OUT.pt nests as torch's dcp_to_torch_save does."""
     out = folder / "out.pt"
     CKPT.ok("unshard", unit.path, out)
     check_equal(plain_tree(load_pt(out, weights_only=False)),
@@ -100,8 +100,8 @@ def test_nested_like_torch(folder, unit, peer):
 
 
 def test_consolidated(folder, unit, peer):
-    """Hugging Face's consolidation of the same shards, but for the scalar
-    that it writes as zero."""
+    """Hugging Face's consolidation of the same shards, except the scalar that
+    it writes as zero."""
     out = folder / "out.safetensors"
     CKPT.ok("unshard", unit.path, out)
     got = read_safetensors(out)
@@ -177,7 +177,7 @@ def test_reshard_like_peer(folder, unit, other, options):
     if unit.format in READERS:
         check_independently(unit, out, other)
     CKPT.ok("verify", out)
-    # Zero rows that pad a vocabulary are said, and no difference.
+    # Zero rows that pad a vocabulary are reported, and aren't a difference.
     CKPT.ok("verify", unit.path, out)
     sizes = sizes_of(other.name)
     topology = CKPT.inspect(out)["topology"]
@@ -186,7 +186,7 @@ def test_reshard_like_peer(folder, unit, other, options):
 
 
 def without_private(tensors):
-    """Without what each rank had for itself: the peer ran with other ranks."""
+    """Without each rank's private tensors: the peer ran with other ranks."""
     return {n: t for n, t in tensors.items() if not re.match(r"rng\.rank", n)}
 
 
@@ -199,7 +199,8 @@ def buckets(name):
 
 
 def check_independently(unit, out, other):
-    """The peer's files and ours through one reader that is not ckpt's."""
+    """The peer's files and ours, read by the same reader, which isn't
+    ckpt's."""
     read = READERS[unit.format]
     got = without_private(read(peer_folder(out)))
     want = without_private(read(peer_folder(other)))
@@ -213,7 +214,7 @@ def check_independently(unit, out, other):
 
 
 def check_boxes(unit, out, other):
-    """The same cut, where the topology says how tensors are cut."""
+    """The same cuts, where the topology says how tensors are cut."""
     if "handmade" in unit.name:
         return
     got, want = boxes(out), without_private(boxes(other))
@@ -257,7 +258,7 @@ def leave(unit):
 
 
 def formless(unit):
-    """Megatron's zarr has no 0-d and no empty arrays, other writers do."""
+    """Megatron's zarr has no 0-d or empty arrays; other writers' do."""
     if unit.format != "megatron_zarr":
         return []
     return [o for name, t in unit.all.items()
@@ -265,7 +266,7 @@ def formless(unit):
 
 
 def test_flip(folder, unit):
-    """One flipped bit of payload is found, and its place is named."""
+    """One flipped bit of payload is found and located."""
     copy = folder / "copy"
     shutil.copytree(unit.path, copy)
     file, tensor = damage(unit, copy)
@@ -338,7 +339,7 @@ def test_layers(folder):
     names = {o["name"] for o in CKPT.inspect(part, "--objects")["objects"]}
     grids = {n.split("/")[1] for n in names if "_extra_state" in n}
     check_equal(grids, {"shard_0_2", "shard_1_2"}, "grids of _extra_state")
-    # The target's manifest has all rows; a part of them is no damage.
+    # The target's manifest has all rows; having only some isn't damage.
     CKPT.ok("verify", part, "--layers", 1)
     CKPT.ok("unshard", part, folder / "one.safetensors", "--layers", 1)
     refused = CKPT.run("unshard", GPT / "ckpt", out, "--overwrite", "--layers",
@@ -421,7 +422,7 @@ def add_others(suite, unit):
             suite.add(name, test_reshard_like_peer, unit, other,
                       ["--dp", other.name[1:]])
         elif unit.format == "olmo_core":
-            # Replicas (ddp) are one writer's. hf_*: another naming.
+            # Replicas (ddp) have one writer. hf_*: named differently.
             if found := re.fullmatch(r"(\w+)_w(\d+)", other.name):
                 dp = 1 if found[1] == "ddp" else found[2]
                 suite.add(name, test_reshard_like_peer, unit, other,

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The pages in docs: links lead somewhere, the site lists every page, figures
-that pages share agree."""
+"""The pages in docs: links resolve, the site lists every page, and figures that
+pages share agree."""
 
 import re
 
@@ -36,7 +36,7 @@ def links(folder):
 
 
 def site(folder):
-    """Every page is in the site's navigation, once, and exists."""
+    """Every page is in the site's navigation once, and exists."""
     text = (ROOT / "mkdocs.yml").read_text()
     listed = re.findall(r"[\w/.-]+\.md", text[text.index("nav:"):])
     check_equal(len(listed), len(set(listed)), "pages that are listed twice")
@@ -50,7 +50,8 @@ def site(folder):
 
 
 def figures(folder):
-    """The comparison has no figure that the pages of measurements lack."""
+    """The comparison has no figure that is missing from the pages of
+    measurements."""
     rows = "\n".join((ROOT / "docs" / page).read_text()
                      for page in ("benchmarks.md", "formats/runs.md",
                                   "performance.md"))

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""BertModel and T5Model of megatron-core on a CPU, built from what a checkpoint
-says by Megatron's own names, with its weights: writes what they compute. Jobs
-are those of logits_peer.py, with "model" and its inputs:
+"""BertModel and T5Model of megatron-core on a CPU, built from a checkpoint's
+args under Megatron's own names, with its weights. Writes what they compute.
+Jobs are those of logits_peer.py, with "model" and its inputs:
 
     {"model": "BertModel", "tokens", "types", "mask": 1 for what counts}
     {"model": "T5Model", "tokens", "mask", "targets"}
@@ -15,8 +15,8 @@ are those of logits_peer.py, with "model" and its inputs:
     {"model": "CLIPViTModel", "subtype", "weights", "pixels"}   a tower of
         transformers in its places: what it gives, and what has no place
 
-T5Model's local attention takes no bias. One that adds it to the scaled scores
-stands in for it, as Transformer Engine's does (post_scale_bias).
+T5Model's local attention takes no bias. It is replaced by one that adds the
+bias to the scaled scores, as Transformer Engine's does (post_scale_bias).
 """
 
 import copy
@@ -113,7 +113,7 @@ def load(model, path):
     name_as_transformer_engine(state, path)
     loaded, left, unknown = dist_checkpointing.load(state, path,
                                                     strict="return_all")
-    # What Transformer Engine keeps beside its modules: local ones have less,
+    # What Transformer Engine keeps beside its modules: local modules have less,
     # and all that they ask for is there.
     left = [key for key in left if not key.endswith("_extra_state")]
     if left or unknown:
@@ -151,15 +151,15 @@ def outputs_of_t5(model, job):
     import torch
 
     tokens, targets = (torch.tensor(job[k]) for k in ("tokens", "targets"))
-    hidden = torch.tensor(job["mask"])[:, None, None] < 1  # True is not seen
+    hidden = torch.tensor(job["mask"])[:, None, None] < 1  # True means not seen
     size = targets.shape[1]
     ahead = torch.triu(torch.ones(size, size, dtype=torch.bool), 1)[None, None]
     return model(tokens, targets, hidden, ahead, hidden)
 
 
 def residual_behind_norm():
-    """BERT's own order: what a norm gives is what attention and MLP take in and
-    what their results are added to."""
+    """BERT's own order: a norm's output is the input of attention and MLP, and
+    their results are added to it."""
     from megatron.core.transformer.transformer_layer import TransformerLayer
 
     class Layer(TransformerLayer):
@@ -177,7 +177,7 @@ def residual_behind_norm():
 
 
 def rows_of_heads(parts, heads):
-    """q, k and v of each head, as linear_qkv has them."""
+    """q, k and v of each head, in linear_qkv's order."""
     import torch
 
     cut = [part.reshape(heads, 1, -1, *part.shape[1:]) for part in parts]
@@ -185,8 +185,8 @@ def rows_of_heads(parts, heads):
 
 
 def state_of_bert(path, layers, heads):
-    """The tensors of BERT where BertModel has one of that shape and place: the
-    norm behind one module is the one in front of the next."""
+    """BERT's tensors where BertModel has one of that shape and place: the norm
+    after one module is the one before the next."""
     from safetensors.torch import load_file
 
     had = load_file(path)
@@ -254,7 +254,8 @@ def orders_of_bert(job):
     return results
 
 
-# What transformers calls the parts of a tower; of a layer behind its number.
+# transformers' names for the parts of a tower; of a layer, those after its
+# number.
 TOWER = {
     "class_embedding": "class_token", "cls_token": "class_token",
     "patch_embedding": "conv1", "patch_embeddings.projection": "conv1",
@@ -270,7 +271,8 @@ TOWER_LAYER = {
 
 
 def tower(job):
-    """What CLIPViTModel computes of a tower, and names that have no place."""
+    """What CLIPViTModel computes from a tower, and the names that have no
+    place."""
     import re
 
     import torch
@@ -342,7 +344,7 @@ def on_rank(_, rendezvous, job):
                 args = {**logits_peer.PARSER, **job["args"]}
             else:
                 path, args = named(job["path"], job["flags"], job["code"])
-            if job.get("flags") is not None:  # a switch that nothing says is off
+            if job.get("flags") is not None:  # switches not named are off
                 args.setdefault("bert_binary_head", True)
                 args.setdefault("encoder_num_layers", args["num_layers"])
             make, run = {"BertModel": (bert, outputs_of_bert),

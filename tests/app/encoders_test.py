@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Encoders in Megatron-Core's own models: BertModel and T5Model, built from what
-ckpt wrote, compute what transformers computes from the source, within 1e-5 of
-the largest. All is as in logits_test.py: args and flags, and two heads that
-change places have to show.
+"""Encoders in Megatron-Core's own models: BertModel and T5Model, built from
+what ckpt wrote, compute what transformers computes from the source, within 1e-5
+of the largest. As in logits_test.py, args and flags are both tried, and
+swapping two heads must show.
 
-What BertModel can't be is shown, too: BERT's own tensors fit into its places,
-and what it computes of them is another model, until the residual is what each
-norm gives.
+What BertModel can't be is shown, too: BERT's own tensors fit its places, but
+what it computes from them is another model, until the residual is each norm's
+output.
 """
 
 import importlib.util
@@ -22,7 +22,7 @@ sys.path.insert(0, os.path.join(sys.prefix, "transformers_5.12.1"))
 os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
 CKPT = PEER = None  # set by prepare
 
-# What a tiny model has beside its kind's sizes, by the class that it is of.
+# What a tiny model has beside its kind's sizes, by class.
 MODELS = {
     "bert": ("MegatronBertForPreTraining", {}),
     "bert, no binary head": ("MegatronBertForMaskedLM", {}),
@@ -83,7 +83,7 @@ def made_of(kind, config):
 
 
 def outputs_of(model):
-    """As a list: logits where the mask counts, and of the binary head."""
+    """As a list: logits where the mask is set, and those of the binary head."""
     import torch
 
     inputs = {k: torch.tensor(v) for k, v in INPUTS.items()}
@@ -160,8 +160,8 @@ def computes(folder, name, way, swap):
 
 
 def goes_home(folder, name):
-    """Bit for bit, by ranks and stages, with config.json and without; what
-    comes home without is the same model to transformers."""
+    """Bit for bit, over ranks and stages, with config.json and without; what
+    comes back without it is the same model to transformers."""
     kind, changes = MODELS[name]
     model = made(kind, changes)
     source = folder / "source"
@@ -193,7 +193,7 @@ def goes_home(folder, name):
     CKPT.ok("verify", source, alone, "-q")
 
 
-# Args of runs of Megatron's own, which name no family.
+# Args of Megatron's own runs, which name no family.
 RUN = dict(
     num_layers=2, encoder_num_layers=2, hidden_size=32, num_attention_heads=4,
     num_query_groups=1, group_query_attention=False, kv_channels=8,
@@ -235,8 +235,8 @@ def comes_from_megatron(folder, family):
 
 
 def is_not_bert(folder):
-    """BERT's residual is what each norm gives. BertModel's is what it takes,
-    with apply_residual_connection_post_layernorm, too."""
+    """BERT's residual is each norm's output. BertModel's is its input, even
+    with apply_residual_connection_post_layernorm."""
     model = made("BertForPreTraining", {})
     want = outputs_of(model)[0]
     source = folder / "source"
@@ -268,7 +268,7 @@ TOWERS = {
 
 def is_not_a_tower(folder, kind):
     """CLIPViTModel computes a tower's last layer. It has no place for what
-    comes behind it, and none for a text model."""
+    comes after it, and none for a text model."""
     import torch
     import transformers
     from families2026_models import with_weights
@@ -304,7 +304,7 @@ def is_not_a_tower(folder, kind):
 
 
 def scaled(folder):
-    """T5's first generation scales what the decoder gives."""
+    """T5's first generation scales the decoder's output."""
     model = made("T5ForConditionalGeneration",
                  dict(tie_word_embeddings=True, feed_forward_proj="relu"))
     model.save_pretrained(folder / "source")
@@ -315,7 +315,8 @@ def scaled(folder):
 
 
 def copies(folder):
-    """Older files have what is shared twice; a copy that differs is refused."""
+    """Older files store what is shared twice; a copy that differs is
+    refused."""
     from safetensors.torch import load_file, save_file
 
     for kind, names in (
@@ -348,8 +349,9 @@ def copies(folder):
 
 
 def fewer_layers(folder, order):
-    """Encoder and decoder are cut alike, and both numbers follow: of what
-    transformers has, of Megatron's args, and of args that were cut."""
+    """Encoder and decoder are cut alike, and both numbers follow: in
+    transformers' config, in Megatron's args, and in args that were already
+    cut."""
     model = made("T5ForConditionalGeneration", dict(
         num_layers=2, num_decoder_layers=3 if order == "0-1" else 2))
     source, there = folder / "source", folder / "there"

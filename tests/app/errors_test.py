@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """What ckpt says when something is wrong: substance, exit status, and that
-docs/errors.md shows exactly that. `--update` writes the page anew."""
+docs/errors.md shows exactly that. `--update` rewrites the page."""
 
 import json
 import os
@@ -26,10 +26,10 @@ class Scene:
 
     title: str
     args: str  # split at spaces; SRC is a 4-way tensor-parallel checkpoint
-    code: object  # exit status, or several that are fine
+    code: object  # exit status, or several that are accepted
     says: tuple  # each must be in stderr (or stdout for status 0 and 1)
     about: str = ""  # a sentence for the page
-    prepare: object = None  # prepare(folder) makes it go wrong
+    prepare: object = None  # prepare(folder) makes it fail
     after: object = None  # after(folder) checks what is left
     user: object = None  # run as this user
     shown: bool = True  # on the page
@@ -152,7 +152,7 @@ def other_backend(folder):
 
 
 def flip_item(folder):
-    """One bit of a weight inside of a .distcp file."""
+    """Flips one bit of a weight inside a .distcp file."""
     path = bring_fsdp(folder) / "__1_0.distcp"
     tensors = read_safetensors(
         DATA / "dcp/fsdp2_w2_adamw/expected.safetensors")
@@ -163,7 +163,7 @@ def flip_item(folder):
 
 
 def lie_about_weight(folder):
-    """A weight that is not what its fp32 main weight rounds to."""
+    """A weight that isn't its rounded fp32 main weight."""
     case = "megatron_zarr/gpt_zarr_optim_bucket_space_v0090"
     path = bring(folder, "old", case)
     chunk = path / "decoder.layers.mlp.linear_fc2.weight/1.0.0"
@@ -198,7 +198,7 @@ TP8 = "reshard tp4 tp8 --tp 8"
 
 def change_llama(folder, change=None, tie=False, model_type=None,
                  without=None):
-    """The Hugging Face model `llama`, with something wrong in it."""
+    """The Hugging Face model `llama`, with something wrong."""
     from safetensors.torch import load_file, save_file
 
     source = DATA / "hf/llama"
@@ -369,7 +369,7 @@ SCENES = [
 
 
 def play(folder, scene, ckpt):
-    """Runs a scene; the Result, and its transcript for the page."""
+    """Runs a scene. Returns the Result, and its transcript for the page."""
     shutil.copytree(DATA / "fairseq2_native/qwen25_tp4dp1_mixed/ckpt",
                     folder / "tp4")
     if scene.prepare:
@@ -398,7 +398,7 @@ def play(folder, scene, ckpt):
 
 
 def open_up(folder):
-    """Lets another user come as far as the folder."""
+    """Lets another user reach the folder."""
     for parent in folder.parents:
         if parent.stat().st_mode & 0o005 != 0o005:
             parent.chmod(parent.stat().st_mode | 0o055)
@@ -411,7 +411,7 @@ def transcript(scene, result):
 
 
 def steady(text):
-    """How much is free depends on the file system's own blocks."""
+    """Free space depends on the file system's own blocks."""
     return re.sub(r"\d+ are free", "N are free", text)
 
 
@@ -425,7 +425,7 @@ def test_scene(folder, scene):
 
 
 def test_closed_pipe(folder):
-    """`ckpt inspect | head -1` is quiet and no failure."""
+    """`ckpt inspect | head -1` is quiet and not a failure."""
     source = DATA / "torch_pt/training_objects/ckpt/ckpt_p2.pt"
     end = subprocess.run(
         ["bash", "-c", 'set -o pipefail; "$0" inspect "$1" --json --objects '
@@ -435,7 +435,7 @@ def test_closed_pipe(folder):
 
 
 def test_overwrite(folder):
-    """--overwrite replaces, and only by a whole new one."""
+    """--overwrite replaces, but only with a whole new target."""
     shutil.copytree(DATA / "fairseq2_native/qwen25_tp4dp1_mixed/ckpt",
                     folder / "tp4")
     make_target(folder)
@@ -443,11 +443,11 @@ def test_overwrite(folder):
              cwd=folder).want(5)
     target_kept(folder)
     CKPT.run("reshard", "tp4", "tp8", "--tp", 8, "--overwrite",
-             cwd=folder).want(5)  # it is not a checkpoint
+             cwd=folder).want(5)  # it isn't a checkpoint
     target_kept(folder)
     shutil.copytree(folder / "tp4", folder / "tp8", dirs_exist_ok=True)
     CKPT.run("reshard", "tp4", "tp8", "--tp", 8, "--overwrite",
-             cwd=folder).want(5)  # it is one, and holds something else
+             cwd=folder).want(5)  # it is one, but holds something else
     target_kept(folder)
     (folder / "tp8/precious").unlink()
     CKPT.ok("reshard", "tp4", "tp8", "--tp", 8, "--overwrite", cwd=folder)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The job scripts of examples/, run as their schedulers would run them.
+"""The job scripts in examples/, run as their schedulers would run them.
 
 A scheduler is a few variables and a shell: Slurm's are set here, Kubernetes'
-arguments and GitHub's steps are read from their files, and everything ends in
-checkpoints that must be the same as the source.
+arguments and GitHub's steps are read from their files, and the checkpoints that
+result must be the same as the source.
 """
 
 import ast
@@ -24,7 +24,7 @@ CKPT = None
 ROOT = HERE.parent.parent
 EXAMPLES = ROOT / "examples"
 SOURCE = DATA / "fairseq2_native/qwen25_tp4dp1_mixed/ckpt"
-STATUS_AGAIN = {0, 6}  # done, or worth another try
+STATUS_AGAIN = {0, 6}  # done, or worth retrying
 
 
 def load_yaml(path):
@@ -84,7 +84,7 @@ def slurm_array(work):
         env, log = slurm_environment(work, task)
         done([*script, "--tp", "2"], env=env)
         same(SOURCE, target)
-    # A task that is started once more finds its work done.
+    # A restarted task finds its work done.
     again = done([*script, "--tp", "2"], env=env)
     check("already exists" in again.stderr, again.stderr)
     check(not log.exists(), "a task that was done was requeued")
@@ -115,7 +115,7 @@ def slurm_preempted(work):
 
 
 def slurm_refused(work):
-    """What another try can't mend is not tried again."""
+    """What a retry can't fix is not retried."""
     (work / "list").write_text(f"{SOURCE} {work / 'out'}\n")
     env, log = slurm_environment(work, 1)
     result = run(["bash", EXAMPLES / "slurm/array.sbatch", work / "list",
@@ -125,7 +125,7 @@ def slurm_refused(work):
 
 
 def slurm_ranks(work):
-    """srun of one task; jobs of several are in ranks_test.py."""
+    """srun with one task; jobs with several are in ranks_test.py."""
     env = environment(work)
     fake = work / "tools" / "srun"
     fake.write_text('#!/bin/sh\nshift\nexec "$@"\n')
@@ -143,7 +143,7 @@ def kubernetes(work):
     mount = container["volumeMounts"][0]["mountPath"]
     shutil.copytree(SOURCE, work / "step_5000")
     args = [arg.replace(mount, str(work)) for arg in container["args"]]
-    for _ in range(2):  # a pod that is started again succeeds too
+    for _ in range(2):  # a restarted pod succeeds too
         done([CKPT.path, *args])
     same(SOURCE, work / "step_5000_tp8")
     known = set(re.findall(r"^ *(\d+)  ", run([CKPT.path, "--help"]).stdout,
@@ -226,7 +226,7 @@ def action_bad(work):
 
 
 def action_installs(work):
-    """Where the program is missing: the wheel that is named, and never what an
+    """Where the program is missing: installs the named wheel, and never what an
     index has under some name."""
     tools = work / "tools"
     tools.mkdir()
@@ -284,7 +284,7 @@ def version():
 
 
 def module_files(_):
-    """Lmod's and Environment Modules' say the same."""
+    """Lmod's and Environment Modules' files say the same."""
     lua = (EXAMPLES / f"modulefiles/{version()}.lua").read_text()
     tcl = (EXAMPLES / f"modulefiles/{version()}").read_text()
     of_lua = set(re.findall(r'prepend_path\("(\w+)", pathJoin\(root, "(.*?)"',
@@ -344,8 +344,8 @@ def spack(_):
 
 
 def clone(work, name):
-    """The scripts and the demo's checkpoint, as a clean clone has them, with a
-    build that puts the binary under test where the real one puts it."""
+    """The scripts and the demo's checkpoint as in a clean clone, with a build
+    that puts the binary under test where the real build does."""
     top = work / name
     shutil.copytree(ROOT / "scripts", top / "scripts")
     shutil.copytree(SOURCE, top / SOURCE.relative_to(ROOT))
@@ -356,8 +356,8 @@ def clone(work, name):
 
 
 def demo_builds(work):
-    """README's first command where nothing was built or packaged yet, where
-    a dist folder holds no package, and once more after a build."""
+    """README's first command: before anything is built or packaged, with a dist
+    folder that holds no package, and again after a build."""
     for name, dist in (("bare", False), ("dist", True)):
         top = clone(work, name)
         if dist:
@@ -388,7 +388,7 @@ def demo_unpacks(work):
 
 
 def demo_own(work):
-    """Paths are the caller's, wherever the script stands."""
+    """Paths are relative to the caller, wherever the script is."""
     top = clone(work, "clone")
     shutil.copytree(SOURCE, work / "mine")
     done([top / "scripts/demo.sh", "mine", "out"], cwd=work)
@@ -399,8 +399,8 @@ def demo_own(work):
 
 
 def release(work):
-    """It stops where versions, changes or the tree are not those of a release,
-    and before publishing: nothing is tagged or sent."""
+    """Stops where versions, changes or the tree aren't ready for a release, and
+    before publishing: nothing is tagged or sent."""
     if not shutil.which("git"):
         raise Skip("no git")
     top = work / "clone"

@@ -3,10 +3,10 @@
 """--experts, by names alone: each way of naming experts, each list of them.
 
 Every element of a hand-made model says whose it is, so that what is kept can be
-told without a peer: an expert's number, or -1 for what all of them share. What
-a configuration says of experts by their numbers follows, or the command refuses
-and writes nothing. All sizes are multiples of the number of experts: that rows
-can be divided by it says nothing of what they are.
+checked without a peer: an expert's number, or -1 for what all of them share.
+What a configuration says about experts by number follows, or the command
+refuses and writes nothing. All sizes are multiples of the number of experts, so
+that divisible rows are no sign of what they are.
 """
 
 import json
@@ -22,13 +22,13 @@ LAYER = "model.layers.0."
 
 
 def stacked(*rest, rows=1):
-    """[MANY * rows, …]: of each expert some rows."""
+    """[MANY * rows, …]: some rows for each expert."""
     return lambda experts: ((len(experts) * rows, *rest), [
         expert for expert in experts for _ in range(rows * size(rest))])
 
 
 def last(*before):
-    """[…, MANY]: a router that stands across."""
+    """[…, MANY]: a transposed router."""
     return lambda experts: ((*before, len(experts)),
                             list(experts) * size(before))
 
@@ -55,7 +55,7 @@ REST = {"model.embed_tokens.weight": whole(32, WIDTH),
         LAYER + "input_layernorm.weight": whole(WIDTH),
         LAYER + "self_attn.q_proj.weight": whole(MANY, WIDTH),
         LAYER + "conv1d.weight": whole(MANY, 1, 4)}
-# How the experts and the router are named: {name: its content}.
+# How the experts and the router are named: {name: content}.
 NAMINGS = {
     "mixtral": {
         **each(LAYER + "block_sparse_moe.experts.{}.w1.weight", 24, WIDTH),
@@ -115,7 +115,7 @@ NAMINGS = {
         LAYER + "feed_forward.gate.weight": stacked(WIDTH),
         LAYER + "feed_forward.expert_bias": stacked()},
 }
-# A model of which nothing says what is an expert's: refused, with this word.
+# A model where nothing says what belongs to an expert: refused, with this word.
 REFUSED = {
     "a norm among stacked experts": (
         {LAYER + "mlp.experts.norm.weight": whole(WIDTH)},
@@ -228,7 +228,7 @@ def refused(folder, name):
 
 
 def looked_up(folder):
-    """A table of experts' numbers can't be cut by rows."""
+    """A table of expert numbers can't be cut by rows."""
     source = folder / "source"
     write(source, {**REST, **NAMINGS["deepseek"],
                    LAYER + "mlp.gate.tid2eid": whole(32, 2)},
@@ -248,7 +248,8 @@ def unsaid(folder):
 
 
 def modules(folder):
-    """What quantization_config says of one expert is said of its new number."""
+    """What quantization_config says about an expert is rewritten for its new
+    number."""
     left = [f"{LAYER}mlp.experts.{i}.up_proj" for i in (0, 2, 5, 7)]
     config = {"num_experts": MANY, "quantization_config": {
         "ignore": ["lm_head", *left, r"re:.*experts\.\d+\.down_proj",
@@ -279,8 +280,8 @@ def modules(folder):
 
 
 def groups(folder):
-    """DeepSeek's router picks groups first: as many of each stay, or it is
-    said that they are others."""
+    """DeepSeek's router picks groups first: equally many of each stay, or a
+    warning says that experts have changed groups."""
     source = folder / "source"
     write(source, {**REST, **NAMINGS["deepseek"]}, config={
         "n_routed_experts": MANY, "n_group": 2, "topk_group": 1,
@@ -296,7 +297,7 @@ def groups(folder):
 
 
 def adapters(folder):
-    """An adapter has the experts' old numbers."""
+    """An adapter uses the experts' old numbers."""
     source = folder / "source"
     write(source, {**REST, **NAMINGS["mixtral"]}, config={"num_experts": MANY})
     run = CKPT.run("convert", source, folder / "out", "--to", "safetensors",

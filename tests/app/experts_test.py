@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """--experts: the model of the kept experts, as torch cuts it.
 
-A tiny mixture of transformers is cut in torch: each parameter whose shape
-differs in the smaller model gives the kept rows of that dimension. What ckpt
-makes of the saved model is that model, bit for bit, from Hugging Face's names
-and from Megatron's, and transformers computes the same with it.
+A tiny mixture from transformers is cut in torch: each parameter whose shape
+differs in the smaller model keeps only the kept experts' rows of that
+dimension. What ckpt makes from the saved model is that model, bit for bit, from
+Hugging Face's names and from Megatron's, and transformers computes the same
+with it.
 """
 
 import os
@@ -20,7 +21,7 @@ os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
 CKPT = None  # set by prepare
 KEPT = [1, 2, 5]
 LIST = "1-2,5"
-MANY = 7  # a size that no other dimension has
+MANY = 7  # no other dimension has this size
 BASE = dict(vocab_size=64, hidden_size=32, intermediate_size=48,
             num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
             max_position_embeddings=64, bos_token_id=1, eos_token_id=2,
@@ -29,7 +30,7 @@ MLA = dict(q_lora_rank=12, kv_lora_rank=8, qk_nope_head_dim=8,
            qk_rope_head_dim=4, v_head_dim=6, head_dim=4)
 ROUTED = dict(num_experts_per_tok=2, moe_intermediate_size=8,
               n_shared_experts=1, n_group=1, topk_group=1)
-# model type: (the key of its number of experts, what else it has)
+# model type: (key of its number of experts, what else it has)
 TYPES = {
     "mixtral": ("num_local_experts", {}),
     "qwen3_moe": ("num_experts", dict(moe_intermediate_size=8,
@@ -69,7 +70,7 @@ def kept_rows(tensor, shape):
 
 
 def save_pair(folder, model_type):
-    """The model, and the one of the kept experts as torch cuts it."""
+    """The model, and the one with the kept experts as torch cuts it."""
     from transformers import AutoConfig
 
     tiny = models()
@@ -109,7 +110,7 @@ def from_hf(folder, model_type):
     check(not (folder / "never").exists(), "a dry run wrote")
 
 
-# What no argument of Megatron's says, and code of one's own would know.
+# What no Megatron argument says, but custom code would know.
 UNSAID = {"ernie4_5_moe": ["--allow-unsaid", "expert_bias"]}
 
 
@@ -141,7 +142,7 @@ def through_megatron(folder, model_type):
 
 
 def other_containers(folder, model_type):
-    """torch, DCP and vLLM's: renumbered there, too."""
+    """torch, DCP and vLLM: renumbered there, too."""
     import torch
 
     save_pair(folder, model_type)
@@ -167,7 +168,7 @@ def other_containers(folder, model_type):
 
 
 def golden_optimizer(folder, case):
-    """Of what Megatron wrote: model and optimizer state, row by row."""
+    """What Megatron wrote: model and optimizer state, row by row."""
     import torch
 
     golden = DATA / "megatron_torch_dist" / case
@@ -194,7 +195,7 @@ def golden_optimizer(folder, case):
 
 
 def refused(folder):
-    """Lists that are none, models that would be none."""
+    """Invalid lists, and lists that would leave an invalid model."""
     save_pair(folder, "mixtral")
     big = folder / "big"
 
@@ -218,7 +219,7 @@ def refused(folder):
 
 
 def groups(folder):
-    """DeepSeek's groups have to divide what is kept."""
+    """DeepSeek's groups must divide the kept experts."""
     from transformers import AutoConfig
 
     tiny = models()
@@ -235,7 +236,8 @@ def groups(folder):
 
 
 def ranks(folder):
-    """Kept experts divide among expert-parallel ranks, or it is refused."""
+    """Kept experts divide evenly among expert-parallel ranks, or it is
+    refused."""
     save_pair(folder, "qwen3_moe")
     for name, ep, code in (("three", 3, 0), ("one", 1, 0), ("two", 2, 5)):
         CKPT.run("convert", folder / "big", folder / name, "--to",
@@ -251,7 +253,7 @@ def ranks(folder):
 
 
 def resume(folder):
-    """What another list began is not gone on with."""
+    """A run begun with another list is not resumed."""
     save_pair(folder, "qwen3_moe")
     args = ["convert", folder / "big", folder / "out", "--to", "safetensors",
             "--no-fsync", "-q"]

@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """--experts of every model type of transformers that has experts.
 
-A tiny model of each, its experts as many as other sizes can be divided by, is
-cut in torch: each parameter whose shape differs in the smaller model gives the
-kept rows of that dimension. ckpt's is that model, bit for bit and by its
-config.json, transformers opens it without a word and computes the same with it;
-the control, other experts, computes something else. Or ckpt refuses, with the
-reason that is told here. With --full all types are looked at for experts.
+A tiny model of each, whose number of experts divides other sizes, is cut in
+torch: each parameter whose shape differs in the smaller model keeps only the
+kept experts' rows of that dimension. ckpt's result is that model, bit for bit
+and by its config.json; transformers opens it without complaint and computes the
+same with it. The control, with other experts, computes something else. Or ckpt
+refuses, with the reason given here. With --full all types are searched for
+experts.
 """
 
 import os
@@ -22,7 +23,7 @@ CKPT = None  # set by prepare
 MANY, KEPT, OTHERS = 8, [1, 2, 5], [0, 2, 5]
 COUNTS = ("num_experts", "num_local_experts", "n_routed_experts",
           "moe_num_experts", "num_routed_experts")
-# experts_test.py has ten others, through every container.
+# experts_test.py has ten more, through every container.
 TYPES = [
     "afmoe", "aria_text", "cohere2_moe", "deepseek_v2", "deepseek_v32", "dots1",
     "exaone_moe", "flex_olmo", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa",
@@ -50,7 +51,7 @@ def counts_of(config):
 
 
 def config_for(model_type, count):
-    """As model_types.py makes it tiny; None if it has no experts."""
+    """Made tiny as in model_types.py; None if it has no experts."""
     import model_types
     from transformers import AutoConfig
 
@@ -161,7 +162,7 @@ def all_types():
 
 
 def enumerated(folder):
-    """No type with experts is forgotten."""
+    """Every type with experts is in the table."""
     import experts_test
 
     found = set()

@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Facts over several formats, one behind another, and with other options in the
-same command: --layers, --vocab-size, --adapter.
+"""Facts through several formats in a row, and with other options in the same
+command: --layers, --vocab-size, --adapter.
 
-Chains: a tiny model of transformers with sizes and values that are seldom
-(heads that no two ranks share, vocabularies of a prime number, other rotary
-embeddings, windows, epsilons) goes through two or three formats, one of them
-Megatron's, and home; config.json is kept beside, or taken away wherever a
-dialect has a configuration of its own. `verify` says same behind each step, and
-the logits are those of transformers on the same model, cut or merged by
-transformers and PEFT where the command does it; or a step ends with 5. The
-names of formats and options are drawn by seed.
+Chains: a tiny transformers model with rare sizes and values (heads that no two
+ranks share, prime vocabularies, other rotary embeddings, windows, epsilons)
+goes through two or three formats, one of them Megatron's, and back. config.json
+is kept beside, or removed wherever a dialect has its own configuration.
+`verify` says same after each step, and the logits are those of transformers on
+the same model, cut or merged by transformers and PEFT where the command does
+so; or a step ends with 5. Formats and options are drawn by seed.
 
     facts_chains_test.py --ckpt CKPT         the part that runs in CI
     facts_chains_test.py --ckpt CKPT --full  twenty chains of each family
@@ -31,11 +30,11 @@ MEGATRON = ("megatron_torch_dist", "megatron_zarr", "megatron_legacy")
 OTHERS = ("fairseq2", "olmo_core", "olmo_core_v1", "meta", "vllm", "modelopt",
           "dcp", "torch", "megatron_torch_dist", "megatron_legacy",
           "safetensors")
-# They have no configuration of their own, or it is named config.json, too.
+# These have no configuration of their own, or theirs is named config.json, too.
 ITS_OWN = ("olmo_core", "olmo_core_v1", "vllm", "dcp", "torch", "modelopt",
            "safetensors")
 ANY_NAMES = ("dcp", "torch", "vllm", "modelopt")
-# What CI looks at.
+# What CI tests.
 CHOSEN = ("llama", "qwen2", "mistral", "gemma2", "olmo3", "deepseek_v3",
           "gpt_bigcode", "glm4_moe")
 LORA = ("llama", "qwen2", "qwen3", "mistral", "gemma", "olmo", "starcoder2")
@@ -45,7 +44,7 @@ SIZES = ("hidden_size", "num_attention_heads", "vocab_size",
 
 
 def seldom(draw, family):
-    """Changes of the tiny model of the family."""
+    """Changes to the tiny model of the family."""
     import facts_models as models
 
     own, changes = models.FAMILIES[family], {}
@@ -76,7 +75,7 @@ def seldom(draw, family):
 
 
 def cut(model, keep):
-    """The model with these layers."""
+    """The model with only these layers."""
     import torch
 
     for path in ("model.layers", "transformer.h", "gpt_neox.layers",
@@ -130,7 +129,7 @@ def take_config(folder):
 
 
 def step(draw, to, before, unsaid):
-    """Options of one conversion."""
+    """Options for one conversion."""
     options = ["--to", to]
     if to.startswith("megatron"):
         options += unsaid
@@ -148,7 +147,7 @@ def step(draw, to, before, unsaid):
 
 
 def extra(draw, source, folder, family, layers, rows):
-    """Options of one of the steps, and the logits that they make, or None."""
+    """Options for one of the steps, and the logits that result, or None."""
     from facts_models import logits_of
 
     kind = draw.random()
@@ -197,7 +196,7 @@ def chain(folder, family, number):
         options += given if i == at_step else []
         result = CKPT.run("convert", at, there, "--no-fsync", *options)
         said.append(f"{' '.join(map(str, options))}: {result.code}")
-        # No way to say it there, or names that stay and take no option.
+        # It can't be said there, or the names stay and take no option.
         if result.code == 5 or (result.code == 2 and
                                 "stay so" in result.err):
             check(not there.exists(), "something was written")
@@ -226,7 +225,7 @@ BESIDE = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
 
 
 def files_travel(folder, target):
-    """Tokenizer, chat template and preprocessors go there and home."""
+    """Tokenizer, chat template and preprocessors go there and back."""
     source, _ = saved(folder / "source", "llama")
     for name in BESIDE:
         (source / name).write_text('{"eos_token_id": 2}\n')
@@ -253,7 +252,7 @@ def config_at(folder):
 
 
 def literals(folder, family, changes):
-    """--vocab-size on the way home changes vocab_size of a config.json that was
+    """--vocab-size on the way back changes vocab_size in a config.json that was
     kept, and no other key."""
     source, _ = saved(folder / "source", family, **changes)
     rows = config_at(source)["vocab_size"] + 5
@@ -266,8 +265,8 @@ def literals(folder, family, changes):
 
 
 def rows_in_megatrons(folder, tied):
-    """--vocab-size from Megatron to Megatron: args and config.json say it, so
-    the way home has these rows."""
+    """--vocab-size from Megatron to Megatron: args and config.json record it,
+    so the way back has these rows."""
     from facts_models import logits_at
 
     source, want = saved(folder / "source", "llama", tie_word_embeddings=tied)
@@ -290,14 +289,14 @@ def rows_in_megatrons(folder, tied):
             take_config(there)
 
 
-STACKED = {  # layers, and those that stay of the kind that they were
+STACKED = {  # layers, and those whose kind stays the same
     "llama": (5, [2]), "qwen3": (4, [1, 3]), "gemma2": (4, [2, 3]),
     "gpt2": (2, [1]),
 }
 
 
 def stacked_layers(folder, family, kept):
-    """Rows of stacked layers are counted anew: num_layers follows, too."""
+    """Rows of stacked layers are renumbered, and num_layers follows."""
     from facts_models import logits_of
 
     layers, keep = STACKED[family]
@@ -321,8 +320,8 @@ def stacked_layers(folder, family, kept):
 
 
 def other_kinds(folder):
-    """A layer with a window would stand in the place of one without: the
-    configuration stays as it was, which is said."""
+    """A layer with a window would take the place of one without: the
+    configuration stays as it was, with a warning."""
     source, _ = saved(folder / "source", "qwen2", num_hidden_layers=4,
                       use_sliding_window=True, max_window_layers=2)
     config = config_at(source)
@@ -337,20 +336,20 @@ def other_kinds(folder):
 
 
 def part_of_a_model(folder, target):
-    """Layers with names keep their numbers: that is no model, and said so."""
+    """Layers with names keep their numbers: a warning says it isn't a model."""
     source, _ = saved(folder / "source", "llama", num_hidden_layers=4)
     for listed, said in (("0,3", True), ("2-3", True), ("0-1", False)):
         result = CKPT.run("convert", source, folder / listed, "--to", target,
                           "--layers", listed)
         check(("a part of the model" in result.err) == said, result.err)
-        # Megatron stacks them, and there is no row for what is not there.
+        # Megatron stacks them, and there is no row for a missing layer.
         refused = said and target == "megatron_torch_dist"
         check_equal(result.code, 5 if refused else 0, result.err)
 
 
 def tied_and_padded(folder):
-    """Half of an embedding's rows are padding: the other half, which is the
-    head as well, passes by twice, and is not damaged for it."""
+    """Half of an embedding's rows are padding: the other half, which is also
+    the head, is read twice, and that isn't damage."""
     from facts_models import logits_at
 
     source, want = saved(folder / "source", "llama", tie_word_embeddings=True)
@@ -362,7 +361,7 @@ def tied_and_padded(folder):
         CKPT.ok("convert", there, back, "-q", *HF)
         off = float((logits_at(back) - want).abs().max() / want.abs().max())
         check(off < 1e-5, f"logits are off by {off:.2g}")
-    for file in start.rglob("*.distcp"):  # and damage is found all the same
+    for file in start.rglob("*.distcp"):  # and damage is still found
         data = bytearray(file.read_bytes())
         at = data.find(embedding_of(source)[:64])
         if at >= 0:
@@ -377,7 +376,7 @@ OTHER_NAMES = ("gpt2", "gptj", "gpt_bigcode", "bloom")
 
 
 def head_of_its_own(folder, family):
-    """Blocks that are named otherwise than Llama's: no tensor is left out."""
+    """Blocks not named like Llama's: no tensor is left out."""
     source, want = saved(folder / "source", family, tie_word_embeddings=False)
     for pp in (1, 2):
         there, back = folder / f"pp{pp}", folder / f"back{pp}"

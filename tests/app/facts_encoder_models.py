@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny encoders for the tests of facts, as facts_models.py: what a masked
-token, a pair of sentences or a decoder behind it gets to see.
+"""Tiny encoders for the tests of facts, like facts_models.py: what a masked
+token, a pair of sentences or a decoder after it sees.
 """
 
 import copy

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of facts_faults_test.py and facts_others_test.py: each row is a fault
-that was once silent, by its name.
+"""Tables for facts_faults_test.py and facts_others_test.py: each row is a fault
+that was once silent, by name.
 """
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 32.0,
@@ -14,7 +14,7 @@ THETA = {"rope_type": "default", "rope_theta": 500.0}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
         "original_max_position_embeddings": 16}
 
-# There and back, config.json kept or taken away.
+# There and back, config.json kept or removed.
 SURVIVE = {
     "scaled rope is lost in Meta's": (
         "llama", dict(rope_parameters=LLAMA3), "meta", True),
@@ -95,7 +95,7 @@ REFUSED = {
         "llama", dict(rms_norm_eps=0.1), "fairseq2", "norm_epsilon"),
 }
 
-# What another run's args may say that a llama is not.
+# What another run's args may say that a llama isn't.
 OTHERS = {
     "zero-centred gamma": dict(apply_layernorm_1p=True),
     "interleaved rotary": dict(rotary_interleaved=True),
@@ -105,8 +105,8 @@ OTHERS = {
     "sinks": dict(softmax_type="learnable"),
 }
 
-# Args of Megatron's own names, as another run would have them, beside a model
-# that has none: what transformers has to compute then.
+# Args under Megatron's own names, as another run would have them, beside a
+# model that has none: what transformers must then compute.
 SAID = {
     "partial rotary": (
         dict(rotary_percent=0.5),
@@ -122,7 +122,7 @@ SAID = {
              yarn_correction_range_round_to_int=True), YARN),
 }
 
-# What Megatron's args lacked, under the names that its argument reader has.
+# What Megatron's args lacked, under its argument reader's names.
 ARGS = {
     "DeepSeek V3's router": (
         "deepseek_v3", {}, dict(
@@ -142,7 +142,7 @@ ARGS = {
     "Qwen's epsilon": ("qwen3", {}, dict(norm_epsilon=1e-6)),
 }
 
-# A number of config.json that the tensors are not of.
+# A number in config.json that doesn't fit the tensors.
 NUMBERS = {
     f"{key} {value}": {key: value}
     for key, values in dict(
@@ -157,11 +157,11 @@ OTHER_FAMILIES = {
     "qwen2": ("llama",),
 }
 
-# Args of Megatron's that a glob of what changes nothing once covered.
+# Megatron args once covered by a glob of those that change nothing.
 UNKNOWN = ("embedding_multiplier", "embedding_scale", "embedding_norm",
            "logits_scaling", "logits_soft_cap")
 
-# Values of config.json that are of no such type.
+# Values in config.json of the wrong type.
 TYPES = {
     "a text for an epsilon": dict(rms_norm_eps="1e-05"),
     "an epsilon of zero": dict(rms_norm_eps=0),
@@ -172,7 +172,7 @@ TYPES = {
     "true for a count": dict(intermediate_size=True),
 }
 
-# The same of Megatron's args.
+# The same for Megatron's args.
 ARG_TYPES = {
     "a text for the rotary base": dict(rotary_base="500"),
     "a text for the window": dict(window_size="(4, 0)"),

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Faults that once turned a model into another without a word, each a case of
-its own and named by the fault. The models are transformers' own, tiny and
-random; what comes back has its logits, or the command said no with status 5.
+"""Faults that once silently turned a model into another, each a separate case
+named after the fault. The models are transformers' own, tiny and random; what
+comes back has its logits, or the command refused with status 5.
 """
 
 import json
@@ -109,7 +109,7 @@ def heads_of_others(folder):
 
 
 def numbers_of_others(folder, changes):
-    """In each dialect, and from --config-from."""
+    """In each dialect, and through --config-from."""
     source, _ = model(folder / "source", "llama", head_dim=8,
                       num_key_value_heads=2)
     edit_config(source, **changes)
@@ -208,7 +208,7 @@ def args_by_megatrons_names(folder, family, changes, wanted):
 
 
 def mtp_without_tensors(folder):
-    """config.json counts a layer that predicts a further token, and there is
+    """config.json counts a layer that predicts a further token, but there is
     none: Megatron's args ask for none."""
     source, want = model(folder / "source", "deepseek_v3")
     edit_config(source, num_nextn_predict_layers=1)
@@ -220,7 +220,7 @@ def mtp_without_tensors(folder):
 
 
 def generation_config_travels(folder):
-    """Through each format of Megatron's, byte for byte."""
+    """Through each Megatron format, byte for byte."""
     source, _ = model(folder / "source", "llama")
     wanted = '{"eos_token_id": [2, 7], "temperature": 0.6}\n'
     (source / "generation_config.json").write_text(wanted)
@@ -237,7 +237,7 @@ IDS = dict(bos_token_id=5, eos_token_id=[6, 7], pad_token_id=3)
 
 
 def token_ids_travel(folder, target, kept):
-    """Where a text begins and ends, or a warning that nothing says it."""
+    """Where a text begins and ends, or a warning that nothing says where."""
     source, _ = model(folder / "source", "llama")
     edit_config(source, **IDS)
     (source / "generation_config.json").write_text(json.dumps(IDS))
@@ -299,7 +299,7 @@ def router_bias_keeps_f32(folder):
              for name, t in read_safetensors(p).items()
              if name.endswith("e_score_correction_bias")}
     check(kinds and set(kinds.values()) == {"f32"}, str(kinds))
-    # So it does from Megatron to Megatron, to vLLM and home.
+    # It also does from Megatron to Megatron, to vLLM and back.
     before = folder / "args"
     CKPT.ok("convert", source, before, "-q", *MEGATRON)
     for target in ("megatron_legacy", "megatron_zarr", "vllm", "safetensors"):
@@ -315,7 +315,7 @@ def router_bias_keeps_f32(folder):
 
 
 def rows_that_are_not_zero(folder):
-    """Rows past vocab_size with values are not cut unless it is said."""
+    """Rows past vocab_size with values are cut only on request."""
     source, _ = model(folder / "source", "llama")
     there = folder / "there"
     CKPT.ok("convert", source, there, "-q", "--to", "megatron_torch_dist")
@@ -379,7 +379,7 @@ def heads_that_ranks_cannot_share(folder):
 
 
 def wrapped(folder, prefix):
-    """A state of a wrapped module, saved by torch."""
+    """The state of a wrapped module, saved by torch."""
     import torch
     from safetensors.torch import load_file
 
@@ -407,7 +407,7 @@ def facts_are_shown(folder):
 
 
 # What builds the model from Megatron's args, what GPTModel lacks, and whether
-# the conversion has to be asked for.
+# the conversion must be asked for.
 PROGRAMS = {
     "gemma": ("Megatron-Bridge", ["embedding_scale"], False),
     "gemma2": ("Megatron-Bridge", ["norm_placement", "softcaps"], False),
@@ -462,14 +462,14 @@ def config_of_another(folder, first, second):
     CKPT.ok("convert", there, folder / "other", "-q", "--to", second)
 
 
-# Formats of a dialect of their own, and whose names unshard keeps.
+# Formats with their own dialect, and whose names unshard keeps.
 NATIVE = {"megatron_torch_dist": "Megatron", "megatron_zarr": "Megatron",
           "megatron_legacy": "Megatron", "meta": "Meta",
           "fairseq2": "fairseq2", "olmo_core": "OLMo-core", "vllm": "vLLM"}
 
 
 def unshard_keeps_names(folder, form):
-    """Names that stay are said; transformers' own are nothing to speak of."""
+    """Names that stay are reported; transformers' own need no mention."""
     source, _ = model(folder / "source", "llama")
     there = folder / "there"
     CKPT.ok("convert", source, there, "-q", "--to", form, "--no-fsync")
@@ -500,8 +500,8 @@ BESIDE_FAIRSEQ2 = {
 
 
 def config_beside_fairseq2(folder, changes, word):
-    """Its own files are of two models at times: said where both go along. Of
-    any other two, nothing is written, under whatever names."""
+    """Its own files sometimes describe two models: a warning says so where both
+    go along. For any other two, nothing is written, under whatever names."""
     source, _ = model(folder / "source", "llama")
     there = folder / "there"
     CKPT.ok("convert", source, there, "-q", "--to", "fairseq2")
@@ -556,7 +556,7 @@ def params_of_nobody(folder):
 
 
 def head_of_its_own(folder, target):
-    """config.json says that it is the embedding, and it is another tensor."""
+    """config.json says it is the embedding, but it is another tensor."""
     source, _ = model(folder / "source", "llama", head_dim=8)
     edit_config(source, tie_word_embeddings=True)
     result = refused(source, folder / "there", "--to", target,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny hybrid models for the tests of facts, as facts_models.py: gated delta
+"""Tiny hybrid models for the tests of facts, like facts_models.py: gated delta
 nets and state space mixers.
 """
 
@@ -13,7 +13,7 @@ from hybrid_models import (  # noqa: F401
 from transformers import AutoModelForCausalLM
 
 FAMILIES = TYPES
-# Other valid values, by field; where a type is named, of that type.
+# Other valid values, by field; where a type is named, for that type.
 OWN = {
     "hybrid_override_pattern": ["MM*-M", "*MEM-"],
     "layers_block_type": None,
@@ -47,7 +47,7 @@ def values_for(config, field):
         of_type, _, name = key.rpartition(".")
         if name == field and kind.startswith(of_type):
             return [v for v in copy.deepcopy(values or []) if v != now]
-    if field == "rope_parameters":  # all of a rotary embedding that is partial
+    if field == "rope_parameters":  # a partial one stays partial
         part = (now or {}).get("partial_rotary_factor")
         values = [{**({"partial_rotary_factor": part} if part else {}), **v}
                   for v in ropes_for(None)]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny models of transformers for the tests of facts: every parameter random,
-so that whatever changes the function of a model shows in its logits.
+"""Tiny transformers models for the tests of facts, with every parameter random,
+so that whatever changes a model's function shows in its logits.
 """
 
 import copy
@@ -116,7 +116,7 @@ def config_of(family, **changes):
     if family in ("llama", "mistral"):
         base["rms_norm_eps"] = 1e-5
     keys = {**base, **own, "attn_implementation": "eager"}
-    if family == "bloom":  # its sizes have names of their own
+    if family == "bloom":  # its sizes have their own names
         keys = {k: v for k, v in keys.items() if v is not None}
     return AutoConfig.for_model(family, **{**keys, **changes})
 
@@ -148,8 +148,8 @@ def values_of(config, field):
 
 
 def ropes_for(now):
-    """Rotary parameters in the form of those that the model has: by type of
-    layer, and with what the class can't be without."""
+    """Rotary parameters in the form that the model has: by layer type, and with
+    what the class requires."""
     now = now or {}
     if "full_attention" in now:
         local = now["sliding_attention"]
