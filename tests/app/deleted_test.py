@@ -52,7 +52,7 @@ UNSEEN = {
     "olmo_core_dcp/trainer_fsdp_w2/train/rank1.pt":
         "rank 0's alone is what all ranks take after a reshard",
     "olmo_core_dcp/*/data_paths.txt": "a list of names for people",
-    # --- an index or a configuration beside weights that say everything themselves
+    # --- an index or configuration beside weights that say it all themselves
     "safetensors/hf_sharded/config.json": "weights alone are a checkpoint too",
     "torch_pt/sharded_bin/*.index.json": "x-of-N says how many there are",
     "safetensors/hf_sharded/*.index.json": "x-of-N says how many there are",

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Faults that once turned a model into another without a word, in what other
-programs wrote: args of another run, a tower beside the language model, scaled
-fp8, wrapped modules, ranks' files. Each is a case of its own, as in
-facts_faults_test.py, and is named by the fault.
+"""Faults that once silently turned a model into another, in what other programs
+wrote: args of another run, a tower beside the language model, scaled fp8,
+wrapped modules, ranks' files. Each is a separate case named after the fault, as
+in facts_faults_test.py.
 """
 
 import json
@@ -34,8 +34,8 @@ def torch_state(folder):
 
 # ------------------------------------------------------------ a tower beside
 def vision_tower(folder):
-    """Gemma 3 of transformers' with its tower: carried whatever the names are,
-    left out where that is asked, and what has no rule is refused by name."""
+    """transformers' Gemma 3 with its tower: carried under any names, left out
+    on request, and refused by name where it has no rule."""
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
     config = Gemma3Config(
@@ -82,7 +82,7 @@ def from_args(folder, family, args, changes=None):
 
 
 def rope_of_args(folder, args, rope):
-    """What another run's args say of the rotary embedding comes along."""
+    """What another run's args say about the rotary embedding comes along."""
     there, _ = from_args(folder, "llama", args)
     _, want = model(folder / "said", "llama", rope_parameters=rope)
     CKPT.ok("convert", there, folder / "back", *HF, "-q", "--family", "llama")
@@ -109,7 +109,7 @@ def args_say(folder, family, args, word):
 
 
 def flags_of_others(folder):
-    """A run's args have Megatron's defaults of delta nets and mixers too."""
+    """A run's args include Megatron's defaults for delta nets and mixers."""
     result = CKPT.ok(
         "convert", DATA / "megatron_legacy/moe_te_bias_ep2_distopt/ckpt",
         folder / "there", *MEGATRON)
@@ -132,8 +132,8 @@ def olmo_config(folder):
 
 
 def olmo_run(folder, case):
-    """OLMo-core's own checkpoint says its family: what comes of it is what
-    OLMo-core's own export is, tensors and meaning."""
+    """OLMo-core's own checkpoint names its family: the result is that of
+    OLMo-core's own export, in tensors and meaning."""
     golden, back = DATA / "olmo_core_dcp" / case, folder / "back"
     result = CKPT.ok("convert", golden / "ckpt", back, *HF)
     check("names stay" not in result.err, result.err)
@@ -144,7 +144,7 @@ def olmo_run(folder, case):
 
 
 def flex_olmo(folder, place, value, word):
-    """The facts of a mixture of OLMo-core's: said in config.json, or not
+    """The facts of an OLMo-core mixture are in config.json, or it isn't
     converted."""
     source = folder / "source"
     shutil.copytree(DATA / "olmo_core_dcp/hf_flex_olmo/ckpt", source)
@@ -204,7 +204,7 @@ UNSAID = ("--allow-unsaid", "*")
 
 
 def layers_by_pattern(folder, family, kept):
-    """Layers that a config.json counts rather than lists."""
+    """Layers that config.json counts rather than lists."""
     types = ["sliding_attention", "full_attention"] * 2
     source, want = model(folder / "source", family, layer_types=types,
                          sliding_window=4)
@@ -223,7 +223,7 @@ def layers_by_pattern(folder, family, kept):
 
 
 def layers_all_full(folder, family):
-    """No window, and no rope for that reason."""
+    """No window, and therefore no rope."""
     source, want = model(folder / "source", family, sliding_window=4,
                          layer_types=["full_attention"] * 4)
     there, back = folder / "there", folder / "back"
@@ -236,7 +236,7 @@ def layers_all_full(folder, family):
 # ---------------------------------------------------------------- fp8 scales
 def scaled_fp8(folder):
     """--dtype on block-scaled codes gives the weights that they mean; scales
-    are never cast, kept or dropped apart from them."""
+    are never cast, kept or dropped without them."""
     import torch
     from safetensors.torch import save_file
 
@@ -283,7 +283,7 @@ def verified(folder, case, options):
 
 
 def vocabulary(folder, options, rows):
-    """torch_dist to torch_dist with other rows, of a run of other ranks."""
+    """torch_dist to torch_dist with other rows, from a run with other ranks."""
     source, want = model(folder / "source", "llama")
     CKPT.ok("convert", source, folder / "a", *MEGATRON, "-q", "--tp", 2)
     CKPT.ok("convert", folder / "a", folder / "b", *MEGATRON, "-q", *options)
@@ -319,7 +319,7 @@ def wrapped_dcp(folder, prefix):
 
 
 def dtype_beside_dcp(folder, target):
-    """--dtype is said in the config.json that stands beside a DCP, too."""
+    """--dtype is also recorded in the config.json beside a DCP."""
     import torch.distributed.checkpoint as dcp
 
     source, _ = model(folder / "source", "llama")
@@ -334,7 +334,7 @@ def dtype_beside_dcp(folder, target):
 
 
 def wrapped_zero3(folder, prefix):
-    """Parameters of a wrapped module, cut by DeepSpeed's third stage."""
+    """Parameters of a wrapped module, cut by DeepSpeed's stage 3."""
     import torch
     from deepspeed_test import load_states
 

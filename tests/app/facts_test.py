@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ledger of facts against transformers itself.
 
-Mutation: a tiny model with every parameter random; a field of its config is
+Mutation: in a tiny model with every parameter random, a field of the config is
 set to another valid value. If that changes the logits, HF -> dialect -> HF
-gives the same logits, with config.json kept beside and with it taken away, or
-exits 5 and names what the dialect can't say. A silent change is a failure.
+gives the same logits, with config.json kept beside or removed, or exits with 5
+and names what the dialect can't say. A silent change is a failure.
 
     facts_test.py --ckpt CKPT         the part that runs in CI
     facts_test.py --ckpt CKPT --full  every family, field and dialect
@@ -44,7 +44,7 @@ HAS = {"meta": ["llama", "mistral"],
        "fairseq2": ["llama", "mistral", "qwen2", "qwen3", "olmo2", "olmo3"],
        "mcore": [*FAMILIES, *SEEING, *HYBRID, *ENCODERS],
        "vllm": list(FAMILIES)}
-# What CI looks at: one field of each kind, in the families that differ in it.
+# What CI tests: one field of each kind, in the families that differ in it.
 CHOSEN = {
     "llama": ["rope_parameters", "hidden_act", "rms_norm_eps"],
     "qwen2": ["use_sliding_window"],
@@ -73,7 +73,7 @@ def distance(a, b):
 
 
 def models_of(family):
-    """What makes tiny models of the family."""
+    """The module that makes tiny models of the family."""
     if family in HYBRID:
         return facts_hybrid_models
     if family in ENCODERS:
@@ -92,7 +92,7 @@ def ways(ckpt, source, dialect, family, home, want):
     """{kept: 'equal', 'refused: …' or 'SILENT …'}."""
     there, back = os.path.join(home, "there"), os.path.join(home, "back")
     shutil.rmtree(there, ignore_errors=True)
-    # What the type always has is asked for: the rest has to be said.
+    # What the type always has is allowed: the rest must be reported.
     unsaid = models_of(family).UNSAID.get(family, ())
     allowed = [word for fact in unsaid if dialect == "mcore"
                for word in ("--allow-unsaid", fact)]
@@ -116,7 +116,7 @@ def ways(ckpt, source, dialect, family, home, want):
                             "safetensors", "--no-fsync", *named)
         results[kept] = refusal(status, error) if status else likeness(
             models_of(family), back, want)
-        # What was taken on the way there is to come home.
+        # What was accepted on the way there must come back.
         if kept and results[kept].startswith("refused"):
             results[kept] = "FAILED: no way home: " + results[kept]
     return results
@@ -132,7 +132,7 @@ def refusal(status, error):
 def likeness(models, back, want):
     try:
         off = distance(models.logits_at(back), want)
-    except Exception as problem:  # it does not open there
+    except Exception as problem:  # it does not open
         return f"SILENT: does not open: {problem}"
     return "equal" if off < 1e-5 else f"SILENT: {off:.2g}"
 
@@ -189,7 +189,7 @@ def check_defaults():
 
 
 def check_strict(ckpt, home):
-    """A key that nothing knows is named, and refused by --strict-config."""
+    """An unknown key is named, and refused by --strict-config."""
     source, there = os.path.join(home, "strict"), os.path.join(home, "there")
     model_of(config_of("llama")).save_pretrained(source)
     path = os.path.join(source, "config.json")
@@ -207,7 +207,7 @@ def check_strict(ckpt, home):
 
 
 def check_unknown_elsewhere(ckpt, home):
-    """The same of Megatron's args and of OLMo-core's file."""
+    """The same for Megatron's args and OLMo-core's file."""
     source, there = os.path.join(home, "known"), os.path.join(home, "olmo")
     model_of(config_of("llama")).save_pretrained(source)
     status, error = run(ckpt, "convert", source, there, "--to", "olmo_core")
@@ -254,8 +254,8 @@ def check_damaged(ckpt, home):
 
 
 def check_epsilon_of_fairseq2(ckpt, home):
-    """An epsilon that fairseq2's code does not have is refused; one that is
-    smaller than it is said, and refused by --strict-config."""
+    """An epsilon that fairseq2's code doesn't have is refused; a smaller one is
+    reported, and refused by --strict-config."""
     source, there = os.path.join(home, "eps"), os.path.join(home, "there")
     model_of(config_of("llama", rms_norm_eps=1e-6)).save_pretrained(source)
     command = ["convert", source, there, "--to", "fairseq2"]
@@ -274,7 +274,8 @@ def check_epsilon_of_fairseq2(ckpt, home):
 
 
 def check_disagreement(ckpt, home):
-    """Args and the config.json beside them are of one model, or refused."""
+    """Args and the config.json beside them describe one model, or are
+    refused."""
     source, there = os.path.join(home, "one"), os.path.join(home, "args")
     model_of(config_of("llama")).save_pretrained(source)
     status, error = run(ckpt, "convert", source, there, "--to",
@@ -289,7 +290,7 @@ def check_disagreement(ckpt, home):
 
 
 def check_verify(ckpt, home):
-    """Equal tensors and another epsilon are not one model."""
+    """Equal tensors with another epsilon aren't one model."""
     a, b = os.path.join(home, "a"), os.path.join(home, "b")
     model = model_of(config_of("llama"))
     model.save_pretrained(a)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny models that see, for the tests of facts: as facts_models.py, with fields
+"""Tiny vision models for the tests of facts: like facts_models.py, with fields
 of the language model, of the tower and of the whole (text_config.hidden_act,
-vision_config.hidden_act, vision_feature_layer) and with an image to look at.
+vision_config.hidden_act, vision_feature_layer), and an image to look at.
 """
 
 import copy
@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 FAMILIES = TYPES
 IMAGE = 60  # the token of each type that stands for a part of the image
-# What a field of a tower or of the whole may be besides.
+# Other values for a field of a tower or of the whole.
 OWN = {
     "vision_config.hidden_act": ["gelu", "relu", "silu"],
     "vision_config.num_heads": [4], "vision_config.num_attention_heads": [4],
@@ -83,7 +83,7 @@ def model_of(config, seed=0):
 
 
 def image_of(config):
-    """What the model is given of an image, and the tokens that stand for it."""
+    """The model's inputs for an image, and the tokens that stand for it."""
     kind, vision = config.model_type, config.vision_config
     generator = torch.Generator().manual_seed(1)
 
@@ -105,7 +105,7 @@ def image_of(config):
 
 
 def logits_of(model):
-    """Of text before and behind an image; with as many tokens of the image as
+    """Logits of text before and after an image, with as many image tokens as
     the model has features of it."""
     config = model.config
     words = torch.arange(24) * 7 % 59

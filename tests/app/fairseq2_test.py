@@ -3,7 +3,7 @@
 """fairseq2's own loader reads what ckpt writes, at every topology.
 
 fairseq2's native extension isn't needed to load checkpoints; an empty module
-stands for it.
+replaces it.
 """
 
 import shutil
@@ -54,7 +54,8 @@ def gangs_of(topology, t, s):
 
 
 def test_loads(folder, unit, written, wanted):
-    """Written at one topology, each rank of another gets its part whole."""
+    """Written at one topology, loaded at another: each rank gets its whole
+    part."""
     load = make_loader()
     out = folder / "out"
     CKPT.ok("reshard", unit.path, out, *written.options)
@@ -87,10 +88,10 @@ def test_same_as_source(folder, unit, topology):
 
 
 def test_many_files(folder, unit):
-    """From 256 files on headers of records are computed when a checkpoint is
-    opened, and read before payload is: the peer's files, 512 files of ours,
-    and back are the same bytes; a header that was changed is found by all
-    that read payload."""
+    """From 256 files on, record headers are computed when a checkpoint is
+    opened, and read before payload is. The peer's files, 512 of ours, and those
+    converted back have the same bytes; a changed header is found by everything
+    that reads payload."""
     many, back = folder / "many", folder / "back"
     CKPT.ok("reshard", unit.path, many, "--dp", 128)
     files = sorted(many.glob("step_*/*/pp_*/tp_*/sdp_*.pt"))
@@ -110,7 +111,7 @@ def test_many_files(folder, unit):
         found = CKPT.run(*words)
         check(found.code != 0 and why in found.out + found.err, found)
     files[0].write_bytes(first)
-    # One pickle serves for many files, but only where it is the same one.
+    # One pickle serves many files, but only where it is the same.
     twin = files[-1].read_bytes()
     files[-1].write_bytes(twin.replace(b"_rebuild_tensor", b"_rebuild_tensoR"))
     found = CKPT.run("inspect", many).want(4)
@@ -136,7 +137,7 @@ def can_shard(unit, tp):
 
 
 def test_cut_configuration(folder):
-    """What PyYAML refuses of a model.yaml that was cut, ckpt does too."""
+    """ckpt refuses every truncated model.yaml that PyYAML refuses."""
     try:
         import yaml
     except ImportError as error:

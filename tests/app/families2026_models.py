@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiny models of transformers, one for each model type that this year's hubs
-have: every parameter random, so that none can stand in for another.
+have: every parameter is random, so that none passes for another.
 """
 
 import warnings
@@ -77,8 +77,8 @@ TYPES = {
     "youtu": MLA,
 }
 
-# What GPTModel of Megatron has no argument for: the args hold it for the way
-# back, and the conversion has to be asked for (--allow-unsaid).
+# What Megatron's GPTModel has no argument for: the args hold it for the way
+# back, and the conversion must be asked for (--allow-unsaid).
 UNSAID = {
     "ministral3": ["rope_llama4_beta"],
     "granite": ["config.embedding_multiplier", "config.logits_scaling",

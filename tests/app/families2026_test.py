@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """This year's model types, from transformers to Megatron's names and back.
 
-A tiny model of each type, every parameter random, as transformers saves it:
-to Megatron's distributed checkpoint on one and two ranks, compared there, and
-home bit for bit, with config.json beside it and with it taken away. What then
-comes home computes the same logits in transformers. What GPTModel has no
-argument for is refused by name, unless it is asked for by name.
+A tiny model of each type, every parameter random, as transformers saves it: to
+Megatron's distributed checkpoint on one and two ranks, compared there, and back
+bit for bit, with config.json beside it and with it removed. What comes back
+without it computes the same logits in transformers. What GPTModel has no
+argument for is refused by name, unless it is allowed by name.
 """
 
 import json
@@ -31,7 +31,7 @@ def allowed(model_type):
 
 
 def refused_without(source, there, model_type):
-    """Each of the facts has to be asked for, and each is named."""
+    """Each of the facts must be allowed, and each is named."""
     options = allowed(model_type)
     for at in range(0, len(options), 2):
         result = CKPT.run("convert", source, there, "--to",
@@ -43,8 +43,8 @@ def refused_without(source, there, model_type):
 
 
 def program_of(model_type):
-    """What builds the model from Megatron's args, by the table; a model that
-    had to be asked for is built by nothing that is known."""
+    """What builds the model from Megatron's args, by the table; nothing known
+    builds a model that had to be allowed."""
     if models().UNSAID.get(model_type):
         return "code of your own"
     table = json.loads((DATA.parent.parent / "models/families/facts.json"
@@ -90,8 +90,8 @@ def there_and_back(folder, model_type):
 
 
 def fewer_layers(folder, model_type):
-    """The first layers of what Megatron holds, by its args alone: the model of
-    the first layers of what transformers saved."""
+    """The first layers of what Megatron holds, by its args alone, are the model
+    of the first layers of what transformers saved."""
     import torch
 
     tiny = models()
@@ -125,7 +125,7 @@ def fewer_layers(folder, model_type):
 
 
 def layers_that_differ(folder):
-    """Llama-Nemotron: blocks of their own sizes, and blocks left out."""
+    """Llama-Nemotron: blocks of different sizes, and blocks left out."""
     models()
     from nas_models import BLOCKS, model_of
 

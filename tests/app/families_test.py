@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""ckpt between dialects: what the peers say a model is in each of them, and
+"""ckpt between dialects: what the peers make of a model in each of them, and
 the way back, over containers and topologies.
 
 The goldens' expected_mcore (Megatron-Bridge), expected_meta,
@@ -38,7 +38,7 @@ def expected(case, dialect):
 
 
 def written(directory):
-    """The tensors of a Hugging Face directory, whatever its shards are."""
+    """The tensors of a Hugging Face directory, however it is sharded."""
     tensors = {}
     for path in sorted(directory.glob("*.safetensors")):
         tensors.update(read_safetensors(path))
@@ -72,14 +72,15 @@ def to_dialect(folder, case, dialect):
         same(got, want, dialect)
     if (case, dialect) == ("gemma3_text_f32", "olmo_core"):
         return rounded_norms(case, one, folder)
-    # A file has no configuration beside it: the numbers come from the source.
+    # A single file has no configuration beside it: the numbers come from the
+    # source.
     back_to_hf(one, folder / "back", case, "--config-from",
                GOLDENS / case / "ckpt")
     return got
 
 
 def rounded_norms(case, one, folder):
-    """Norms are stored plus one there: what is left is what f32 keeps."""
+    """Norms are stored plus one there, so only what f32 keeps is left."""
     import torch
 
     back = folder / "back"
@@ -95,7 +96,7 @@ def rounded_norms(case, one, folder):
 
 
 def check_config(case, folder, unknown=()):
-    """What transformers needs is in the config.json that ckpt wrote."""
+    """The config.json that ckpt wrote has what transformers needs."""
     ours = json.loads((folder / "config.json").read_text())
     theirs = json.loads((GOLDENS / case / "ckpt/config.json").read_text())
     check_equal(ours["model_type"], theirs["model_type"], "model_type")
@@ -120,18 +121,18 @@ def megatron(folder, case, container):
         if result.code == 5 and ("divi" in result.err or
                                  "whole heads" in result.err or
                                  "pipeline stages" in result.err):
-            continue  # too small a model for that many ranks
+            continue  # the model is too small for so many ranks
         result.want(0)
         back = back_to_hf(out, folder / "back", case)
-        # Ranks' files carry no config.json, and one that is made of Falcon's
-        # args has other words for the same arrangement.
+        # Ranks' files carry no config.json, and one made from Falcon's args
+        # describes the same arrangement differently.
         if container != "megatron_legacy" or not case.startswith("falcon"):
             check_config(case, back)
         shutil.rmtree(out)
 
 
 def shards_of_bridge(folder, case):
-    """Megatron-Bridge's own shards are those that megatron_legacy has."""
+    """Megatron-Bridge's own shards are those of megatron_legacy."""
     import torch
     from support import from_torch, load_pt
 
@@ -162,7 +163,7 @@ def shards_of_bridge(folder, case):
 
 
 def chain(folder, case):
-    """Round all dialects that the family has, and home."""
+    """Through all dialects that the family has, and back."""
     hf = GOLDENS / case / "ckpt"
     f2 = convert(hf, folder / "f2", "--to", "fairseq2", "--tp", 2)
     mc = convert(f2, folder / "mc", "--to", "megatron_torch_dist", "--tp", 2,
@@ -175,10 +176,10 @@ def chain(folder, case):
 
 
 def meta_files(folder, case):
-    """Meta's own files of the model become transformers' and the reverse."""
+    """Meta's own files of the model become transformers', and the reverse."""
     for path in sorted((GOLDENS / case / "other").glob("meta_mp*")):
         back = back_to_hf(path, folder / path.name, case)
-        # params.json says nothing of positions.
+        # params.json says nothing about positions.
         check_config(case, back, ["max_position_embeddings"])
         ranks = int(path.name.removeprefix("meta_mp"))
         out = convert(GOLDENS / case / "ckpt", folder / f"out{ranks}", "--to",
@@ -208,7 +209,7 @@ def fairseq2_export(folder, case):
 
 
 def refusals(folder):
-    """What does not fit is listed, and nothing is written."""
+    """What doesn't fit is listed, and nothing is written."""
     case = "llama"
     hf = GOLDENS / case / "ckpt"
     tensors = source_of(case)
@@ -265,7 +266,7 @@ def refusals(folder):
 
 
 def nothing_is_lost(folder):
-    """Parts of what is fused go together or not at all."""
+    """Parts of a fused tensor go together or not at all."""
     hf = GOLDENS / "llama/ckpt"
     for options in (["--keys", "*q_proj*"], ["--drop", "*k_proj*"],
                     ["--exclude", "*up_proj*"]):
@@ -281,7 +282,7 @@ def nothing_is_lost(folder):
     same(got, {name: t for name, t in want.items()
                if "embedding" not in name and "output" not in name},
          "what was selected")
-    # Scales of quantized weights are not tensors to be forgotten.
+    # Scales of quantized weights must not be forgotten.
     from safetensors.torch import load_file, save_file
     import torch
 
@@ -300,7 +301,7 @@ def nothing_is_lost(folder):
 
 
 def padded_vocabulary(folder):
-    """Rows that nobody uses are cut where somebody says how many are used."""
+    """Unused rows are cut where something says how many are used."""
     hf = GOLDENS / "llama/ckpt"
     mc = convert(hf, folder / "mc", "--to", "megatron_torch_dist",
                  "--make-vocab-size-divisible-by", 64)
@@ -317,7 +318,7 @@ def padded_vocabulary(folder):
 
 
 def head_copy(folder):
-    """A tied model with a head all the same: one of the two is enough."""
+    """A tied model that still has a head: one of the two is enough."""
     from safetensors.torch import load_file, save_file
 
     case = "llama_tied_bf16"
@@ -331,7 +332,7 @@ def head_copy(folder):
     back_to_hf(out, folder / "back", case)
 
 
-# Containers that cut tensors in their own ways: rows over data-parallel ranks,
+# Containers that cut tensors in different ways: rows over data-parallel ranks,
 # flat ranges, ranks' files, whole tensors.
 STEPS = {
     "mcore": [("megatron_torch_dist", "tp", "pp"), ("megatron_legacy", "tp"),
@@ -344,8 +345,8 @@ STEPS = {
 
 
 def walk(folder, case, seed):
-    """From dialect to dialect in containers that cut as they like, and home:
-    whatever the last one cut is a source for the next one's arrangement."""
+    """From dialect to dialect in containers that cut differently, and back:
+    whatever one cut is the source for the next one's arrangement."""
     chosen = random.Random(f"{case} {seed}")
     dialects = [d for d in STEPS
                 if d == "hf" or expected(case, d) is not None]
@@ -396,7 +397,7 @@ def comparisons(folder, case):
 
 
 def arrangements(folder):
-    """What wrong conversions do to a model that fits all shapes."""
+    """What wrong conversions do to a model while all shapes fit."""
     import torch
     from safetensors.torch import load_file, save_file
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""ckpt family: every model that transformers wrote fits its family, what does
-not fit is named, and the example of docs/families.md works on a model of its
-architecture."""
+"""ckpt family: every model that transformers wrote fits its family, what
+doesn't fit is named, and the example in docs/families.md works on a model of
+its architecture."""
 
 import json
 import shutil
@@ -141,7 +141,7 @@ def test_a_family_that_is_unknown(folder):
 
 
 def test_family_of_fairseq2(folder):
-    """fairseq2's olmo is OLMo 2 and 3, which have names of their own here."""
+    """fairseq2's olmo is OLMo 2 and 3, which have their own names here."""
     path = folder / "native"
     shutil.copytree(DATA / "fairseq2_native/olmo2_tp2dp1/ckpt", path)
     for config in [*path.rglob("model.yaml"), *path.rglob("config.yaml")]:
@@ -162,7 +162,7 @@ def example():
 
 def stablelm(path, bias):
     """A model that transformers made from its own config, or, without
-    transformers, one of the names and shapes that it gives."""
+    transformers, one with the same names and shapes."""
     import torch
 
     sizes = dict(vocab_size=40, hidden_size=16, intermediate_size=24,
@@ -225,7 +225,7 @@ def test_mistakes_are_shown_at_their_line(folder):
 
 
 def test_families_of_ones_own(folder):
-    """CKPT_FAMILY_PATH: a file there is a family as those of ckpt are."""
+    """CKPT_FAMILY_PATH: a file there is a family like ckpt's own."""
     model = copy_of("llama", folder)
     config = json.loads((model / "config.json").read_text())
     config.update(model_type="ours", architectures=["OursForCausalLM"])
@@ -259,14 +259,14 @@ def unknown(case, folder):
     return model
 
 
-# What names, shapes and numbers can't tell apart; the others are doubts.
+# What names, shapes and numbers can't distinguish; the others are doubts.
 ALIKE = {"gemma": {"ministral3"}, "mistral": {"ministral", "cwm"},
          "olmoe": {"qwen3_moe"}}
 
 
 def test_infer(folder, case):
-    """A draft of a model that nobody knows extends the family that it is of,
-    or names that one among the doubts, and converts it there and back."""
+    """A draft for an unknown model extends the family it belongs to, or names
+    that one among the doubts, and converts the model there and back."""
     model = unknown(case, folder)
     there = folder / "families"
     there.mkdir()
@@ -280,7 +280,7 @@ def test_infer(folder, case):
     if draft["extends"] != family:
         check(draft["extends"] in ALIKE.get(family, ()),
               f"extends {draft['extends']}, is of {family}")
-        # Of these two the facts are the same.
+        # These two have the same facts.
         check(f"{family} fits too" in done.err or
               family in ("olmoe", "mistral"), f"no doubt: {done.err}")
     check("compare the logits" in done.err, done.err)
@@ -294,7 +294,7 @@ def test_infer(folder, case):
 
 
 def test_infer_refuses(folder):
-    """What has no rule is listed, and nothing that stands is replaced."""
+    """What has no rule is listed, and nothing existing is replaced."""
     model = unknown("llama", folder)
     draft = CKPT.run("family", "infer", model).want(0)
     check_equal(json.loads(draft.out)["extends"], "llama", "extends")

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Every call that can fail, fails: the n-th of each kind, in each command.
+"""Every call that can fail does: the n-th of each kind, in each command.
 
-tests/support/faults.cc stands below ckpt as a disk that errs. Whatever
-happens, the exit status says so in plain words, DST is whole or absent, and
---resume goes on to the same bytes. And power cuts: all changes of a run are
-recorded and replayed up to each of them, without what was not synced.
+tests/support/faults.cc acts as a failing disk below ckpt. Whatever happens, the
+exit status says so in plain words, DST is whole or absent, and --resume
+continues to the same bytes. And power cuts: all changes of a run are recorded
+and replayed up to each of them, without what was not synced.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ def check(name, good, detail=""):
 
 
 def tree(path):
-    """All that stands under a name."""
+    """Everything under a name."""
     if path.is_symlink() or not path.exists():
         return None
     if path.is_file():
@@ -192,7 +192,8 @@ def all_faults(folder, share):
 
 # -------------------------------------------------------------- power cuts
 class Node:
-    """A file or directory: what is there, and what would be after a cut."""
+    """A file or directory: what is there, and what would be after a power
+    cut."""
 
     def __init__(self, directory=False):
         self.directory = directory
@@ -259,9 +260,9 @@ class Disk:
             parent.live[name] = Node(directory=True)
 
     def cut(self, base, names_kept):
-        """What stands under DST after a power cut: with all changes of
-        names, or with those alone whose directory was synced; of data only
-        what was synced, the rest zeros."""
+        """What is under DST after a power cut: with all name changes, or only
+        those whose directory was synced; of data only what was synced, the rest
+        zeros."""
         def look(node):
             if not node.directory:
                 data = bytes(node.kept)
@@ -301,8 +302,8 @@ def power_cuts(folder):
     cuts = 0
     for case in commands(folder):
         name, _, _, base = case
-        # Its own directory is mkdtemp's, which the record does not see; what
-        # it makes of it is published as by the others.
+        # Its own directory comes from mkdtemp, which the record doesn't see;
+        # the result is published as by the others.
         if name == "salvage":
             continue
         place = folder / f"{name}_cut"
@@ -326,14 +327,14 @@ def power_cuts(folder):
                 check(f"power_cuts: {name}, after {number} "
                       f"({change[0]} {change[1]}), names {names_kept}",
                       found in (before, want), found)
-        # And in the end it is there, whatever is lost.
+        # At the end it is there, whatever is lost.
         check(f"power_cuts: {name}: done is done",
               last == {True: want, False: want}, last)
     return cuts
 
 
 def bad_sectors(folder):
-    """Reads that fail: the file and the byte are named and, where elements are
+    """Failing reads: the file and the byte are named and, where elements are
     read, the tensor; nothing is written."""
     plain = folder / "plain.safetensors"
     make_source(plain, 1)
@@ -351,7 +352,7 @@ def bad_sectors(folder):
             check(f"bad_sectors: {command}", done.returncode == 0, done.stderr)
             last = counts.get("read", 0)
             check(f"bad_sectors: {command} reads", last > 2, counts)
-            named = False  # payload is a part of what is read
+            named = False  # payload is part of what is read
             for number in sorted({1, 2, last // 2, last - 1, last,
                                   *range(1, last, max(1, last // 8))}):
                 what = f"bad_sectors: {command} {source.name}, read {number}"
@@ -373,8 +374,8 @@ def bad_sectors(folder):
 
 def readers(folder, share):
     """Every command that only reads: where a call fails, the command fails, or
-    says what it would have said. A listing that breaks off or a file that
-    can't be looked at is never taken for one that isn't there."""
+    prints what it would have printed. A truncated listing or a file that can't
+    be examined is never taken for a missing one."""
     hf = DATA / "hf" / "llama" / "ckpt"
     dist = DATA / "megatron_torch_dist" / "gpt_tp2_pp2_v0161" / "ckpt"
     native = DATA / "fairseq2_native" / "llama_tp2dp2_fsdp2" / "ckpt"
@@ -405,7 +406,7 @@ def readers(folder, share):
         done = run(words, source, FAULTS=fault)
         same = shown(done) == shown(plain)
         if words[1] == "wait" and "not finished" in done.stderr:
-            return  # it waited, and says for what
+            return  # it waited, and says what for
         check(f"{what}: exit status", done.returncode in (3, 4, 6, 7) or same,
               f"{done.returncode} {done.stdout[-300:]} {done.stderr}")
         check(f"{what}: says why", same or re.search(
@@ -442,7 +443,7 @@ def remove(path):
 
 
 def limits(folder):
-    """Of the system, not of the disk."""
+    """Limits of the system, not of the disk."""
     source = folder / "many"
     source.mkdir()
     weights = {}

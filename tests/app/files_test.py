@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Files beside the tensors: each file of what is opened is listed, and each
-is carried, converted, or left out with a reason."""
+"""Files beside the tensors: each file of an opened checkpoint is listed, and
+each is carried, converted, or left out with a reason."""
 
 import os
 import shutil
@@ -15,8 +15,7 @@ PARTS = {"model", "optim", "scheduler", "rng", "trainer", "config",
 
 
 def cases():
-    """The checkpoints of all formats that are directories, one of each kind
-    of layout."""
+    """The checkpoints of all directory formats, one of each kind of layout."""
     for case in sorted(DATA.glob("*/*/case.json")):
         if (case.parent / "ckpt").is_dir() and case.parts[-3] != "bad":
             yield case.parent / "ckpt"
@@ -51,7 +50,7 @@ def test_all_are_listed(folder):
 
 
 def test_part_by_tensors(folder):
-    """A file is the model's or the optimizer's by the tensors in it."""
+    """A file is the model's or the optimizer's according to its tensors."""
     for path in cases():
         got = CKPT.run("inspect", path, "--json", "--shards")
         if got.code:
@@ -70,7 +69,7 @@ def test_part_by_tensors(folder):
 
 
 def test_part_by_name(folder):
-    """The rest goes by the names that trainers give."""
+    """The rest is decided by the names that trainers give."""
     source = folder / "run"
     source.mkdir()
     whole = DATA / "hf" / "llama" / "ckpt"
@@ -98,7 +97,7 @@ def test_part_by_name(folder):
 
 
 def test_one_file(folder):
-    """A file that is opened is the only one that is listed."""
+    """A file that is opened is the only one listed."""
     path = folder / "a.safetensors"
     path.write_bytes((2).to_bytes(8, "little") + b"{}")
     (folder / "other.json").write_text("{}")
@@ -110,7 +109,7 @@ def test_one_file(folder):
 
 
 def test_links_to_directories(folder):
-    """A link to a directory is listed and not followed; nor is a circle."""
+    """A link to a directory is listed but not followed; nor is a cycle."""
     source = folder / "run"
     (source / "sub").mkdir(parents=True)
     (source / "model.safetensors").write_bytes(
@@ -121,7 +120,7 @@ def test_links_to_directories(folder):
     check_equal(got, ["model.safetensors", "out", "sub/up"], "listed")
 
 
-# One directory of each format: what stands beside it must not be lost.
+# One directory of each format: files beside it must not be lost.
 ONE_OF_EACH = {
     "safetensors": "safetensors/hf_sharded", "torch": "torch_pt/sharded_bin",
     "fairseq2": "fairseq2_native/llama_tp2dp2_fsdp2",
@@ -140,7 +139,7 @@ STRAYS = ["notes.txt", "tokenizer.json", "chat_templates/tools.jinja",
           "adapter_config.json", ".gitattributes", ".git/HEAD",
           "deep/er/notes.dat"]
 
-# Weights by their names: never mixed with what is written.
+# Weights by name: never mixed with what is written.
 NEVER_CARRIED = {"original/consolidated.00.pth", ".git/HEAD"}
 
 
@@ -159,7 +158,8 @@ def with_strays(case, target):
 
 
 def test_each_file_has_a_fate(folder, case, to):
-    """All files of the source, and what is carried is there byte for byte."""
+    """Every file of the source has a fate; carried ones are there byte for
+    byte."""
     source, out = folder / "run", folder / "out"
     strays = with_strays(case, source)
     done = CKPT.ok("convert", source, out, "--to", to, "--json",
@@ -195,7 +195,7 @@ def test_each_file_has_a_fate(folder, case, to):
 
 
 def test_single_file(folder):
-    """One file can't hold the others: each is named."""
+    """A single file can't hold the others: each is named."""
     source, out = folder / "run", folder / "out.safetensors"
     strays = with_strays("safetensors/hf_sharded", source)
     done = CKPT.ok("convert", source, out, "--to", "safetensors", "--json", "-v")
@@ -211,7 +211,7 @@ def test_single_file(folder):
 
 
 def test_names_of_the_target(folder):
-    """A stray never takes the place of a file of the target's own."""
+    """A stray file never replaces one of the target's own."""
     source, out = folder / "run", folder / "out"
     shutil.copytree(DATA / "dcp" / "fsdp2_w2_adamw" / "ckpt", source)
     (source / "model.safetensors").write_bytes(b"not what is written")
@@ -275,7 +275,7 @@ def hub(folder):
 
 
 def test_links_into_the_hub(folder):
-    """The hub's links to its own blobs are what is carried."""
+    """The hub's links to its own blobs are carried."""
     snapshot, _ = hub(folder)
     CKPT.ok("convert", snapshot, folder / "out", "--to", "safetensors")
     check_equal((folder / "out" / "tokenizer.json").read_text(), "tokens",
@@ -289,7 +289,7 @@ def test_links_into_the_hub(folder):
 
 
 def test_half_deleted_hub(folder):
-    """A blob that is gone is not a file that never was."""
+    """A blob that is gone isn't a file that never existed."""
     for name in ("config.json", "tokenizer.json"):
         shutil.rmtree(folder / "models--o--m", ignore_errors=True)
         snapshot, _ = hub(folder)
@@ -302,7 +302,7 @@ def test_half_deleted_hub(folder):
 
 
 def test_without_permission(folder):
-    """What may not be looked at is not absent."""
+    """What may not be examined isn't absent."""
     if os.geteuid() != 0:
         return
     source = hf(folder)
@@ -320,7 +320,8 @@ def test_without_permission(folder):
 
 
 def test_root_of_a_file_system(folder, case):
-    """mkfs makes lost+found there, for root alone: no part of anything."""
+    """mkfs makes lost+found there, for root alone: it isn't part of
+    anything."""
     if os.geteuid() != 0:
         return
     source = folder / "root"

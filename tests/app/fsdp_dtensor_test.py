@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Megatron-FSDP's checkpoints (fsdp_dtensor).
 
-Megatron-FSDP itself needs a GPU. What it saves is made here of the tensors
-that megatron-core's own goldens say, under the names that its savers give, on
-several processes: megatron-core 0.16.1 says where the boxes of unevenly
-sharded DTensors lie, torch's DCP writes them.
+Megatron-FSDP itself needs a GPU. What it saves is made here from the tensors of
+megatron-core's own goldens, under the names that its savers give, on several
+processes: megatron-core 0.16.1 determines where the boxes of unevenly sharded
+DTensors are, and torch's DCP writes them.
 """
 
 import importlib
@@ -40,8 +40,8 @@ def checkpoint_of(case):
 
 
 def unstacked(case):
-    """A parameter of its own for each layer and each expert, gate and up of
-    SwiGLU apart: what Megatron's converter to this format makes of sharded
+    """A separate parameter for each layer and each expert, gate and up of
+    SwiGLU apart: what Megatron's converter to this format makes from sharded
     keys (tools/checkpoint/checkpoint_inspector.py)."""
     names = {}
     for key, tensor in load_file(
@@ -95,10 +95,10 @@ def save(folder, case, stages, norm):
     args = common["args"]
     args.pipeline_model_parallel_size = stages
     args.normalization = norm
-    if norm == "RMSNorm":  # else rows are cut that were never padding
+    if norm == "RMSNorm":  # otherwise rows that were never padding are cut
         args.vocab_size = 24
     names = weights(case, norm)
-    if stages > 1:  # the second stage's layers have the names of the first's
+    if stages > 1:  # the second stage's layers are named like the first's
         half = args.num_layers // stages
         names = {name: tensor for name, tensor in names.items()
                  if not re.search(rf"layers\.[{half}-9]\.", name)}
@@ -122,7 +122,7 @@ def save(folder, case, stages, norm):
 
 
 def weights(case, norm="LayerNorm"):
-    """What the savers name; without biases of norms for RMSNorm."""
+    """The tensors that savers name; no norm biases for RMSNorm."""
     return {name: tensor for name, tensor in split_gates(
         unstacked(case)).items()
         if norm == "LayerNorm" or "norm" not in name
@@ -135,7 +135,7 @@ def uneven_dtensor():
 
 
 def make(folder, case, stages=1, norm="LayerNorm"):
-    """Saved once, and copied to who wants it."""
+    """Saved once, and copied for each test."""
     if importlib.util.find_spec("megatron") is None:
         raise Skip("megatron-core is not installed")
     uneven_dtensor()  # before there are several processes
@@ -148,7 +148,7 @@ def make(folder, case, stages=1, norm="LayerNorm"):
 
 
 def keys(names):
-    """As singleton_local_shards of torch_dist has them."""
+    """As in torch_dist with singleton_local_shards."""
     return {re.sub(r"experts\.(linear_fc\d)\.weight(\d+)",
                    r"experts.experts.\2.\1.weight", name): tensor
             for name, tensor in names.items()}
@@ -202,7 +202,7 @@ def test_to_torch_dist(folder, case):
 
 
 def test_to_hf(folder, case, family):
-    """At once, and by way of torch_dist."""
+    """Directly, and by way of torch_dist."""
     source = make(folder, case, norm="RMSNorm")
     CKPT.ok("convert", source, folder / "dist", "--to", "megatron_torch_dist",
             "--model-only")
@@ -232,14 +232,15 @@ def test_root(folder):
 
 
 def test_stages(folder):
-    """Stages that numbered their layers from 0 have lost all but one's."""
+    """Stages that each number their layers from 0 have lost all but one
+    stage's."""
     source = make(folder, DENSE, stages=2)
     result = CKPT.run("verify", source)
     result.want(1)
     check("names 2 of the model's 4 layers" in result.out + result.err,
           result)
-    # Nor is a model of two layers written in the place of one of four, whoever
-    # writes it; those that are there are, when they are asked for.
+    # Nor is a two-layer model written in place of a four-layer one, by any
+    # command; the layers that exist are written on request.
     for command in (("unshard",), ("reshard", "--to", "megatron_torch_dist"),
                     ("convert", "--to", "megatron_torch_dist"),
                     ("convert", "--to", "safetensors", "--dialect", "keep"),

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Flat parameters of FSDP: torch's local state dicts, in DCP and as one file
-per rank, and fairscale's shards.
+"""FSDP's flat parameters: torch's local state dicts, in DCP and as one file per
+rank, and fairscale's shards.
 
-What must come out is what the peers say themselves: torch's
-summon_full_params, fairscale's consolidate_shard_weights (tests/data/fsdp,
-make.py). What ckpt writes as DCP is loaded by torch.
+The expected results are the peers' own: torch's summon_full_params, fairscale's
+consolidate_shard_weights (tests/data/fsdp, make.py). What ckpt writes as DCP is
+loaded by torch.
 """
 
 import json
@@ -76,7 +76,7 @@ def test_dcp(folder):
     tree = load_pt(folder / "out.pt")
     check_equal(list(tree), ["model"], "the nest")
     check_equal(set(tree["model"]), set(bare(want)), "names in it")
-    # Without the file: as it is, and told how to give one.
+    # Without the file: shown as it is, with advice on how to give one.
     result = CKPT.ok("inspect", LOCAL / "ckpt", "-v")
     check("--flat-params" in result.err, f"{result}")
 
@@ -108,7 +108,7 @@ def test_reshard(folder, ranks):
 
 
 def test_select(folder):
-    """--keys, --layers and the rest see the parameters, not the vectors."""
+    """--keys, --layers and the rest select parameters, not vectors."""
     case = "fairscale_w3"
     got = unshard(folder, FSDP / case / "ckpt", "--model-only",
                   "--layers", "1")
@@ -136,7 +136,7 @@ def refused(source, code, why, *options):
 
 
 def test_wrong_numbers(folder):
-    """What does not add up is refused; nothing is guessed."""
+    """What doesn't add up is refused; nothing is guessed."""
     units = json.loads((FSDP / "local_w4/flat_params.json").read_text())
 
     def broken(change, code, why, source=LOCAL / "ckpt"):

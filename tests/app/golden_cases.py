@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checkpoints under tests/data: for each, what must come out of it.
+"""The checkpoints under tests/data, with the expected result of each.
 
-A Unit is one thing that ckpt opens: a file of a case, or its whole ckpt
-folder. Its expectations come from the files that the peers wrote.
+A Unit is one thing that ckpt opens: a file of a case, or its whole ckpt folder.
+The expectations come from files that the peers wrote.
 """
 
 import json
@@ -34,10 +34,10 @@ class Unit:
     optim: dict = field(default_factory=dict)
     # The peer's object tree in canonical JSON, or None.
     objects: object = None
-    # True: the reader's names for these tensors are its own, so contents and
-    # the last parts of the names are compared.
+    # True: the reader invents names for these tensors, so contents and the last
+    # parts of the names are compared.
     own_names: bool = False
-    # Tensors that are listed, but can't be read: --exclude them.
+    # Tensors that are listed but can't be read: --exclude them.
     unreadable: tuple = ()
 
     @property
@@ -73,8 +73,8 @@ def safetensors_units(case, info):
 
 
 def with_raw(tensors, notes):
-    """expected.safetensors holds dtypes that it can't name as U8; these are
-    their real dtypes and shapes."""
+    """expected.safetensors holds dtypes that it can't name as U8; these are the
+    real dtypes and shapes."""
     names = {"complex128": "c128", "complex32": "c32",
              "float4_e2m1fn_x2": "f4x2"}
     out = dict(tensors)
@@ -169,7 +169,7 @@ def topology_of(name):
     sizes = dict(re.findall(r"(tp|sdp|rdp|dp)(\d+)", name.split("_")[0]))
     if "tp" not in sizes:
         return None
-    # Replicas (rdp) have no files of their own; "dp1" means unsharded.
+    # Replicas (rdp) have no files; "dp1" means unsharded.
     return Topology(int(sizes["tp"]), int(sizes.get("sdp", 1)))
 
 
@@ -248,7 +248,7 @@ def value_leaves(node, path=()):
 
 
 def same_value(got, want):
-    """Equal, but that `got` may leave out what is too long to show."""
+    """Equal, except that `got` may leave out what is too long to show."""
     if isinstance(got, dict) and "!elided" in got:
         return True
     if isinstance(want, dict) and "!ref" in want:

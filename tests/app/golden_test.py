@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Black-box tests of ckpt over checkpoints that their own writers made."""
+"""Black-box tests of ckpt on checkpoints made by their own writers."""
 
 import shutil
 import zipfile
@@ -18,8 +18,8 @@ CKPT = None  # set by prepare
 
 # ------------------------------------------------------------------ inspect
 def listed(unit, *options):
-    """The tensors of `inspect --json`: name -> row. For a unit with names of
-    its own, the rows are under the names of the expectation."""
+    """The tensors of `inspect --json`: name -> row. For a unit with its own
+    names, the rows are under the expected names."""
     document = CKPT.inspect(unit.path, *options)
     rows = {row["name"]: row for row in document["tensors"]}
     check_equal(len(rows), len(document["tensors"]), "distinct names")
@@ -94,7 +94,8 @@ def test_objects(folder, unit):
 
 # ------------------------------------------------------------------ unshard
 def without(unit, dtypes):
-    """What a container can hold of a unit, and the --exclude for the rest."""
+    """What a container can hold of a unit, and the --exclude options for the
+    rest."""
     gone = [n for n, t in unit.all.items()
             if t.dtype in dtypes or n in unit.unreadable]
     options = [o for name in gone for o in ("--exclude", name)]
@@ -102,7 +103,7 @@ def without(unit, dtypes):
 
 
 def strip(unit, tensors):
-    """Renames to the expectation where the reader's names are its own."""
+    """Renames to the expected names where the reader invents its own."""
     if not unit.own_names:
         return tensors
     return {want: tensor for want in unit.model
@@ -169,7 +170,7 @@ def test_unshard_folder(folder, unit):
 
 
 def verify_whole(out, want):
-    """No tensors are never whole: nothing shows it."""
+    """Nothing can show that a file without tensors is whole."""
     result = CKPT.run("verify", out, "--json").want(0 if want else 1)
     kinds = [one["kind"] for one in result.json()["problems"]]
     check_equal(kinds, [] if want else ["no_tensors"], "problems")
@@ -294,8 +295,8 @@ def plain(value):
 
 
 def check_optimizer(ours, peer, source):
-    """State as the peer's file has it; param_groups (the learning rate of
-    the moment) as the source has them."""
+    """State as in the peer's file; param_groups (the current learning rate) as
+    in the source."""
     got = plain(load_pt(ours, weights_only=False))
     want = plain(load_pt(peer, weights_only=False))
     check_equal(list(got), list(want), f"keys of {ours}")
@@ -326,7 +327,7 @@ def break_one_shard(unit, out, step):
     names = [k for k in before if before[k] != after[k]]
     check(names, "the test flipped nothing")
     want_damage(CKPT.run("verify", out), names[0])
-    # A replica on another rank may be read instead, but is compared.
+    # A replica on another rank may be read instead, but it is compared.
     want_damage(CKPT.run("verify", unit.path, out), names[0])
 
 
@@ -335,7 +336,7 @@ def buffers(unit):
 
 
 def test_reshard_by_rule(folder, unit, topology):
-    """Topologies that the peer did not write, from the format's rules."""
+    """Topologies that the peer did not write, by the format's rules."""
     out = folder / "out"
     CKPT.ok("reshard", unit.path, out, *topology.options)
     dims = unit.info["shard_dims"]
@@ -351,8 +352,8 @@ def test_reshard_by_rule(folder, unit, topology):
 
 
 def check_optimizer_parts(unit, files, topology):
-    """All encodings join alike: flatten each rank's part, put the parts one
-    after the other, and that is the tensor-parallel rank's flat tensor."""
+    """All encodings join alike: each rank's flattened parts, one after another,
+    are the tensor-parallel rank's flat tensor."""
     import torch.distributed.tensor  # makes its classes loadable
 
     assert torch
@@ -414,7 +415,8 @@ def test_dtensor(folder):
 
 
 def test_single_file(folder):
-    """A sharded safetensors folder as one file is what the peer writes."""
+    """A sharded safetensors folder becomes the single file that the peer
+    writes."""
     case = DATA / "safetensors/hf_sharded"
     out = folder / "model.safetensors"
     CKPT.ok("unshard", case / "ckpt", out)

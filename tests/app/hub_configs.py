@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""config.json of models that people have, with all of their keys and values,
-at the sizes of tiny models: what a class's own defaults would never show.
+"""config.json files of real models, with all of their keys and values, at the
+sizes of tiny models: what a class's own defaults would never show.
 
 Sizes, ids of tokens and lists by layer are cut; everything else (spellings of
 several releases of transformers, leftovers, keys of the hub's own code) is
@@ -387,7 +387,7 @@ HUB = {
         num_attention_heads=4, num_hidden_layers=2, parallel_attn=True,
         torch_dtype="bfloat16", use_cache=True, vocab_size=64),
 }
-# What GPTModel has no argument for, and is asked to be kept (--allow-unsaid).
+# What GPTModel has no argument for, allowed with --allow-unsaid.
 UNSAID = {
     "Granite 3": "config.*", "Granite 3 MoE": "config.*",
     "Command R": "*", "Command R7B": "*",
@@ -401,8 +401,8 @@ NOWHERE = {
     "Command R plus": "a norm for each head",
 }
 
-# Keys that are seldom and valid, on top of those: each goes to every format,
-# or is refused there with its reason.
+# Rare but valid keys on top of those: each goes to every format, or is refused
+# there with the reason.
 CHANGES = {
     "Llama 3.1 70B": [
         dict(rope_scaling={"type": "linear", "factor": 2.0}),

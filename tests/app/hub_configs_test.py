@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The config.json that models have on the hub, key for key, on tiny models of
-transformers' with every parameter random: to each dialect that has the family
-and home, with config.json kept beside and taken away.
+"""The config.json of models on the hub, key for key, on tiny transformers
+models with every parameter random: to each dialect that has the family and
+back, with config.json kept beside and removed.
 
-The logits are those of transformers on the source, the file that is kept comes
-home as it was, `verify` and `diff` say the same, no key is unknown; or the
-command says no with status 5.
+The logits are those of transformers on the source, a kept file comes back as it
+was, `verify` and `diff` agree, and no key is unknown; or the command refuses
+with status 5.
 
     hub_configs_test.py --ckpt CKPT         the part that runs in CI
     hub_configs_test.py --ckpt CKPT --full  all of them
@@ -31,7 +31,7 @@ OTHERS = {
              "granite"),
 }
 KEEPS = (MCORE, "fairseq2", "vllm")  # have config.json beside them
-# What CI looks at: a spelling, a leftover or a size of each kind.
+# What CI tests: a spelling, a leftover or a size of each kind.
 CHOSEN = (
     "Llama 3.1 70B", "Llama of both spellings", "Qwen 2.5 72B", "DeepSeek V3.1",
     "Mistral Nemo", "Gemma 7B, first release", "Gemma 3 1B", "Phi 4 mini",
@@ -76,7 +76,7 @@ def hub(folder, name, target, change=None):
     from hub_configs import HUB, NOWHERE, UNSAID
 
     config, source = {**HUB[name], **(change or {})}, folder / "source"
-    for key in ("dtype", "torch_dtype"):  # what the tiny weights are
+    for key in ("dtype", "torch_dtype"):  # the tiny weights' dtype
         if key in config:
             config[key] = "float32"
     want = saved(source, config)
@@ -113,7 +113,7 @@ SAYS = {"scoring_func": "softmax", "topk_method": "greedy"}
 
 def denied(folder, key):
     """A value that no model of the type has, under a key that transformers'
-    class does not look at."""
+    class doesn't read."""
     from hub_configs import HUB
 
     source = folder / "source"
@@ -125,7 +125,7 @@ def denied(folder, key):
 
 
 def key_of_rope(folder):
-    """A key of a scaling that nobody knows is named, too."""
+    """An unknown key in a scaling is named, too."""
     from hub_configs import HUB, LLAMA3
 
     source = folder / "source"
@@ -139,8 +139,8 @@ def key_of_rope(folder):
 
 
 def sizes_of_the_class(folder):
-    """transformers saves a text_config without what its class has anyway:
-    Gemma 3 4B's has no heads."""
+    """transformers saves a text_config without its class's defaults: Gemma 3
+    4B's has no heads."""
     from facts_vision_models import logits_at, model_of
     from hub_configs import GEMMA3_4B
     from transformers import AutoConfig

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny models of transformers whose fused projections have parts of different
-sizes, and what each rank of Megatron holds of them.
+"""Tiny transformers models whose fused projections have parts of different
+sizes, and what each Megatron rank holds of them.
 
-The cuts are written from what the modules compute (transformers 5.12.1 on one
-side, Megatron-Core 0.16.1 on the other), not from ckpt's rules.
+The cuts follow what the modules compute (transformers 5.12.1 on one side,
+Megatron-Core 0.16.1 on the other), not ckpt's rules.
 """
 
 import torch
@@ -42,7 +42,7 @@ TYPES = {
     "qwen3_5_moe_text": dict(DELTA, **ROUTED),
     "qwen3_5_text": DELTA,
 }
-# What HybridModel of Megatron has no argument for.
+# What Megatron's HybridModel has no argument for.
 UNSAID = {
     "mamba2": ["ssm_norm_groups"], "bamba": ["ssm_norm_groups"],
     "falcon_h1": ["parallel_mixer", "config.mlp_multipliers",
@@ -80,8 +80,8 @@ def model_of(config, seed=0):
 
 
 def mtp_of(config, saved, seed=5):
-    """What a checkpoint has beside the model to predict one more token: a
-    layer with attention and more; transformers does not load it."""
+    """What a checkpoint has beside the model to predict one more token: a layer
+    with attention and more, which transformers doesn't load."""
     layer = max(i for i, kind in enumerate(config.layer_types)
                 if kind == "full_attention")
     prefix = f"model.layers.{layer}."
@@ -97,7 +97,7 @@ def mtp_of(config, saved, seed=5):
 
 
 def shares(tensor, count):
-    """Equal runs of rows, one for each rank."""
+    """Equal runs of rows, one per rank."""
     return tensor.chunk(count)
 
 
@@ -221,11 +221,11 @@ def numbers_of(config):
 
 
 def ranks_of(config, state, tp):
-    """By rank: name of the module's parameter -> what the rank has of it."""
+    """By rank: parameter name in the module -> what the rank has of it."""
     if hasattr(config, "linear_num_key_heads"):
         return delta_ranks(config, state, tp)
     ranks = [{} for _ in range(tp)]
-    # In Megatron-Bridge's FalconH1Model it has a name of its own.
+    # It has its own name in Megatron-Bridge's FalconH1Model.
     module = "mamba_mixer" if config.model_type == "falcon_h1" else "mixer"
     for layer, prefix in mixers_of(config):
         for rank, parts in zip(ranks, mamba(numbers_of(config), state, prefix,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron-Core's own GatedDeltaNet and MambaMixer, on the CPU: each rank
-loads its layer from a distributed checkpoint by Megatron's loader, and has to
-hold what the test says. Their kernels need a GPU and are never called.
+"""Megatron-Core's own GatedDeltaNet and MambaMixer, on the CPU: each rank loads
+its layer from a distributed checkpoint with Megatron's loader, and must hold
+what the test says. Their kernels need a GPU and are never called.
 """
 
 import os
@@ -15,7 +15,7 @@ from peer import on_processes, serve
 
 
 def stub_kernels():
-    """Modules of kernels, whose names have to be there to be imported."""
+    """Kernel modules whose names must be importable."""
     import torch
 
     class RMSNorm(torch.nn.Module):
@@ -47,9 +47,9 @@ def layer(kind, numbers):
         add_bias_linear=False, **numbers)
     groups = ProcessGroupCollection.use_mpu_process_groups(
         required_pgs=["tp", "cp", "pp"])
-    # Which the kernels' callers alone use.
+    # Used only by the kernels' callers.
     mamba_mixer.HAVE_EINOPS = mamba_context_parallel.HAVE_EINOPS = True
-    mamba_mixer.get_cuda_rng_tracker = MagicMock  # nothing is drawn
+    mamba_mixer.get_cuda_rng_tracker = MagicMock  # nothing is random
     if kind == "mamba":
         return mamba_mixer.MambaMixer(
             config, mamba_mixer.MambaMixerSubmodules(
@@ -111,7 +111,7 @@ def prepare():
     stub_kernels()
     import megatron.core.ssm.mamba_mixer  # noqa: F401
 
-    # torch itself asks later whether there is a triton.
+    # torch itself checks later whether triton exists.
     del sys.modules["triton"], sys.modules["triton.language"]
 
 

@@ -3,10 +3,10 @@
 """Layers whose fused projections have parts of different sizes: gated delta
 nets and state space mixers, from transformers to Megatron's names and back.
 
-Tiny models, every parameter random, on 1, 2 and 4 tensor-parallel ranks: what
-each rank holds is what the cut of Megatron's module gives it, computed here
-with torch; home bit for bit; the same logits in transformers with a config.json
-made from Megatron's args alone.
+Tiny models, every parameter random, on 1, 2 and 4 tensor-parallel ranks: each
+rank holds what the cut of Megatron's module gives it, computed here with torch;
+back bit for bit; the same logits in transformers with a config.json made from
+Megatron's args alone.
 """
 
 import importlib.util
@@ -39,7 +39,7 @@ def allowed(model_type):
 
 
 def save(folder, model_type, mtp=False):
-    """A model as the hub has it: its config, class and tensors."""
+    """A model as on the hub: config, class and tensors."""
     from safetensors.torch import load_file, save_file
 
     tiny = models()
@@ -50,7 +50,7 @@ def save(folder, model_type, mtp=False):
     tensors = load_file(path)
     if mtp:
         tensors.update(tiny.mtp_of(config, tensors))
-    odd = "backbone.embedding.weight"  # transformers 5 alone; it reads both
+    odd = "backbone.embedding.weight"  # transformers 5 only; it reads both
     if odd in tensors:
         tensors["backbone.embeddings.weight"] = tensors.pop(odd)
     save_file({k: v.contiguous() for k, v in tensors.items()}, path,
@@ -68,8 +68,8 @@ def parts_of(name):
 
 
 def local_parts(folder, tp):
-    """By rank, of a distributed checkpoint: what a module's parameter is put
-    together from, as Megatron's loader does it."""
+    """By rank: the parts of a distributed checkpoint that make up a module's
+    parameter, joined as by Megatron's loader."""
     import torch
     from dist_readers import boxes, read_dcp
 
@@ -136,7 +136,7 @@ def legacy_ranks(folder, tp):
 
 
 def ranks_files(folder, model_type):
-    """The form with a file for each rank: its modules' own tensors."""
+    """The form with one file per rank: its modules' own tensors."""
     import torch
 
     config, kind, state = save(folder / "source", model_type)
@@ -169,8 +169,8 @@ def ranks_files(folder, model_type):
 
 
 def too_many_ranks(folder, model_type):
-    """A group of Mamba's, or a key head of a delta net's, is one rank's:
-    MambaMixer asserts it (megatron-core 0.16.1), and its rows divide."""
+    """A Mamba group, or a delta net's key head, belongs to one rank: MambaMixer
+    asserts it (megatron-core 0.16.1), although the rows divide."""
     config, _, _ = save(folder / "source", model_type)
     count = getattr(config, "linear_num_key_heads", None) or config.n_groups
     tp = 2 * count
@@ -182,7 +182,7 @@ def too_many_ranks(folder, model_type):
             "megatron_legacy", "--tp", count, *allowed(model_type))
     run = CKPT.run("reshard", folder / "ranks", folder / "no", "--tp", tp)
     check("tp=" in run.want(5).err, run.err)
-    # Its keys are whole: any job can load them, but none of so many ranks.
+    # Its keys are whole: any job can load them, except one with so many ranks.
     run = CKPT.ok("convert", folder / "source", folder / "dist", "--to",
                   "megatron_torch_dist", "--tp", tp, *allowed(model_type))
     check("builds no such model" in run.err, run.err)
@@ -203,7 +203,7 @@ def further_tokens(folder, model_type):
 
 
 def other_containers(folder, model_type):
-    """Names of transformers in other containers need no rules."""
+    """transformers' names in other containers need no rules."""
     save(folder / "source", model_type)
     want = tensors_of(folder / "source")
     before = folder / "source"
@@ -250,7 +250,7 @@ def prepare(suite, ckpt):
     for model_type in types:
         suite.add(model_type, there_and_back, model_type)
         suite.add("ranks " + model_type, ranks_files, model_type)
-        # Without a norm there is another mixer: Megatron-Bridge builds it.
+        # Without a norm the mixer is another one, built by Megatron-Bridge.
         if has_megatron() and model_type != "falcon_h1":
             suite.add("megatron " + model_type, megatrons_loader, model_type)
         suite.add("containers " + model_type, other_containers, model_type)

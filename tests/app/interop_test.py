@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What ckpt writes is loaded by torch and by safetensors, and random
-checkpoints survive every change of topology."""
+"""torch and safetensors load what ckpt writes, and random checkpoints survive
+every change of topology."""
 
 import collections
 import filecmp
@@ -27,7 +27,7 @@ QWEN = DATA / "fairseq2_native/qwen25_tp4dp1_mixed/ckpt"
 
 # ----------------------------------------------------------- random contents
 def random_tensor(rng, dtype, shape):
-    """Any bytes are a value of most types; bool has two."""
+    """For most types any bytes are a value; bool has two values."""
     count = 1
     for n in shape:
         count *= n
@@ -62,7 +62,7 @@ BOTH = [n for n in TORCH_NAMES if not n.startswith("q")
 
 # --------------------------------------------------------------- containers
 def check_pt_layout(path):
-    """Every record is stored and begins at a multiple of 64."""
+    """Every record is stored, and begins at a multiple of 64."""
     with zipfile.ZipFile(path) as archive, open(path, "rb") as f:
         check_equal(archive.testzip(), None, "records with a wrong CRC")
         for record in archive.infolist():
@@ -172,8 +172,8 @@ CASTS = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16,
 
 
 def test_cast(folder, name):
-    """--dtype rounds as torch does, and needs no module for it; integers stay
-    as they are."""
+    """--dtype rounds as torch does, without needing a module; integers stay as
+    they are."""
     alone = Ckpt(shutil.copy(CKPT.path, folder))
     if not re.search(r"torch .*not available", alone.ok("--version").out):
         raise Skip("the module is found elsewhere")
@@ -201,7 +201,7 @@ def test_cast(folder, name):
 
 # ----------------------------------------------------------------- manifests
 def test_manifest(folder):
-    """The manifest holds what docs/digest.md says, by an outside computation."""
+    """The manifest holds what docs/digest.md says, computed independently."""
     tensors = random_dict(random.Random(5), BOTH, 30)
     source, out = folder / "in.pt", folder / "out.safetensors"
     torch.save(tensors, source)
@@ -381,7 +381,7 @@ def test_tiny_memory(folder, seed):
         outs.append(folder / f"out{i}.safetensors")
         result = CKPT.ok("unshard", source, outs[-1], *options)
         if "16MiB" in options and not CKPT.sanitized:
-            # This process is large and its size at the fork counts.
+            # This process is large, and its size at the fork counts.
             check(result.rss < 1 << 30, f"{result.rss >> 20} MiB used")
     for out in outs[1:]:
         check(filecmp.cmp(outs[0], out, shallow=False), f"{out.name} differs")
@@ -390,7 +390,7 @@ def test_tiny_memory(folder, seed):
 
 # ------------------------------------------------------------------ dry runs
 def test_dry_run(folder, name, options):
-    """--dry-run names the files and sizes that the real run then writes."""
+    """--dry-run names the files and sizes that the real run writes."""
     out = folder / "out"
     args = (*options[:1], QWEN, out, *options[1:])
     document = CKPT.ok(*args, "--dry-run", "--json").json()

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How bytes travel: what --trace says about a run, and what a file system
+"""How bytes travel: what --trace reports about a run, and what a file system
 that shares blocks (XFS) holds afterwards. Never how long it takes.
 """
 
@@ -26,7 +26,7 @@ def safetensors(path, pad, size=SIZE):
 
 
 def test_trace(folder):
-    """Complete events of a few known names; reads add up to the payload."""
+    """Complete events with a few known names; reads add up to the payload."""
     source, trace = folder / "a.safetensors", folder / "trace.json"
     safetensors(source, 504)
     CKPT.ok("convert", source, folder / "b.pt", "--to", "torch", "--trace",
@@ -44,7 +44,7 @@ def test_trace(folder):
 
 
 def test_trace_unwritable(folder):
-    """A trace that can't be made stops the run before it begins."""
+    """A trace that can't be created stops the run before it begins."""
     source = folder / "a.safetensors"
     safetensors(source, 504)
     done = CKPT.run("convert", source, folder / "b.pt", "--to", "torch",
@@ -74,8 +74,8 @@ def used(mount):
 
 
 def test_reflink(folder):
-    """Blocks are shared where offsets agree; bytes are right at any offset,
-    and a target that is written to later does not change the source."""
+    """Blocks are shared where offsets agree; bytes are right at any offset, and
+    writing to the target later doesn't change the source."""
     mount = mount_xfs(folder)
     try:
         for pad in (112, 504, 4088, 8184, 117):
@@ -102,7 +102,7 @@ def test_reflink(folder):
 
 
 def test_unread(folder):
-    """Where nobody asks for digests, bytes that are shared are not read."""
+    """Shared bytes aren't read unless digests are asked for."""
     mount = mount_xfs(folder)
     try:
         source, trace = mount / "s.safetensors", folder / "trace.json"
@@ -122,8 +122,8 @@ def test_unread(folder):
 
 
 def test_shards_of_ours(folder):
-    """Whatever it was made from, each file begins its data with a block, so
-    that files which hold the tensors of several of them share all of them."""
+    """Whatever it was made from, each file's data begin on a block, so that
+    files with the tensors of several of them share all of those."""
     mount = mount_xfs(folder)
     try:
         tensors = {f"w{i}": ("U8", [SIZE // 4 - 4096 * i]) for i in range(4)}
@@ -133,7 +133,7 @@ def test_shards_of_ours(folder):
                              "data_offsets": [at, at + shape[0]]}
             at += shape[0]
         text = json.dumps(entries).encode()
-        text += b" " * ((3 - len(text)) % 8)  # no multiple of 8
+        text += b" " * ((3 - len(text)) % 8)  # not a multiple of 8
         data = os.urandom(at)
         (folder / "a.safetensors").write_bytes(
             struct.pack("<Q", len(text)) + text + data)
@@ -155,7 +155,7 @@ def test_shards_of_ours(folder):
 
 
 def test_no_digests(folder):
-    """--no-manifest: the same bytes; what needs digests still has them."""
+    """--no-manifest: the same bytes; what needs digests still gets them."""
     source = folder / "a.safetensors"
     safetensors(source, 504)
     CKPT.ok("convert", source, folder / "a", "--to", "torch")
@@ -166,7 +166,7 @@ def test_no_digests(folder):
           (folder / "b" / name).read_bytes(), "bytes differ")
     CKPT.ok("convert", source, folder / "c", "--to", "torch", "--no-manifest",
             "--verify")
-    # The manifest of /a is believed, whatever is written.
+    # The manifest of /a is trusted, whatever is written.
     with open(folder / "a" / name, "r+b") as f:
         f.seek(SIZE // 2)
         f.write(b"changed")
@@ -176,8 +176,8 @@ def test_no_digests(folder):
 
 
 def test_only_replicas(folder):
-    """--no-manifest: copies of one tensor are compared, and nothing else is
-    digested; one that differs is found all the same."""
+    """--no-manifest: copies of a tensor are compared, and nothing else is
+    digested; one that differs is still found."""
     shutil.copytree(DATA / "fairseq2_native/qwen25_tp4dp1_mixed/ckpt",
                     folder / "tp4")
     trace = folder / "trace.json"
@@ -207,7 +207,7 @@ def test_only_replicas(folder):
 
 
 def cached(path):
-    """Bytes of a file that are in the page cache."""
+    """How many bytes of a file are in the page cache."""
     done = subprocess.run(["fincore", "--bytes", "--noheadings", "--output",
                            "RES", path], capture_output=True, text=True,
                           check=True)
@@ -215,7 +215,7 @@ def cached(path):
 
 
 def make_cold(path):
-    """Out of the page cache, or Skip."""
+    """Drops a file from the page cache, or raises Skip."""
     if not shutil.which("fincore"):
         raise Skip("needs fincore")
     with open(path, "rb") as file:
@@ -234,8 +234,8 @@ def has_direct_reads(path):
 
 
 def test_read_modes(folder):
-    """--io: the same bytes in every mode; direct reads leave nothing in the
-    page cache, what was there stays."""
+    """--io: the same bytes in every mode; direct reads add nothing to the page
+    cache, and what was there stays."""
     source = folder / "a.safetensors"
     data = safetensors(source, 504)
     modes = ["auto", "buffered"]
@@ -265,8 +265,8 @@ def test_read_modes(folder):
 
 
 def test_auto_mode(folder):
-    """auto: cold bytes of a source that is rewritten stay out of the page
-    cache, warm ones in it; verify leaves them there."""
+    """auto: cold bytes of a rewritten source stay out of the page cache, warm
+    ones in it; verify leaves them there."""
     source = folder / "a.safetensors"
     size = 13 * SIZE  # small runs are read through the page cache
     data = safetensors(source, 504, size)
@@ -286,7 +286,7 @@ def test_auto_mode(folder):
     make_cold(source)
     convert("once")
     check(cached(source) <= size // 8, "a source read once is in the cache")
-    # A kernel that is short of memory takes some pages back.
+    # A kernel short of memory reclaims some pages.
     most = size // 2
     convert("little", "--max-mem", "16MiB", "-j", "2")
     check(cached(source) >= most, "there is no memory for direct reads")

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every command's JSON fits its schema in docs/schema, errors included.
 
-The schemas use a small part of JSON Schema, which this file checks itself:
+The schemas use a small subset of JSON Schema, which this file checks itself:
 type, const, enum, required, properties, additionalProperties, items, oneOf,
-minimum, $ref to a file beside. A keyword that it does not know is an error.
+minimum, $ref to a neighbouring file. An unknown keyword is an error.
 """
 
 import json
@@ -42,8 +42,8 @@ def members(schema):
 
 
 def faults(value, schema, at="$", is_form=False):
-    """What does not fit, as a list of sentences. A member that the schema does
-    not name is a fault: nobody can read about it."""
+    """What doesn't fit, as a list of sentences. A member that the schema
+    doesn't name is a fault, because it is undocumented."""
     if schema is True:
         return []
     check(not set(schema) - KNOWN, f"{at}: keywords {set(schema) - KNOWN}")
@@ -163,12 +163,12 @@ BAD = [
 ]
 
 
-# Members that two runs of one command don't share.
+# Members that differ between two runs of one command.
 CLOCKS = ("seconds", "peak_memory", "rate")
 
 
 def test_lines(folder):
-    """--ndjson is the same document: put together again from its lines."""
+    """--ndjson is the same document, reassembled here from its lines."""
     seen = set()
     for name, code, argv in GOOD:
         if name not in ("inspect", "ls", "verify", "diff", "scan", "family",
@@ -211,7 +211,7 @@ def test_bad(folder, code, kind, argv):
 
 
 def test_place(folder):
-    """An error says about which file and tensor it is, apart."""
+    """An error names its file and tensor in separate fields."""
     path = DATA / "bad/safetensors/overlap.safetensors"
     error = json.loads(CKPT.run("inspect", path, "--json").err)["error"]
     check_equal(error["path"], str(path), "path")
@@ -220,7 +220,7 @@ def test_place(folder):
 
 
 def test_numbers(folder):
-    """The numbers of a difference are fields, of diff and of verify."""
+    """The numbers of a difference are fields, in diff and in verify."""
     shutil.copytree(LLAMA, folder / "a")
     CKPT.ok("convert", LLAMA, folder / "b", "--to", "safetensors", "--dtype",
             "f16", "--no-fsync")
@@ -235,7 +235,8 @@ def test_numbers(folder):
 
 
 def test_plan(folder):
-    """A dry run's plan fits its schema; what it read may not change after."""
+    """A dry run's plan fits its schema; what it read must not change
+    afterwards."""
     shutil.copytree(TP4, folder / "tp4")
     CKPT.ok("reshard", "tp4", "tp8", "--tp", 8, "-n", "-o", "plan.json",
             cwd=folder)
@@ -266,7 +267,8 @@ def test_plan(folder):
 
 
 def test_doctor(folder):
-    """Whether URLs can be opened; a proxy by its variable, not its password."""
+    """Whether URLs can be opened; a proxy's variable is shown, not its
+    password."""
     result = CKPT.ok("doctor", folder, "--json",
                      env={"https_proxy": "http://me:hunter2@127.0.0.1:1"})
     rows = {row["name"]: row for row in result.json()["checks"]}
@@ -279,7 +281,8 @@ def test_doctor(folder):
 
 
 def test_free_space(folder):
-    """A dry run knows the space where the target would be, as statvfs does."""
+    """A dry run reports the space where the target would be, as statvfs
+    does."""
     plan = CKPT.ok("reshard", TP4, folder / "tp8", "--tp", 8, "-n",
                    "--json").json()
     facts = os.statvfs(folder)
@@ -303,25 +306,25 @@ def test_all_covered():
     """Each schema file is tested above or in its command's own test."""
     names = {path.stem for path in SCHEMAS.glob("*.json")}
     used = {name for name, _, _ in GOOD} | {"error", "plan", "progress"}
-    # view goes on after its document, fetch needs a server: test_view here,
+    # view continues after its document, fetch needs a server: test_view here,
     # and remote_test.py with this file's fits().
     check_equal(names, used | {"view", "fetch"}, "schemas of what is tested")
     rows = CKPT.ok("--help").out.split("\nCommands\n")[1].split("\n\n")[0]
     commands = {row.split()[0] for row in rows.splitlines()}
     tested = {argv[0] for _, _, argv in GOOD}
-    # A plan's run is the command that it is a plan of.
+    # Running a plan is the command that it is a plan of.
     check_equal(commands - tested, {"view", "fetch", "run"},
                 "commands without a row in GOOD")
 
 
 def test_estimate(folder):
-    """Of a GiB or more: a look at the disks, which leaves nothing behind."""
+    """For a GiB or more: a look at the disks, which leaves nothing behind."""
     text = (b'{"a":{"dtype":"U8","shape":[1610612736],'
             b'"data_offsets":[0,1610612736]}}')
     source = folder / "large.safetensors"
     with open(source, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        # Of this much there is something to read, the rest is a hole.
+        # This much can be read; the rest is a hole.
         file.write(os.urandom(64 << 20))
         file.truncate(8 + len(text) + 1610612736)
     argv = ("convert", source, folder / "out.pt", "--to", "torch", "-n")
@@ -353,7 +356,7 @@ def test_view():
 
 
 def cut_salvage(folder):
-    """A checkpoint that lost elements: they are in the document."""
+    """A checkpoint that lost elements: the document lists them."""
     source = next(LLAMA.glob("*.safetensors"))
     cut = folder / "cut.safetensors"
     cut.write_bytes(source.read_bytes()[:-300])

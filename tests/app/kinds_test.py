@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""--layers: a layer stays of the kind that it was, or the command refuses.
+"""--layers: a layer keeps its kind, or the command refuses.
 
-What a configuration says of a layer by its number is told here for each key,
-from what transformers' and Megatron's classes make of it: lists, numbers of
-layers, periods, switches, a text of kinds, modules that are not quantized. For
-random orders of eight layers, layer i of what ckpt wrote is as layer order[i]
-was. The keys are those that the family files read by a layer's number; a file
-that reads another one fails here until its meaning is told.
+What a configuration says about a layer by its number is defined here for each
+key, from what transformers' and Megatron's classes make of it: lists, numbers
+of layers, periods, switches, a text of kinds, modules that aren't quantized.
+For random orders of eight layers, layer i of what ckpt wrote is like layer
+order[i] before. The keys are those that the family files read by a layer's
+number; a file that reads another one fails here until its meaning is defined.
 """
 
 import json
@@ -53,14 +53,14 @@ def left_alone(config, l):
 
 
 def of_type(model_type, kind, **keys):
-    """A kind that follows from a layer's number where no key says it."""
+    """A kind that follows from a layer's number where no key gives it."""
     return ({"model_type": model_type, "hidden_size": 32, "vocab_size": 64,
              "num_attention_heads": 4, "num_key_value_heads": 2,
              "intermediate_size": 48, "max_position_embeddings": 64,
              "rms_norm_eps": 1e-6, "head_dim": 8, **keys}, kind)
 
 
-# name: (keys of config.json, what they say of a layer)
+# name: (keys of config.json, what they say about a layer)
 CASES = {
     "layer_types": by_list("layer_types", KINDS),
     "mlp_layer_types": by_list("mlp_layer_types", ["dense"] + ["sparse"] * 7),
@@ -108,7 +108,7 @@ CASES = {
         "extra_config": {f"model.layers.{i}.mlp.up_proj": {"bits": i}
                          for i in (1, 3, 6)}}},
         left_alone),
-    # What no key says: from the ledger of facts.
+    # What no key gives: from the ledger of facts.
     "gemma2": of_type("gemma2", lambda config, l: l % 2, sliding_window=4,
                       query_pre_attn_scalar=8),
     "gemma3_text": of_type("gemma3_text", lambda config, l: (l + 1) % 6 == 0,
@@ -119,12 +119,12 @@ CASES = {
     "olmo3": of_type("olmo3", lambda config, l: (l + 1) % 4 == 0,
                      sliding_window=4),
 }
-# What reads a layer's number in the family files and says no kind.
+# What reads a layer's number in the family files but gives no kind.
 OTHERS = {"0", "window"}
 
 
 def write(path, config, last=None):
-    """A tensor for each layer; `last`: one of a layer behind them."""
+    """A tensor for each layer; `last`: one of a layer after them."""
     path.mkdir(parents=True)
     entries, at = {}, 0
     for layer in range(LAYERS + (last is not None)):
@@ -143,7 +143,7 @@ def write(path, config, last=None):
 
 
 def orders(name):
-    """First layers, whole periods, and what random makes of eight."""
+    """First layers, whole periods, and random orders of eight."""
     draw = random.Random(name)
     yield list(range(5))
     yield [*range(4), *range(8)]
@@ -209,7 +209,7 @@ def prediction(folder):
 
 
 def patterns(folder):
-    """A regular expression that has a layer's number does not follow."""
+    """A regular expression with a layer's number is not rewritten."""
     source = folder / "source"
     write(source, {"quantization_config": {
         "ignore": ["lm_head", r"re:.*layers\.3\..*"]}})

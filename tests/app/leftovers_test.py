@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What stands beside the tensors and does not fit them, or each other: rows and
+"""What is beside the tensors and doesn't fit them, or each other: rows and
 vocab_size, quantization of plain weights, token ids, keys that no model of the
-type says. It is said, and the hint of a refusal leads to a conversion."""
+type has. ckpt says so, and the hint of a refusal leads to a conversion."""
 
 import json
 import shutil
@@ -73,7 +73,7 @@ def not_said(folder, files):
 
 
 def dequantized(folder):
-    """What --dtype makes plain has no such key any more, and no warning."""
+    """What --dtype makes plain no longer has such a key, or a warning."""
     CKPT.ok("convert", DATA / "hf/llama/ckpt", folder / "fp8", "--to",
             "safetensors", "--quantize", "fp8-block", "-q")
     result = CKPT.ok("convert", folder / "fp8", folder / "there", "--to",
@@ -94,7 +94,7 @@ def fewer_rows(folder):
 
 
 def more_rows(folder):
-    """So are rows past vocab_size that are not zero."""
+    """So are rows past vocab_size that aren't zero."""
     source = variant(folder, config={"vocab_size": 50})
     command = ("convert", source, folder / "there", "--to", MCORE)
     result = CKPT.run(*command).want(5)
@@ -118,7 +118,7 @@ def whole_vocabulary(folder, command, source):
 
 
 def padded(folder):
-    """Rows of zeros are padding, wherever they are from."""
+    """Rows of zeros are padding, wherever they come from."""
     from safetensors.numpy import load_file, save_file
 
     source = variant(folder, config={"vocab_size": 50})
@@ -133,8 +133,8 @@ def padded(folder):
 
 
 def hint_of_padding(folder):
-    """Rows of a Megatron checkpoint past the args' vocab_size that are not
-    zero: both numbers of the hint work, with the family's name alone."""
+    """Rows of a Megatron checkpoint past the args' vocab_size that aren't zero:
+    both numbers in the hint work, with just the family's name."""
     source = DATA / "megatron_legacy/llama_te_tp2_pp2/ckpt"
     for to in ("safetensors", "modelopt"):
         home = ("convert", source, folder / to, "--to", to, "-q",
@@ -148,7 +148,8 @@ def hint_of_padding(folder):
 
 
 def set_is_kept(folder):
-    """config.json that goes along says what --set says, and no more changes."""
+    """The config.json that goes along has the value of --set, and nothing else
+    changes."""
     there = folder / "there"
     CKPT.ok("convert", MODEL, there, "--to", MCORE, "--set", "eps=0.001", "-q")
     want = json.loads((MODEL / "config.json").read_text())
@@ -157,7 +158,7 @@ def set_is_kept(folder):
 
 
 def odd_key(folder):
-    """The hint of a key that no model of the type says: named in a warning."""
+    """The hint for a key that no model of the type has: named in a warning."""
     source = variant(folder, DATA / "hf/deepseek_v3_bf16/ckpt",
                      {"scoring_func": "softmax"})
     command = ("convert", source, folder / "there", "--to", MCORE)

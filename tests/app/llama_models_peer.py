@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Meta's own inference code: llama-models' Llama 3 over fairscale's parallel
-layers, a process for each file. Loads as its generation.py does, but on the CPU:
+layers, one process per file. Loads as its generation.py does, but on the CPU:
 params.json to ModelArgs, consolidated.NN.pth of its rank, and nothing may be
-missing or left.
+missing or left over.
 """
 
 import json

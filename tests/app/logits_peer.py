@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""GPTModel of megatron-core on a CPU, built from what a checkpoint says by
-Megatron's own names, with its weights: writes its logits. Jobs:
+"""GPTModel of megatron-core on a CPU, built from a checkpoint's args under
+Megatron's own names, with its weights. Writes its logits. Jobs:
 
     {"path": checkpoint, "tokens": [[…]], "out": file,
      "flags": null, or what is given beside --use-checkpoint-args,
      "code": what is set in code, as Megatron-LM has no flag for it}
 
-Without flags the configuration is all of the checkpoint's args; with flags it
-is what Megatron-LM's training has: its parser's defaults, the args that
+Without flags the configuration is all of the checkpoint's args. With flags it
+is that of Megatron-LM's training: its parser's defaults, the args that
 --use-checkpoint-args reads, and the flags.
 """
 
@@ -24,7 +24,7 @@ import tempfile
 from megatron_peer import metadata_of, shim
 from peer import on_processes, serve
 
-# What load_args_from_checkpoint of Megatron-LM core_v0.16.1 takes.
+# What load_args_from_checkpoint of Megatron-LM core_v0.16.1 reads.
 READ = """num_layers hidden_size ffn_hidden_size seq_length num_attention_heads
 num_query_groups group_query_attention kv_channels max_position_embeddings
 position_embedding_type add_position_embedding use_rotary_position_embeddings
@@ -36,8 +36,8 @@ moe_shared_expert_intermediate_size moe_router_score_function
 moe_router_enable_expert_bias moe_router_topk_scaling_factor
 heterogeneous_layers_config_path heterogeneous_layers_config_encoded_json
 moe_latent_size padded_vocab_size""".split()
-# Its parser's defaults that are not those of TransformerConfig and
-# MLATransformerConfig, or of names that these don't have.
+# Its parser's defaults that differ from those of TransformerConfig and
+# MLATransformerConfig, or for names that these don't have.
 PARSER = dict(
     position_embedding_type="learned_absolute", rotary_base=10000,
     rotary_percent=1.0, rotary_scaling_factor=1.0, kv_lora_rank=32,
@@ -47,7 +47,7 @@ PARSER = dict(
     untie_embeddings_and_output_weights=False, num_experts=None,
     num_query_groups=1, group_query_attention=False, normalization="LayerNorm",
     rope_type=None, multi_latent_attention=False)
-# Where a job runs, which changes no function.
+# Where a job runs, which doesn't change the function.
 PLACE = dict(
     use_cpu_initialization=True, perform_initialization=False,
     gradient_accumulation_fusion=False, persist_layer_norm=False,
@@ -57,7 +57,7 @@ PLACE = dict(
     expert_model_parallel_size=1, sequence_parallel=False,
     expert_tensor_parallel_size=1, moe_grouped_gemm=False,
     moe_token_dispatcher_type="allgather", fp16=False, bf16=False)
-# The forms that the parser has for what is not a string, number or switch.
+# The parser's forms for what isn't a string, number or switch.
 FORMS = {"--window-size": lambda text: tuple(
             int(i) for i in text.strip("()").split(",")),
          "--window-attn-skip-freq": ast.literal_eval,
@@ -66,8 +66,8 @@ FORMS = {"--window-size": lambda text: tuple(
 
 
 def parsed(flags):
-    """The flags as Megatron-LM's parser takes them: those of a configuration's
-    fields are made from the fields."""
+    """The flags as Megatron-LM's parser reads them: those for a configuration's
+    fields are generated from the fields."""
     from megatron.core.transformer.transformer_config import (
         MLATransformerConfig, TransformerConfig)
 
@@ -124,8 +124,8 @@ def named(path, flags, code):
         args.update(parsed(flags), **code)
         args = {**PARSER, **args}
     else:
-        # A name that is not there has the parser's default where the class
-        # has none; 0.16 keeps the epsilon by the field's name.
+        # A missing name gets the parser's default where the class has none;
+        # 0.16 stores the epsilon under the field's name.
         args = {**{k: v for k, v in PARSER.items() if k not in (
             "rotary_scaling_factor", "kv_lora_rank", "q_lora_rank")}, **args}
     return os.path.dirname(common), args
@@ -212,8 +212,8 @@ def built(args):
             "rotary_seq_len_interpolation_factor"], parallel_output=False)
 
 
-# Local modules' names, and those of Transformer Engine's modules, that have a
-# norm and what comes after it in one: checkpoints have these.
+# Names of local modules, and of Transformer Engine's modules, which combine a
+# norm with what comes after it: checkpoints have the latter.
 FUSED = (("mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm."),
          ("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_"),
          (".q_layernorm.", ".linear_q_up_proj.layer_norm_"),
@@ -233,8 +233,8 @@ def name_as_transformer_engine(state, path):
 
 
 def norms_from_one():
-    """torch's norms, with weights that count from one where the configuration
-    says so: 0.16 has them in Transformer Engine's alone."""
+    """torch's norms, with weights relative to one where the configuration says
+    so: 0.16 has them only in Transformer Engine's."""
     import torch
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
@@ -256,8 +256,8 @@ def norms_from_one():
 
 
 def attention_of_two_widths():
-    """What 0.16 has of its own takes no values of another width than keys:
-    this stands in for Transformer Engine's."""
+    """0.16's own attention takes no values of another width than the keys: this
+    stands in for Transformer Engine's."""
     import torch
 
     class Attention(torch.nn.Module):
@@ -292,9 +292,9 @@ def on_rank(_, rendezvous, job):
     name_as_transformer_engine(state, path)
     loaded, left, unknown = dist_checkpointing.load(state, path,
                                                     strict="return_all")
-    # What Transformer Engine keeps beside its modules; these have no such.
+    # What Transformer Engine keeps beside its modules; these have none.
     left = [key for key in left if not key.endswith("_extra_state")]
-    # Of a matrix in a block's place: it is empty.
+    # For a matrix in place of a block: it is empty.
     unknown = [key for key in unknown if not key.endswith("_extra_state")]
     if left or unknown:
         raise AssertionError(f"not of the model: {left}; not there: {unknown}")

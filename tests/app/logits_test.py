@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The model that ckpt wrote, run by the code that it was written for: the
-logits are those of transformers on the source, within 1e-5 of their largest.
+"""The model that ckpt wrote, run by the code it was written for: the logits are
+those of transformers on the source, within 1e-5 of the largest.
 
 Megatron: GPTModel of megatron-core, with its local modules, built from the
-written args by Megatron's own names. Once from all of them, once from what
---use-checkpoint-args reads and the flags that `load_with` says.
-OLMo-core: its own transformer, built from the written config.json.
-Meta: the architecture of its published inference code, told in our words, and
-that code itself (llama-models over fairscale) with a process for each file.
+written args under Megatron's own names. Once from all of them, once from what
+--use-checkpoint-args reads and the flags in `load_with`. OLMo-core: its own
+transformer, built from the written config.json. Meta: the architecture of its
+published inference code, rewritten here, and that code itself (llama-models
+over fairscale) with one process per file.
 
-Each peer is also given a model in which two heads have changed places: its
-logits must be others, or the comparison could not tell.
+Each peer also gets a model with two heads swapped: its logits must differ, or
+the comparison would prove nothing.
 """
 
 import importlib.util
@@ -35,7 +35,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
 HALF = {"rope_type": "default", "rope_theta": 500.0,
         "partial_rotary_factor": 0.5}
 
-# What GPTModel can be: family, and what is changed in its tiny model.
+# What GPTModel can be: the family, and changes to its tiny model.
 MEGATRON = {
     "llama": ("llama", {}),
     "llama, all heads alike": ("llama", dict(num_key_value_heads=4)),
@@ -81,16 +81,16 @@ MEGATRON = {
     "olmo": ("olmo", {}),
     "nemotron_nas": ("nemotron_nas", {}),
 }
-# Of families2026_models.py. The norms inside of latent attention have an epsilon
-# of their own in transformers (1e-6), in GPTModel the model's.
+# From families2026_models.py. The norms inside latent attention have their own
+# epsilon in transformers (1e-6), but the model's in GPTModel.
 MEGATRON_2026 = {name: (name, {}) for name in (
     "arcee", "cwm", "dots1", "ernie4_5", "exaone_moe", "glm", "glm4_moe",
     "gpt_bigcode", "gpt_oss", "helium", "hy_v3", "jais2", "ministral",
     "nemotron", "opt", "persimmon", "seed_oss", "smollm3", "solar_open",
     "stablelm", "youtu")}
 MEGATRON_2026["glm4_moe_lite"] = ("glm4_moe_lite", dict(rms_norm_eps=1e-6))
-# What families write that neither --use-checkpoint-args nor a flag says, and why
-# that is no loss.
+# What families write that neither --use-checkpoint-args nor a flag sets, and
+# why that is no loss.
 UNREAD = {
     "encoder_num_layers": "num_layers",
     "hetereogenous_dist_checkpoint": "how a checkpoint is written",
@@ -122,8 +122,8 @@ META = {
     "mistral, window": ("mistral", dict(sliding_window=4)),
 }
 
-# What Meta's own code can be: its scaling has no other numbers, and it takes
-# heads by as many files as there are key/value heads at most.
+# What Meta's own code can be: its scaling has fixed numbers, and it splits
+# heads over at most as many files as there are key/value heads.
 LLAMA_MODEL = {
     "llama": ("llama", {}),
     "llama, all heads alike": ("llama", dict(num_key_value_heads=4)),
@@ -139,8 +139,8 @@ def tokens():
 
 
 def model(folder, family, changes, swap):
-    """The tiny model's directory and logits; `swap` of two heads' queries
-    comes after the logits."""
+    """The tiny model's directory and logits; `swap` exchanges two heads'
+    queries after the logits are computed."""
     import torch
     if family == "nemotron_nas":
         from nas_models import logits_of, model_of
@@ -161,14 +161,14 @@ def model(folder, family, changes, swap):
     return logits
 
 
-# Names end so; the rows that a head has there.
+# Name endings -> the rows of a head there.
 QUERIES = {"q_proj.weight": 8, "q_b_proj.weight": 12, "qkv_proj.weight": 8,
            "query_key_value.weight": 24, "c_attn.weight": 8}
 
 
 def swap_heads(torch, made):
-    """The first two heads of each layer change places in what makes queries,
-    and nowhere else."""
+    """Swaps the first two heads of each layer in what makes queries, and
+    nowhere else."""
     done = 0
     for name, value in made.state_dict().items():
         rows = next((n for end, n in QUERIES.items() if name.endswith(end)), 0)
@@ -211,8 +211,8 @@ def asked(peer, folder, **job):
 
 
 def args_are_read(folder):
-    """Each name that a family writes for Megatron reaches GPTModel: by
-    --use-checkpoint-args, by a flag or by code."""
+    """Each name that a family writes for Megatron reaches GPTModel: through
+    --use-checkpoint-args, a flag or code."""
     import json
     import re
 
@@ -241,9 +241,8 @@ def args_are_read(folder):
 
 
 def families_are_told():
-    """Each family that has rules for Megatron stands once in the table of what
-    builds it, and GPTModel is said of those that this test builds, of no
-    others."""
+    """Each family with rules for Megatron is listed once in the table of what
+    builds it, with GPTModel for exactly those that this test builds."""
     import json
     from collections import Counter
 

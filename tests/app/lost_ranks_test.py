@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A rank's file or directory is lost as a whole: `ckpt salvage` has all of its
-elements from somewhere else, or says that they are gone.
+"""A rank's file or directory is lost entirely: `ckpt salvage` gets all of its
+elements from elsewhere, or says that they are gone.
 
-Each golden that is cut over ranks loses the last file and the last directory
-of every kind, one at a time. What ckpt calls whole has the digests that the
-golden had.
+Each golden that is cut over ranks loses the last file and the last directory of
+every kind, one at a time. What ckpt calls whole has the golden's digests.
 """
 
 import re
@@ -17,13 +16,14 @@ CKPT = None
 FORMATS = ("deepspeed", "fairseq2_native", "megatron_legacy",
            "megatron_torch_dist", "olmo_core_v1", "vllm")
 HOLDS_TENSORS = (".pt", ".safetensors", ".distcp")
-# vLLM's files don't say how many ranks there were, and this has no config.json:
-# what is left may be whole, and a warning says that nobody can tell.
+# vLLM's files don't say how many ranks there were, and this case has no
+# config.json: what is left may be whole, and a warning says that this is
+# unknown.
 UNTOLD = ["vllm/tp2/ckpt/model-rank-1-part-0.safetensors"]
 
 
 def digests(path):
-    """name -> (dtype, shape, digest); None if it is refused."""
+    """name -> (dtype, shape, digest); None if refused."""
     result = CKPT.run("inspect", path, "--json", "--digest")
     check(result.code in (0, 3, 4, 5), f"{result}")
     if result.code:
@@ -33,7 +33,7 @@ def digests(path):
 
 
 def last_of_each(source):
-    """Of those whose paths differ in numbers only, the last one."""
+    """The last of each set of paths that differ only in numbers."""
     kinds = {}
     for file in sorted(source.rglob("*")):
         if file.is_dir() or file.suffix in HOLDS_TENSORS:
@@ -46,7 +46,7 @@ def last_of_each(source):
 def test_lost(folder, source, lost, untold):
     want = digests(source)
     if want is None:
-        return  # not to be opened as it is
+        return  # can't be opened as it is
     broken, out = folder / "s", folder / "d"
     shutil.copytree(source, broken)
     if (broken / lost).is_dir():

@@ -3,10 +3,10 @@
 """Models under Megatron-Core's canonical names become checkpoints of
 Megatron's formats.
 
-Truth: expected_mcore.safetensors of the goldens (canonical names, what
-Megatron-Bridge made of Hugging Face's weights) and other/mcore_tp2…, the
-shards that Megatron-Bridge itself cut. What ckpt writes of the first is read
-by torch and, where it is installed, loaded by megatron-core.
+The truth is expected_mcore.safetensors of the goldens (canonical names, what
+Megatron-Bridge made of Hugging Face's weights) and other/mcore_tp2…, the shards
+that Megatron-Bridge itself cut. What ckpt writes from the first is read by
+torch and, where installed, loaded by megatron-core.
 """
 
 import importlib.util
@@ -25,7 +25,7 @@ from support import (
     DATA, Failure, Skip, Suite, check, check_equal, from_torch,
     read_safetensors)
 
-# Before the readers beside this file make modules of that name.
+# Checked before the readers beside this file create modules of that name.
 HAVE_PEER = importlib.util.find_spec("megatron") is not None
 CKPT = None
 HF = DATA / "hf"
@@ -50,7 +50,7 @@ def cases():
 
 # ------------------------------------------------- what Megatron would write
 def padded(tensors, multiple):
-    """Zero rows behind the vocabulary."""
+    """Zero rows after the vocabulary."""
     out = dict(tensors)
     for name in VOCABULARY:
         if name in out:
@@ -134,7 +134,7 @@ def parameters(model):
 
 
 def source_for_ranks(scratch, case, options):
-    """With args where names of directories don't say enough."""
+    """With args, where directory names don't say enough."""
     return with_args(scratch, case, {}) if "--etp" in options else (
         source_of(case))
 
@@ -159,7 +159,7 @@ def test_like_bridge(scratch, case, shards):
 
 
 def test_back(scratch, case, options):
-    """Ranks' files and back: the tensors that there were, and zero rows."""
+    """Ranks' files and back: the original tensors, and zero rows."""
     out, back = scratch / "out", scratch / "back.safetensors"
     CKPT.ok("convert", source_for_ranks(scratch, case, options), out, "--to",
             "megatron_legacy", *options, "--verify")
@@ -167,7 +167,7 @@ def test_back(scratch, case, options):
     CKPT.ok("unshard", out, back)
     got, want = read_safetensors(back), load_file(source_of(case))
     tied = "output_layer.weight" in got and "output_layer.weight" not in want
-    if tied:  # without args nobody can tell it from a model that is not tied
+    if tied:  # without args it looks like a model that isn't tied
         copy = got.pop("output_layer.weight")
         check(copy == got["embedding.word_embeddings.weight"], "the copy")
     for name in VOCABULARY:
@@ -311,14 +311,14 @@ ARGS = dict(num_layers=2, hidden_size=32, num_attention_heads=8,
 
 
 def with_args(scratch, case="llama", args=None):
-    """The model, and beside it what a translation knows of it."""
+    """The model, and beside it what a translation knows about it."""
     path = scratch / "source.pt"
     args = ARGS if args is None else args
     torch.save({**load_file(source_of(case)), "args": args}, path)
     return path
 
 
-# The layout that Megatron writes is the same for these; only args differ.
+# Megatron writes the same layout for these; only args differ.
 JOBS = (
     (("--tp", 2, "--pp", 2, "--dp", 2), dict(
         tensor_model_parallel_size=2, pipeline_model_parallel_size=2,
@@ -358,7 +358,7 @@ def test_args(scratch, form, options, changed):
 
 
 def test_stage_args(scratch, form):
-    """How a pipeline is cut, in the words of Megatron's args."""
+    """How a pipeline is cut, as Megatron's args express it."""
     source = scratch / "source.pt"
     _, tensors = four_layers(scratch)
     torch.save({**tensors, "args": {**ARGS, "num_layers": 4}}, source)
@@ -437,8 +437,8 @@ MODELS = {
 
 
 def test_peer(scratch, case, options, model, topology, world):
-    """A GPTModel of megatron-core loads it, strictly; each element is that of
-    the golden."""
+    """megatron-core's GPTModel loads it strictly; each element is the
+    golden's."""
     require_peer()
     out = scratch / "out"
     expected = {k: v.bfloat16() for k, v in
@@ -464,8 +464,8 @@ def test_peer(scratch, case, options, model, topology, world):
 
 # ------------------------------------------------------------- and with them
 def test_from_hf(scratch, case, form, options):
-    """From a directory of Hugging Face's, with the args that its config
-    brings, to any job and back."""
+    """From a Hugging Face directory, with the args that its config provides, to
+    any job and back."""
     out, back = scratch / "out", scratch / "back"
     source = HF / case / "ckpt"
     CKPT.ok("convert", source, out, "--to", form, *options, "--verify")
@@ -488,7 +488,7 @@ def test_from_hf(scratch, case, form, options):
         got |= read_safetensors(file)
     for name, tensor in read_safetensors(
             HF / case / "expected.safetensors").items():
-        # What prediction layers repeat of the model has one place here.
+        # What prediction layers repeat from the model is stored once here.
         if name not in got and re.search(
                 r"(shared_head\.head|embed_tokens)\.weight$", name):
             continue
@@ -496,7 +496,7 @@ def test_from_hf(scratch, case, form, options):
 
 
 def test_from_hf_by_peer(scratch):
-    """megatron-core loads what became of a directory of Hugging Face's."""
+    """megatron-core loads what a Hugging Face directory became."""
     require_peer()
     out = scratch / "out"
     CKPT.ok("convert", HF / "llama/ckpt", out, "--to", "megatron_torch_dist",

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ckpt/mcore.h against megatron-core 0.16.1 on CPUs: places of parts in global
 tensors, keys, factories, the optimizer's state, objects, strictness. One writes
-and the other loads, cut otherwise, in both directions, bit for bit.
+and the other loads with different cuts, in both directions, bit for bit.
 """
 
 import importlib.util
@@ -29,14 +29,14 @@ DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 
 class Tool:
-    """The program beside ckpt that speaks ckpt/mcore.h."""
+    """The program beside ckpt that drives ckpt/mcore.h."""
 
     def __init__(self, path):
         self.path = path
         self.child = None
 
     def ask(self, **job):
-        """What it answers, or its error."""
+        """Returns its answer, or its error."""
         if self.child is None:
             self.child = subprocess.Popen(
                 [self.path], text=True, stdin=subprocess.PIPE,
@@ -152,7 +152,7 @@ print(json.dumps(answers, default=int))
 
 
 def test_flat(folder):
-    """Flattened ranges, of which core 0.9 says where they are."""
+    """Flattened ranges, located by core 0.9."""
     core()
     old = Path(sys.prefix) / "megatron_core_0.9.0"
     if not old.exists():
@@ -161,7 +161,7 @@ def test_flat(folder):
     jobs = []
     for _ in range(300):
         shape, prepended, offsets = random_part(rng)
-        if not shape:  # core 0.9 stops at a mask of no dimensions
+        if not shape:  # core 0.9 fails on a mask of no dimensions
             continue
         count = math.prod(shape)
         start = rng.randrange(count + 1)
@@ -190,7 +190,7 @@ def test_flat(folder):
 
 
 def test_keys(folder, seed):
-    """Prefixes are added, replaced and mapped as the peer does it."""
+    """Prefixes are added, replaced and mapped as the peer does."""
     dc = core()
     from megatron.core.dist_checkpointing import utils
 
@@ -254,8 +254,8 @@ def truth():
 
 
 def places(tp, pp, world):
-    """For each rank: (name, key, cut by tp along, layer), as Megatron's
-    modules have them; gated ones have two halves."""
+    """For each rank: (name, key, axis cut by tp, layer), as in Megatron's
+    modules; gated ones have two halves."""
     for rank in range(world):
         t, p, d = rank % tp, rank // tp % pp, rank // (tp * pp)
         rows = [("embedding", "embedding", 0, None, False),
@@ -278,7 +278,7 @@ def part_of(full, axis, layer, gated, t, tp):
 
 
 class Job:
-    """What a rank holds, as megatron-core and as the tool are told it."""
+    """What a rank holds, as given to megatron-core and to the tool."""
 
     def __init__(self, tp, pp, world, folder=None, blank=False,
                  objects=True):
@@ -481,7 +481,7 @@ def test_peer_to_tool(folder, saved, loaded):
     CKPT.ok("verify", path, "--deep")
     tool_load(folder, path, *loaded[:2], math.prod(loaded),
               saved[:2] == loaded[:2])
-    # A run of the elements of one rank's rows, as older cores ask for it.
+    # A run of elements of one rank's rows, as older cores request it.
     flat = {"key": "embedding", "dtype": "bf16", "local": [9],
             "shape": [ROWS // 2, COLUMNS], "range": [5, 14],
             "offsets": [[0, 1, 2]]}
@@ -535,7 +535,7 @@ def peer_strict(path, out):
             answers[word] = [sorted(set(got) & {"a", "b"}), sorted(missing),
                              sorted(unexpected)]
         except BaseException as error:  # torch's CheckpointException is one
-            # What it lists: 'missing' and 'unexpected' in one message.
+            # Its lists: 'missing' and 'unexpected' in one message.
             answers[word] = {"raised": sorted(set(
                 re.findall(r"'([\w./]+)'", str(error))))}
     out.write_text(json.dumps(answers))
@@ -563,7 +563,7 @@ def test_strictness(folder):
                 r"(?:not in the checkpoint|not requested): ([^;]*)",
                 got["error"])
             got = {"raised": sorted(set(", ".join(lists).split(", ")))}
-            if word == "assume_ok_unexpected":  # torch's words, no list
+            if word == "assume_ok_unexpected":  # torch's message, not a list
                 check_equal(got["raised"], ["nowhere"], word)
                 want[word] = got
         check_equal(got, want[word], word)

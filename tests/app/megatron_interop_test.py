@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What ckpt writes as megatron_torch_dist is loaded by megatron-core itself, on
-one to four processes, at other topologies than it was written for, and every
-element is the one that the goldens say."""
+"""megatron-core itself loads what ckpt writes as megatron_torch_dist, on one to
+four processes, at other topologies than it was written for, and every element
+is the goldens'."""
 
 import importlib.util
 import json
@@ -49,7 +49,7 @@ def run_peer(kind, path, expected, topology, world, case, model=None, **more):
                       f"({topology}): {wrong}")
 
 
-# case, what ckpt writes, (kind, topology, processes) of those who load it
+# case, what ckpt writes, (kind, topology, processes) of each load
 CASES = (
     ("gpt_tp2_pp2_v0161", "--tp 4 --pp 1", (
         ("plain", {}, 1), ("gpt", {"tp": 1, "pp": 2}, 2))),
@@ -87,7 +87,7 @@ def test_case(scratch, case, options, loads):
                  GOLDENS / case)
 
 
-# Optimizer state in forms that today's core no longer takes.
+# Optimizer state in forms that today's core no longer accepts.
 RESCUES = (
     ("megatron_torch_dist", "gpt_flat_optim_model_space_v0140",
      {"tp": 2, "pp": 2}, 4),
@@ -122,8 +122,8 @@ TO_RANKS = (
 
 
 def test_to_ranks(scratch, form, case, topology, world):
-    """Megatron-Core's model and optimizer load ranks' files, and have what the
-    golden says: each main weight, each moment, the count of steps."""
+    """Megatron-Core's model and optimizer load ranks' files, and hold the
+    golden's values: each main weight, each moment, the step count."""
     require_peer()
     out, source = scratch / "out", DATA / form / case
     grid = {"tp": 1, "pp": 1, **topology}
@@ -145,7 +145,7 @@ LLAMA = dict(layers=2, hidden=12, heads=6, groups=2, kv=4, ffn=20, vocab=48,
 
 
 def stacked(paths, target):
-    """What the layers of a model without experts are under sharded keys."""
+    """The layers of a model without experts, under sharded keys."""
     layers, whole = {}, {}
     for path in paths:
         for name, tensor in load_file(path).items():
@@ -166,7 +166,7 @@ def stacked(paths, target):
 
 
 def test_legacy(scratch):
-    """Ranks' files of years ago, with flat buffers, become a checkpoint that
+    """Years-old ranks' files, with flat buffers, become a checkpoint that
     today's model and optimizer load."""
     require_peer()
     case = DATA / "megatron_legacy/llama_te_tp2_dp2_distopt"
@@ -185,7 +185,7 @@ def test_legacy(scratch):
 
 def test_adam_steps(scratch):
     """Ranks' files whose optimizer is torch's AdamW: today's distributed
-    optimizer goes on counting where that stopped."""
+    optimizer continues counting where that stopped."""
     require_peer()
     name, out = "llama_te_tp2_pp2", scratch / "out"
     CKPT.ok("convert", adam(scratch / "source", number(5.0)), out, "--to",
@@ -231,7 +231,7 @@ def test_to_legacy(scratch):
 
 
 def load_model(path):
-    """The state dict in a file of torch.save, whatever classes are in it."""
+    """The state dict in a torch.save file, whatever classes are in it."""
     class Anything:
         def __init__(self, *args, **options):
             pass
@@ -251,7 +251,7 @@ def load_model(path):
 
 
 def test_args(scratch):
-    """The common part says the new topology, and all else that it said."""
+    """The common part has the new topology, and everything else as before."""
     require_peer()
     out = scratch / "out"
     case = "gpt_tp2_pp2_v0161"
@@ -267,8 +267,8 @@ def test_args(scratch):
 
 
 def test_vocabulary(scratch):
-    """16 ranks don't divide 24 rows: zeros up to the next multiple of 8 * 16,
-    which the model at two ranks does not miss."""
+    """16 ranks don't divide 24 rows: zeros are added up to the next multiple of
+    8 * 16, and the model at two ranks loads without them."""
     require_peer()
     out = scratch / "out"
     case = "gpt_tp2_pp2_v0161"

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks' files that ckpt writes are those that Megatron-LM itself wrote.
+"""The ranks' files that ckpt writes are those that Megatron-LM wrote.
 
-Each golden case holds a checkpoint and, under other/, the same model written
-by Megatron-LM at other topologies. What ckpt makes of the first is compared
-with the second, file by file: directories, keys and their order, shapes,
-values, the optimizer's groups, numbers and flat buffers.
+Each golden case holds a checkpoint and, under other/, the same model written by
+Megatron-LM at other topologies. What ckpt makes from the first is compared with
+the second, file by file: directories, keys and their order, shapes, values, the
+optimizer's groups, numbers and flat buffers.
 """
 
 import json
@@ -20,7 +20,7 @@ ROOT = DATA / "megatron_legacy"
 SIZES = {"tp": "tensor_model_parallel_size",
          "pp": "pipeline_model_parallel_size",
          "ep": "expert_model_parallel_size", "dp": "data_parallel_size"}
-# What the command line or the machine said, not the topology.
+# What came from the command line or the machine, not the topology.
 INCIDENTAL = {
     "no_save_optim", "no_load_optim", "no_load_rng", "no_save_rng",
     "local_rank", "overlap_p2p_comm", "align_param_gather",
@@ -29,7 +29,7 @@ INCIDENTAL = {
 
 
 class Opaque:
-    """Stands for Megatron's own classes."""
+    """Stands in for Megatron's own classes."""
 
     def __init__(self, *values):
         self.values = values
@@ -161,7 +161,7 @@ def test_other(folder, case, other):
     tracker = "latest_checkpointed_iteration.txt"
     check_equal((out / tracker).read_text(), (other / tracker).read_text(),
                 tracker)
-    # An interleaved pipeline stays one; Megatron-LM wrote a plain one.
+    # An interleaved pipeline stays interleaved; Megatron-LM wrote a plain one.
     if "model0" in load(ours / ranks[0].name / "model_optim_rng.pt"):
         return compare_whole(folder, out, other)
     for rank in ranks:
@@ -190,7 +190,7 @@ def test_back(folder, case, options):
     vpp = getattr(args, "virtual_pipeline_model_parallel_size", None)
     if uneven or vpp:
         return compare_whole(folder, folder / "back", case / "ckpt")
-    # With tp=1 it is switched off, as training does, and stays so.
+    # With tp=1 it is switched off, as in training, and stays off.
     incidental = INCIDENTAL | {"sequence_parallel"}
     for rank in sorted(theirs.iterdir()):
         compare_rank(ours / rank.name, rank, info, incidental)
@@ -198,7 +198,7 @@ def test_back(folder, case, options):
 
 def of_optimizers(path):
     """What training resumes from: weights, the optimizer's values and numbers,
-    flat buffers. (Scaling factors and random states are not in keys.)"""
+    flat buffers. (Keys don't hold scaling factors or random states.)"""
     state = load(path / "model_optim_rng.pt")
     model = {k: v for k, v in flatten(state["model"])
              if not str(k[-1]).endswith("_extra_state")}
@@ -207,8 +207,8 @@ def of_optimizers(path):
 
 
 def test_by_keys(folder, case):
-    """Through sharded keys and home: ranks' optimizers as Megatron-LM itself
-    wrote them, each group, number and place in a flat buffer."""
+    """Through sharded keys and back: ranks' optimizers as Megatron-LM wrote
+    them, each group, number and place in a flat buffer."""
     CKPT.ok("convert", case / "ckpt", folder / "keys", "--to",
             "megatron_torch_dist")
     theirs = step_of(case / "ckpt")
@@ -226,7 +226,7 @@ def test_by_keys(folder, case):
 
 
 def compare_leaves(got, want, rows, what):
-    """As compare_trees, whatever the order of dicts."""
+    """Like compare_trees, ignoring the order of dicts."""
     got, want = dict(flatten(got)), dict(flatten(want))
     check_equal(sorted(map(str, got)), sorted(map(str, want)), what)
     for path, expected in want.items():
@@ -251,8 +251,8 @@ HOLES = ("llama_te_tp2_pp2", "llama_te_tp2_dp2_distopt",
 
 
 def test_holes(folder, case):
-    """Any directory or optimizer that is lost: damage for verify, which names
-    it; nothing is written without it."""
+    """Any lost directory or optimizer is damage to verify, which names it;
+    nothing is written without it."""
     path = copy_of(case, folder)
     aside, holes = folder / "aside", sorted(step_of(path).glob("mp_rank_*"))
     holes += sorted(step_of(path).rglob("distrib_optim.pt"))
@@ -265,7 +265,7 @@ def test_holes(folder, case):
         said = problems[0]["file"] + problems[0]["message"]
         named = (hole.name if hole.is_dir() or aside.is_dir() else
                  f"{hole.parent.name}/{hole.name}")
-        if case.name.startswith("moe"):  # of tensor rank 0, whatever expert's
+        if case.name.startswith("moe"):  # of tensor rank 0, any expert's
             named = named[:len("mp_rank_00")]
         check(named in said, f"names {named}\n{result}")
         for command, *to in (("reshard",), ("unshard",),
@@ -286,7 +286,7 @@ def test_truncated(folder, case):
 
 
 def change(file, edit):
-    """Rewrites a file of torch.save with another value."""
+    """Rewrites a torch.save file with another value."""
     import torch
 
     value = load(file)
@@ -308,7 +308,7 @@ def test_wrong_numel(folder, case):
 
 
 def test_swapped(folder, case):
-    """Two main weights that changed places are found before writing."""
+    """Two swapped main weights are found before writing."""
     def edit(value):
         mains = value["optimizer"]["fp32_from_fp16_params"][0]
         same = [i for i, t in enumerate(mains) if t.shape == mains[0].shape]
@@ -326,7 +326,7 @@ def test_swapped(folder, case):
 
 
 def test_sizes(folder, source):
-    """The sizes that a refusal names are those that are taken."""
+    """The sizes that a refusal names are accepted."""
     def convert(tp):
         return CKPT.run("convert", source, folder / f"tp{tp}", "--to",
                         "megatron_legacy", "--tp", tp)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Local checkpoints of Megatron-Core: nvidia-resiliency-ext's own manager keeps
-what megatron-core's own classes make of a job of two ranks, and ckpt reads it
-from one rank's disk and from both."""
+"""Megatron-Core's local checkpoints: nvidia-resiliency-ext's own manager saves
+what megatron-core's own classes make of a two-rank job, and ckpt reads it from
+one rank's disk and from both."""
 
 import importlib.util
 import pickle
@@ -38,7 +38,7 @@ def state(rank):
                         replica_id=rank),
             "rows": cut("output_layer.weight",
                         ROWS[4 * rank:4 * rank + 4].clone(), (0, rank, 2)),
-            # A view: its elements don't lie in rows.
+            # A view: its elements aren't in row order.
             "columns": cut("embedding.word_embeddings.weight",
                            FLIPPED[:, 4 * rank:4 * rank + 4].clone().t(),
                            (0, rank, 2)),
@@ -67,10 +67,10 @@ def save(root, algo, copies):
     manager = local_manager.LocalCheckpointManager(root, session_id="run")
     manager.save(made, 7, is_async=False)
     torch.distributed.barrier()
-    if copies and rank == 1:  # as its replication leaves them
+    if copies and rank == 1:  # as replication leaves them
         other = Path(root) / "run" / "0" / "iter_0000007_0_local.pt"
         shutil.copy(other, Path(root) / "run" / "1")
-    if rank == 0:  # a save that did not get to its end
+    if rank == 0:  # an unfinished save
         (Path(root) / "run" / "0" / "iter_0000009_0_local.pt").write_bytes(
             other_iteration(root))
 
@@ -107,9 +107,9 @@ def test_read(folder):
             "objects"]}
         check({"iteration", "args", "rerun_state/shard_0_2",
                "rerun_state/shard_1_2"} <= objects, f"{objects}")
-    # A node's disk that has copies of the others' files is enough.
+    # A node's disk with copies of the others' files is enough.
     check_tensors(Path(roots["atomic"]) / "run" / "1", folder)
-    # One that has none is not, and the error says what lacks.
+    # One without copies is not, and the error says what is missing.
     alone = Path(roots["fully_parallel"]) / "run" / "1"
     refused = CKPT.run("unshard", alone, folder / "no.safetensors")
     check(refused.code in (4, 5), f"{refused}")
@@ -121,7 +121,7 @@ def test_read(folder):
 
 
 def hostile(folder, session):
-    """A class that is not one of those is refused, and never made."""
+    """Any other class is refused, and never instantiated."""
     class Bad:
         def __reduce__(self):
             return (exec, ("open('made', 'w')",))

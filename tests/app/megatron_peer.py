@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """megatron-core itself, on CPUs: loads checkpoints on several processes and
-holds every element against the truth. Its jobs:
+compares every element with the truth. Its jobs:
 
     {"kind": see below, "path": checkpoint,
      "expected": [safetensors…], "topology": {"tp": 2, …}, "model": {…}}
@@ -25,7 +25,7 @@ warnings.filterwarnings("ignore")
 
 
 def shim():
-    """Statements for a GPU run on the CPU; nothing that reads is replaced."""
+    """Runs statements for a GPU on the CPU; nothing that reads is replaced."""
     import torch
 
     torch.cuda.synchronize = lambda *a, **k: None
@@ -56,8 +56,8 @@ def shim():
 
 
 def import_optimizer():
-    """Megatron's optimizer wants one of apex, which keeps the step with the
-    group and not with each parameter; nobody steps here."""
+    """Megatron's optimizer wants apex's, which keeps the step per group rather
+    than per parameter; nothing steps here."""
     import types
 
     import torch
@@ -138,7 +138,7 @@ COLUMNS = ("linear_proj.weight", "linear_fc2.weight")
 
 
 def offsets_of(key, shape, rank, sizes, gated):
-    """[(axes that are prepended, rank offsets)], one for each local part."""
+    """[(prepended axes, rank offsets)], one for each local part."""
     tp, size = rank["tp"], sizes["tp"]
     stacked = ".layers." in key and not any(
         part.isdigit() for part in key.split("."))
@@ -228,7 +228,7 @@ def build_gpt(model, topology):
             expert_model_parallel_size=topology.get("ep", 1),
             moe_ffn_hidden_size=model["ffn"], moe_grouped_gemm=False,
             moe_token_dispatcher_type="allgather",
-            # Asked for by the configuration; it changes no parameter.
+            # Required by the configuration; it changes no parameter.
             sequence_parallel=topology["tp"] > 1)
         if model.get("moe_freq"):
             options["moe_layer_freq"] = model["moe_freq"]
@@ -265,7 +265,7 @@ def build_gpt(model, topology):
 
 
 def sharded_parts(state):
-    """The ShardedTensors that a sharded state dict comes down to."""
+    """The ShardedTensors that a sharded state dict contains."""
     from megatron.core.dist_checkpointing.dict_utils import nested_values
     from megatron.core.dist_checkpointing.mapping import (
         ShardedTensor, apply_factories)
@@ -279,8 +279,8 @@ def compare_parts(parts, expected, what):
 
     seen = set()
     for part in parts:
-        # The copy of a tied embedding on the last stage takes its main weight
-        # from the first one when training goes on, not from the checkpoint.
+        # When training continues, the last stage's copy of a tied embedding
+        # takes its main weight from the first stage, not from the checkpoint.
         if ("state." in part.key and "word_embeddings" in part.key
                 and not parallel_state.is_pipeline_first_stage()):
             continue
@@ -326,7 +326,7 @@ def run_gpt(job, expected):
 
 
 def with_optimizer(job):
-    """A model of the job's, its optimizer, and what both save."""
+    """The job's model, its optimizer, and what both save."""
     import torch
     from megatron.core.distributed import (
         DistributedDataParallel, DistributedDataParallelConfig)
@@ -341,7 +341,7 @@ def with_optimizer(job):
     optimizer = get_megatron_optimizer(OptimizerConfig(
         optimizer="adam", lr=1e-3, bf16=True, params_dtype=torch.bfloat16,
         use_distributed_optimizer=flat), [ddp])
-    # As after a step: the optimizer lists its states when it is asked.
+    # As after a step: the optimizer lists its states on request.
     for one in getattr(optimizer, "chained_optimizers", [optimizer]):
         for group in one.optimizer.param_groups:
             for p in group["params"]:
@@ -377,8 +377,8 @@ def run_optim(job, expected):
 def whole_states(optimizer):
     """{state: {parameter: its values, gathered from all data-parallel ranks}}
 
-    Not by sharded_state_dict: that of fully_reshardable looks for parameters
-    behind a padded bucket (a tied embedding's) in the wrong place."""
+    Not by sharded_state_dict: with fully_reshardable it looks for parameters
+    after a padded bucket (a tied embedding's) in the wrong place."""
     import torch
 
     found = {}
@@ -410,7 +410,8 @@ def whole_states(optimizer):
 
 
 def compare_states(gpt, optimizer, expected):
-    """The model's own keys say which part of a golden's tensor is whose."""
+    """The model's own keys say which part of a golden's tensor belongs
+    where."""
     states = whole_states(optimizer)
     require(len(states) == 3, f"states are {sorted(states)}")
     for name, values in states.items():
@@ -424,7 +425,7 @@ def compare_states(gpt, optimizer, expected):
 
 
 def run_legacy(job, expected):
-    """Ranks' files, loaded as Megatron-LM's load_checkpoint does it."""
+    """Ranks' files, loaded as by Megatron-LM's load_checkpoint."""
     import torch
     from megatron.core import parallel_state
 
@@ -448,7 +449,7 @@ def run_legacy(job, expected):
 
 
 def require_steps(optimizer, count):
-    """What the optimizers have counted, of each group or each parameter."""
+    """Checks the optimizers' step counts, by group or by parameter."""
     inner = [one.optimizer for one in getattr(
         optimizer, "chained_optimizers", [optimizer])]
     values = [v for o in inner for v in (*o.param_groups, *o.state.values())]
@@ -461,7 +462,7 @@ def on_rank(number, world, rendezvous, job):
     import torch.distributed as dist
     from megatron.core import parallel_state
 
-    if number != 0:  # one voice is enough
+    if number != 0:  # one report is enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     dist.init_process_group("gloo", rank=number, world_size=world,
                             init_method="file://" + rendezvous)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Ranks' files of torch's Adam, which counts steps for each parameter, become a
-distributed checkpoint, which counts them once. The source is Megatron-LM's own,
+distributed checkpoint, which counts them once. The source is Megatron-LM's,
 with the counts where torch.optim.AdamW keeps them.
 """
 
@@ -54,12 +54,12 @@ def unless(when, value, other):
     return count
 
 
-# Counts that mean 5, whatever they are kept as.
+# Counts that mean 5, however they are stored.
 TAKEN = {"f32": number(5.0), "i64 of shape [1]": number([5])}
 
 
 def counts_of(file):
-    """Of groups, and of parameters."""
+    """The counts of groups, and of parameters."""
     state = load(file)["optimizer"]
     state = state.get("optimizer", state)
     return ([group.get("step") for group in state["param_groups"]],
@@ -68,8 +68,8 @@ def counts_of(file):
 
 
 def taken(folder, count):
-    """Distributed, the groups have it; at home each parameter, as torch's
-    AdamW demands, and no group."""
+    """Distributed, the groups have the count; converted back, each parameter
+    does, as torch's AdamW requires, and no group."""
     source = adam(folder / "source", count)
     for to, name in (("megatron_torch_dist", "keys"),
                      ("megatron_zarr", "arrays")):
@@ -99,7 +99,7 @@ def params_of(file):
 
 
 def resume(file):
-    """torch's AdamW takes the state, and counts on."""
+    """torch's AdamW loads the state and continues counting."""
     inner = load(file)["optimizer"]["optimizer"]
     groups = [{"params": [torch.zeros(inner["state"][i]["exp_avg"].shape,
                                       requires_grad=True)
@@ -116,7 +116,7 @@ def resume(file):
 
 
 def in_groups(folder):
-    """FusedAdam's groups count, and keep the count on the way home."""
+    """FusedAdam's groups count, and keep the count on the way back."""
     CKPT.ok("convert", CASE, folder / "keys", *DIST)
     CKPT.ok("convert", folder / "keys", folder / "home", "--to",
             "megatron_legacy", "--tp", 2, "--pp", 2)
@@ -156,14 +156,14 @@ def refused(folder, count, words):
 
 
 def of_wrong_shape(folder, value):
-    """Damage already for the reader of the ranks' files."""
+    """The reader of the ranks' files already finds the damage."""
     source = adam(folder / "source", number(value))
     result = CKPT.run("convert", source, folder / "keys", *DIST).want(4)
     check("has shape" in result.err and "step." in result.err, str(result))
 
 
 def plain_numbers(folder):
-    """Counts of torch before 1.12 are numbers: left out aloud."""
+    """Counts of torch before 1.12 are numbers: left out with a warning."""
     source = adam(folder / "source", lambda rank, i: 5)
     result = CKPT.ok("convert", source, folder / "keys", *DIST)
     check('state "step" is not a tensor and is left out' in result.err,

@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What ckpt writes as megatron_zarr is opened by megatron-core 0.9 and its
-tensorstore, whatever core wrote the source: 0.16 has values of classes that 0.9
-lacks."""
+"""megatron-core 0.9 and its tensorstore open what ckpt writes as megatron_zarr,
+whatever core wrote the source: 0.16 has values of classes that 0.9 lacks."""
 
 import json
 import sys
@@ -14,7 +13,7 @@ from support import DATA, Failure, Skip, Suite, check
 CKPT = None
 FOLDER = Path(sys.prefix) / "megatron_core_0.9.0"
 PROGRAM = Peer("megatron_peer.py", PYTHONPATH=str(FOLDER),
-               # torch of its day read whole pickles.
+               # torch at that time read whole pickles.
                TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD="1")
 
 

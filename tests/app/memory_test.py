@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What metadata takes in memory: the values of a pickle, a JSON text or a YAML
-file take 16 bytes for each byte of it at most, and no more than --max-mem; or
-the command ends with 7 and says how much it would take.
+"""How much memory metadata takes: the values of a pickle, a JSON text or a YAML
+file take at most 16 bytes per byte of it, and no more than --max-mem; or the
+command ends with 7 and says how much it would take.
 
-The largest resident set is what the kernel says of the process. A child's
-begins with its parent's, so this one stays small: files are made in blocks."""
+The largest resident set is the kernel's figure for the process. A child's
+starts from its parent's, so this one stays small: files are made in blocks."""
 
 import json
 import re
@@ -22,7 +22,7 @@ PER_BYTE = 16
 
 
 def repeated(piece, size):
-    """`size` bytes of `piece` over and over, in blocks."""
+    """`size` bytes of `piece` repeated, in blocks."""
     block = piece * max(1, MIB // len(piece))
     for _ in range(size // len(block)):
         yield block
@@ -58,7 +58,7 @@ def write_zip(path, blocks):
 
 
 def numbers(size):
-    """Different integers, which share nothing: a pickle of a list of them."""
+    """A pickle of a list of different integers, which share nothing."""
     yield b"\x80\x04("
     for first in range(0, size // 5, 1 << 16):
         yield b"".join(b"J" + i.to_bytes(4, "little")
@@ -80,12 +80,12 @@ def base():
 
 
 def bounded(result, size, what):
-    """Done within the bound, or refused with a figure."""
+    """The command finishes within the bound, or is refused with a figure."""
     check(result.code in (0, 4, 7), f"{what}: {result}")
     if result.code == 7:
         found = re.search(r"would take (about )?[\d.]+ [KMG]iB", result.err)
         check(found, f"{what}: no figure: {result.err}")
-    # The bytes themselves are in memory beside the values.
+    # The bytes themselves are in memory along with the values.
     most = base() + (PER_BYTE + 2) * size + 16 * MIB
     check(result.rss <= most,
           f"{what}: {result.rss / MIB:.0f} MiB for {size / MIB:.0f}, "
@@ -111,7 +111,7 @@ def test_values(folder, make):
     done = CKPT.run("inspect", path)
     bounded(done, size, make.__name__)
     done.want(0)
-    # Too little for them: how much it takes is said, and is true.
+    # Too little for them: the message says how much it takes, correctly.
     little = CKPT.run("inspect", path, "--max-mem", "32MiB")
     little.want(7)
     check("the limit is 32.0 MiB" in little.err, little.err)
@@ -123,8 +123,8 @@ def test_values(folder, make):
 
 
 def test_objects(folder):
-    """A checkpoint of millions of values: each is listed, and takes more than
-    its place in the pickle."""
+    """A checkpoint of millions of values: each is listed, and takes more memory
+    than its place in the pickle."""
     def entries():
         yield b"\x80\x04}("
         for first in range(0, 1 << 20, 1 << 16):
@@ -140,7 +140,7 @@ def test_objects(folder):
 
 
 # What is repeated in a JSON array, and whether it fits in a config.json. What
-# is only carried on, as an index's metadata, is a tree of our own, and fits.
+# is only carried, such as an index's metadata, is a tree of our own, and fits.
 JSONS = {"digits": ("1,", False), "numbers": ("12345,", True),
          "empty arrays": ("[],", False),
          "empty objects": ("{},", False), "small objects": ('{"":0},', False),
@@ -173,13 +173,13 @@ def test_json(folder, kind):
         carried = name != "config.json"
         bounded(done, size, f"{kind} in {name}")
         check(done.code == (0 if fits or carried else 7), f"{name}: {done}")
-        # Five digits take less in a tree of ours than --max-mem here.
+        # In our own tree five digits take less than --max-mem here.
         if carried != (kind == "numbers") and "texts" not in kind:
             CKPT.run("inspect", copy, "--max-mem", "32MiB").want(7)
 
 
 def test_yaml(folder):
-    """A long key stands in the paths of all that is below it."""
+    """A long key is in the paths of everything below it."""
     copy = folder / "copy"
     shutil.copytree(DATA / "fairseq2_native/olmo2_tp2dp1/ckpt", copy)
     (path,) = copy.rglob("model.yaml")
@@ -193,7 +193,7 @@ def test_yaml(folder):
 
 
 def test_unpacked(folder):
-    """scan: a pickle of 100 MB that is packed is looked at, within --max-mem."""
+    """scan: a compressed pickle of 100 MB is examined within --max-mem."""
     path = folder / "x.pt"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as z:
         with z.open("archive/data.pkl", "w") as record:
@@ -243,8 +243,8 @@ def enough_for(result):
 
 def test_plan(folder, make):
     """Headers and plan count towards --max-mem: they fit, or nothing is begun
-    and the figure that is named is enough. To find that out takes no more than
-    the bound, and what any process has."""
+    and the figure in the message is enough. Finding that out takes no more than
+    the bound, plus what any process takes."""
     little, argv = make(folder)
     target = argv[2]
     asked = [["--dry-run"], []] if "--dry-run" not in argv else [[]]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The architecture of Meta's published inference code, and of Mistral's with
-its names, told from params.json and consolidated.*.pth alone.
+its names, from params.json and consolidated.*.pth alone.
 
     x = tok_embeddings(tokens)
     x += wo(attention(rotate(wq(n)), rotate(wk(n)), wv(n))), n = norm(x)
@@ -8,7 +8,7 @@ its names, told from params.json and consolidated.*.pth alone.
     logits = output(norm(x))
 
 A head's elements 2i and 2i + 1 are the parts of a complex number, which is
-turned by position * theta^(-2i / head size).
+rotated by position * theta^(-2i / head size).
 """
 
 import json
@@ -18,7 +18,7 @@ import torch
 
 
 def turns(params, size, length):
-    """cos and sin of what each pair is turned by at each position."""
+    """cos and sin of each pair's rotation at each position."""
     rates = [params.get("rope_theta", 10000.0) ** (-2 * i / size)
              for i in range(size // 2)]
     if params.get("use_scaled_rope"):
@@ -29,8 +29,8 @@ def turns(params, size, length):
 
 
 def scaled(params, rate):
-    """Slow turns, of which the training's 8192 positions saw less than one,
-    are slower by the factor; fast ones stay; between them a blend."""
+    """Slow rotations, less than one turn in training's 8192 positions, are
+    slowed by the factor; fast ones stay; those between are blended."""
     low, high = 1, params.get("rope_high_freq_factor", 4)
     factor = params.get("rope_scaling_factor", 8)
     seen = 8192 * rate / (2 * math.pi)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""ckpt over Meta's checkpoints: files of torch.save for 1, 2 and more ranks;
-ranks that share key/value heads, proven by attention itself; what is broken.
+"""ckpt on Meta's checkpoints: torch.save files for 1, 2 and more ranks; ranks
+that share key/value heads, proven by attention itself; breakages.
 """
 
 import json
@@ -26,7 +26,7 @@ def renderings(case):
 
 
 def expected(case, path):
-    """The whole tensors; rope.freqs stands in every file of Llama 1 and 2."""
+    """The whole tensors; rope.freqs is in every file of Llama 1 and 2."""
     tensors = read_safetensors(GOLDENS / case / "expected.safetensors")
     first = load_pt(path / "consolidated.00.pth")
     if ROPE in first:
@@ -57,8 +57,8 @@ def cut(name, tensor, rank, ranks, kv_heads, embedding=0):
 
 
 def load_ranks(folder):
-    """As llama's loader does: every *.pth, sorted, one for each rank; also as
-    memory maps, and without classes."""
+    """As llama's loader does: every *.pth, sorted, one per rank; also
+    memory-mapped, and without classes."""
     paths = sorted(folder.glob("*.pth"))
     return [load_pt(path, weights_only=True, mmap=True) for path in paths]
 
@@ -103,8 +103,8 @@ def test_unshard(folder, case, path):
 
 
 def test_same_records(folder, case, path):
-    """The files of as many ranks have torch's records again, byte for byte;
-    the pickle alone memorises less."""
+    """Files for the same number of ranks have torch's records again, byte for
+    byte; only the pickle memoizes less."""
     CKPT.ok("reshard", path, folder / "out")
     check((folder / "out/params.json").read_bytes()
           == (path / "params.json").read_bytes(), "params.json")
@@ -118,7 +118,7 @@ def test_same_records(folder, case, path):
 
 
 def test_ranks(folder, case, path, ranks):
-    """Any number of ranks holds what Meta's layers cut."""
+    """Ranks of any number hold what Meta's layers cut."""
     info = json.loads((GOLDENS / case / "case.json").read_text())
     out = folder / "out"
     CKPT.ok("reshard", path, out, "--tp", ranks, "--verify")
@@ -206,7 +206,7 @@ class Model:
 
 
 def attend(x, part, heads, kv_heads, head_dim):
-    """One rank's attention, and the part of the output that it adds."""
+    """One rank's attention, and the part of the output that it contributes."""
     import torch
 
     q = (x @ part["wq"].T).view(-1, heads, head_dim).transpose(0, 1)
@@ -219,8 +219,8 @@ def attend(x, part, heads, kv_heads, head_dim):
 
 
 def test_attention(folder, ranks):
-    """The ranks' attention adds up to the model's: each has the key/value
-    heads that its query heads attend with, repeated or not."""
+    """The ranks' attention adds up to the model's: each has the key/value heads
+    that its query heads use, repeated or not."""
     import torch
 
     model = Model(3, dtype="float32")
@@ -282,7 +282,7 @@ def test_embedding(folder):
 
 
 def test_partial(folder):
-    """--keys and --layers; a rest is not a model, but its files load."""
+    """--keys and --layers: what remains isn't a model, but its files load."""
     model = Model(6)
     source = model.write(folder / "a", 4)
     CKPT.ok("reshard", source, folder / "keys", "--tp", 2, "--keys",
@@ -341,7 +341,7 @@ def test_mistral(folder):
 
 
 def test_other_names(folder):
-    """Tensors that no rule knows: whole in one file, else --shard-dims."""
+    """Tensors that no rule covers: whole in one file, else --shard-dims."""
     import torch
 
     model = Model(9)
@@ -378,8 +378,8 @@ def test_from_flat(folder):
 
 
 def test_from_hf(folder, case, ranks):
-    """From Hugging Face's names: rotary rows in pairs, params.json. Llama 3's
-    way to cut embeddings, whatever the source was."""
+    """From Hugging Face's names: rotary rows in pairs, params.json. Embeddings
+    are cut as in Llama 3, whatever the source."""
     source = DATA / "hf" / case / "ckpt"
     if not source.exists():
         raise Skip("no such golden here")
@@ -399,7 +399,7 @@ def test_from_hf(folder, case, ranks):
 
 
 def test_fairseq2_files(folder):
-    """Files that fairseq2's converter named, without a params.json."""
+    """Files with fairseq2's converter's names, and no params.json."""
     base = DATA / "fairseq2_native/llama_tp1dp1_bf16"
     source = base / "other/consolidated_tp2"
     if not source.exists():
@@ -531,7 +531,7 @@ def test_wrong_numbers(folder):
 
 
 def test_refused(folder):
-    """What can't be done faithfully, and how that is said."""
+    """What can't be done faithfully, and how ckpt says so."""
     _, source = copy_model(folder)  # 16 heads, 4 of keys
     out = folder / "out"
     for args, code, word in [
@@ -548,7 +548,7 @@ def test_refused(folder):
 
 
 def test_hostile(folder):
-    """Names and contents that are not any checkpoint's."""
+    """Names and contents that no checkpoint has."""
     base = folder / "a"
     base.mkdir()
     (base / "consolidated.4294967295.pth").write_bytes(b"x")

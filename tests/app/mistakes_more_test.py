@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""More of what people type by mistake: the rows of mistakes_test.py go on.
+"""More of what people type by mistake: mistakes_test.py's rows, continued.
 
-First what is damaged, incomplete or of another tool in the ways that clusters
-know; then what is typed by hands that know Megatron, torchrun, ripgrep, rclone
-and Hugging Face's hub better than ckpt.
+First what is damaged, incomplete or another tool's, as it happens on clusters;
+then what people type who know Megatron, torchrun, ripgrep, rclone and Hugging
+Face's hub better than ckpt.
 """
 
 import json
@@ -88,7 +88,7 @@ def make_more(at):
 
 
 R = "reshard tp4 out --tp 8 "
-# What other tools call an option, the command, and what it is called here.
+# Other tools' name for an option, the command, and the name here.
 OPTIONS = (
     ("--tensor-model-parallel-size 8", "reshard tp4 out", "--tp"),
     ("--target-tensor-parallel-size 8", "reshard tp4 out", "--tp"),
@@ -285,7 +285,7 @@ WORKS = (
 
 
 def option(folder, words, line, meant):
-    """The option of another tool, where the command has the one it means."""
+    """Another tool's option, where the command has an equivalent."""
     mistake(folder, f"{line} {words}", 2, f"unknown option {words.split()[0]}",
             f"did you mean {meant}?")
 
@@ -295,7 +295,7 @@ def said(line):
 
 
 def parts_are_said(folder):
-    """A file that is one of several says so, and names the whole."""
+    """inspect says that a file is one of several, and names the whole."""
     check_equal(said("inspect two/model-00001-of-00002.safetensors"),
                 "note: model-00001-of-00002.safetensors is file 1 of 2; the "
                 "whole is two\n", "stderr")
@@ -311,7 +311,7 @@ def same_topology_is_said(folder):
 
 
 def denied(folder):
-    """What one may not read: whose it is can be looked up."""
+    """What one may not read: its owner can be looked up."""
     if os.geteuid() != 0:
         raise Skip("only root can become somebody else")
     path = folder / "model.safetensors"
@@ -327,7 +327,7 @@ def denied(folder):
 
 
 def reasons_at_v(folder):
-    """-v has a line for each format that was tried, before the error."""
+    """-v prints a line for each format tried, before the error."""
     lines = mistakes_test.run("inspect logs -v").want(3).err.splitlines()
     tried = [l for l in lines if l.startswith("note: not ")]
     check(len(tried) >= 13, "\n".join(lines))
@@ -343,13 +343,13 @@ def stale_tracker_is_said(folder):
 NAMES = ("plain", "a b", "it's", '"', "$HOME", "`id`", "a;b", "a&b", "*", "a\\b",
          "~x", "=x", "!x", "{a,b}", "x\ny", "x\x1b[31m", "-x", "@x", "#x", "ü",
          "\u202ex", "(x)", "<x", "a\tb", "%x", "s3:x")
-# Files whose names are no UTF-8 exist, too.
+# Files whose names aren't UTF-8 exist, too.
 NAMES += (os.fsdecode(b"\xff x"),)
 
 
 def next_steps(folder, name):
-    """What a message says to run next runs when it is pasted into a shell,
-    whatever the path is called."""
+    """What a message says to run next works when pasted into a shell, whatever
+    the path's name."""
     (folder / "bin").mkdir()
     (folder / "bin/ckpt").symlink_to(mistakes_test.CKPT.path)
     at = folder / "at"
@@ -380,7 +380,7 @@ def next_steps(folder, name):
 
 
 def part_is_its_whole(folder):
-    """A file of torch's in a checkpoint of Megatron's is of that, not of DCP."""
+    """A torch file in a Megatron checkpoint belongs to that, not to DCP."""
     step = mistakes_test.SCENE / "gpt/iter_0000007"
     whole, index, data = (
         mistakes_test.CKPT.inspect(p)

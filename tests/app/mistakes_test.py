@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What people type by mistake, and what they must be told.
+"""What people type by mistake, and what ckpt must tell them.
 
 A row: the command line, its exit status, what the first line says (after
 "error: "), what the hint says. What is refused leaves nothing behind, takes at
@@ -37,7 +37,7 @@ def write(path, data):
 
 
 def make_scene(at):
-    """Checkpoints, and what looks like one."""
+    """Makes checkpoints, and things that look like one."""
     import numpy
     shutil.copytree(DATA / "fairseq2_native/qwen25_tp4dp1_mixed/ckpt", at / "tp4")
     shutil.copytree(DATA / "hf/llama/ckpt", at / "llama")
@@ -276,7 +276,7 @@ ROWS = (
     ("unshard half out.pt", 4, "half/step_100", ""),
 )
 
-# What people type and what simply works: command lines.
+# Command lines that people type and that simply work.
 WORKS = (
     "version", "--version", "-V", "help", "-h", "--help", "help inspect",
     "inspect -h", "inspect --help", U + "--max-mem 4G", U + "--max-mem 512M",
@@ -328,7 +328,7 @@ def works(folder, line):
 
 
 def dtype(folder, word, want):
-    """The names of types in torch, Hugging Face and config files."""
+    """Type names from torch, Hugging Face and config files."""
     try:
         run(f"unshard tp4 out.safetensors --dtype {word}").want(0)
         header = (SCENE / "out.safetensors").read_bytes()
@@ -349,7 +349,7 @@ def short_and_long_help(folder):
 
 
 def one_line_for_a_kind(folder):
-    """42 warnings of a kind are one line with a count."""
+    """42 warnings of one kind become one line with a count."""
     from safetensors.numpy import save_file
     import numpy
     names = [f"t{i}" for i in range(42)]
@@ -370,7 +370,7 @@ def one_line_for_a_kind(folder):
 
 
 def steps_are_said(folder):
-    """Of several steps, the first line says which one is meant."""
+    """With several steps, the first line says which one is used."""
     first = run("inspect steps").want(0).err.splitlines()[0]
     check_equal(first, "note: steps holds 2 steps; this is step_200", "note")
 

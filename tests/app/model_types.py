@@ -6,9 +6,10 @@
 
 A tiny model of each type with random weights, as transformers saves it. `dist`:
 to Megatron's distributed checkpoint on two ranks (one, where two can't share
-it) and home, each tensor bit for bit; with --allow-unsaid where GPTModel lacks
-what the model has. `vllm`: to sharded_state on two ranks and home. `itself`: to
-other shards and a torch file and home. Else what ckpt says, exit status first.
+it) and back, each tensor bit for bit; with --allow-unsaid where GPTModel lacks
+what the model has. `vllm`: to sharded_state on two ranks and back. `itself`: to
+other shards and a torch file and back. Otherwise what ckpt says, exit status
+first.
 """
 
 import argparse
@@ -43,7 +44,7 @@ SMALL = dict(
     qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8, n_group=1,
     topk_group=1, decoder_start_token_id=1)
 MOST = 8_000_000  # parameters of a tiny model
-# Causal models are all of AutoModelForCausalLM's; these besides.
+# Causal models are all of AutoModelForCausalLM's; these are extra.
 OTHERS = ("bert", "roberta", "modernbert", "megatron-bert", "t5", "mt5", "umt5",
           "clip", "siglip", "vit", "whisper")
 # Names of one class under two types, pieces of other models, or speech.
@@ -134,7 +135,7 @@ class Trial:
         return f"other bytes at home: {bad[0]}" if bad else None
 
     def dist(self, allowed):
-        """What the message asks for is asked for, and named in the table."""
+        """What the message demands is allowed, and named in the table."""
         for tp in (2, 1):
             asked = list(allowed)
             for _ in range(6):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ModelOpt's own loader, load_and_shard_model of puzzletron over gloo: each rank
-saves what it holds. Its packages' __init__ ask for hydra, datasets and more of
-which the loader needs nothing, so they are left out.
+"""ModelOpt's own loader, puzzletron's load_and_shard_model over gloo: each rank
+saves what it holds. Its packages' __init__ import hydra, datasets and more that
+the loader doesn't need, so they are left out.
 """
 
 import os

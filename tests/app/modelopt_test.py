@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""ckpt over ModelOpt's checkpoints: its own files for other worlds, which
-ckpt must write byte for byte; block files; owners of blocks; what is broken.
+"""ckpt on ModelOpt's checkpoints: its own files for other world sizes, which
+ckpt must write byte for byte; block files; owners of blocks; breakages.
 """
 
 import json
@@ -59,7 +59,7 @@ def files_of(path):
 
 
 def plain_hf(case, folder):
-    """The model as Hugging Face keeps it: one file, no head if it is tied."""
+    """The model as Hugging Face stores it: one file, no head if tied."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -113,7 +113,7 @@ def same_files(ours, peer, what):
 
 
 def test_like_peer(folder, case, source, target):
-    """Any rendering to any other is what the peer wrote."""
+    """Any rendering converted to any other is what the peer wrote."""
     CKPT.ok("reshard", source, folder / "out", "--to", "modelopt",
             *options_of(target))
     same_files(folder / "out", target, target.name)
@@ -129,7 +129,7 @@ def test_from_hf(folder, case, target):
 
 def test_own_loader(folder, case, ranks):
     """ModelOpt's load_and_shard_model, on as many processes as it was written
-    for: each has its blocks, and all that they have is the model's."""
+    for: each has its blocks, and everything they have is the model's."""
     import torch
 
     if not (Path(sys.prefix) / "modelopt").is_dir():
@@ -182,7 +182,7 @@ def test_converter(folder):
 
 
 def test_sidecars(folder):
-    """What stands beside the weights comes along; index and config last."""
+    """What is beside the weights comes along; index and config last."""
     source = plain_hf("sharded_llama_hetero_w2", folder)
     for name in ("tokenizer.json", "generation_config.json", "block_config.py",
                  "modeling_llama.py"):
@@ -199,7 +199,7 @@ def test_sidecars(folder):
 
 # -------------------------------------------------------------------- blocks
 def owned(tensors, blocks, count, tied=False):
-    """What the peer's rank keeps that owns these blocks."""
+    """What the peer's rank that owns these blocks keeps."""
     out = {}
     for name, tensor in tensors.items():
         if name.startswith("model.layers."):
@@ -216,7 +216,7 @@ def owned(tensors, blocks, count, tied=False):
 
 
 def test_blocks(folder, case, lists):
-    """--blocks: explicit owners, not only of neighbours."""
+    """--blocks: explicit owners, also of blocks that aren't adjacent."""
     info = info_of(case)
     count, tied = info["num_hidden_layers"], info.get("tied", False)
     tensors = read_safetensors(GOLDENS / case / "expected.safetensors")
@@ -238,8 +238,8 @@ def test_blocks(folder, case, lists):
 
 
 def test_even(folder):
-    """Without --blocks: runs as numpy.array_split cuts them, and a file for
-    each rank that has none."""
+    """Without --blocks: runs as cut by numpy.array_split, and a file even for
+    ranks that have none."""
     import numpy
     import torch
     from safetensors.torch import save_file
@@ -273,7 +273,7 @@ def test_select(folder):
                 ",".join(map(str, blocks)))
         compare(read_safetensors(out), owned(tensors, blocks, 4, True),
                 f"blocks {blocks}")
-    # Removed blocks can be asked for: there is nothing of them.
+    # Removed blocks can be requested: nothing is there.
     case = "subblocks_qwen2_w1"
     document = CKPT.inspect(GOLDENS / case / "ckpt", "--blocks", "0-1")
     names = {t["name"] for t in document["tensors"]}
@@ -360,7 +360,7 @@ def few_configs(path):
 
 
 def lost_rank(path):
-    """Of a set of three only two are there; the index does not say it."""
+    """Only two of a set of three are there; the index doesn't show it."""
     for number in (1, 2):
         (path / f"model-{number:05}-of-00002.safetensors").rename(
             path / f"model-{number:05}-of-00003.safetensors")
@@ -370,7 +370,7 @@ def lost_rank(path):
 
 
 def unseen_shard(path):
-    """A tensor in a rank's file that the index does not name."""
+    """A tensor in a rank's file that the index doesn't name."""
     lost_rank(path)
     from safetensors.torch import save_file
     import torch
@@ -378,7 +378,7 @@ def unseen_shard(path):
               path / "model-00003-of-00003.safetensors", {"format": "pt"})
 
 
-# name, exit status of verify, kinds or words that it must give
+# name, exit status of verify, kinds or words that it must print
 BREAKAGES = [
     (missing_file, 1, SECOND), (missing_tensor, 1, "model.norm.weight"),
     (wrong_total, 1, "total_size"), (escape, 8, "lead out"),
@@ -402,7 +402,7 @@ def test_broken(folder, damage, code, word):
 
 
 def test_flipped(folder, source):
-    """Any byte of tensors that changes after writing is found."""
+    """Any tensor byte that changes after writing is found."""
     out = folder / "out"
     CKPT.ok("reshard", source, out, "--to", "modelopt", *options_of(source))
     path = max((out / p for p in files_of(out) if p.endswith("tensors")),
@@ -418,7 +418,7 @@ def test_flipped(folder, source):
 
 
 def test_untied(folder):
-    """config.json says tied, the head is another: block files would lose
+    """config.json says tied, but the head differs: block files would lose
     it."""
     path = folder / "ckpt"
     shutil.copytree(GOLDENS / "sharded_llama_tied_w2/other/sharded_w1", path)
@@ -452,8 +452,8 @@ def test_refused(folder):
 
 
 def test_detection(folder):
-    """An ordinary Hugging Face folder stays one, cut between blocks or not;
-    block_configs or whole blocks in an index of the peer's make it
+    """An ordinary Hugging Face folder stays one, whether cut between blocks or
+    not; block_configs or whole blocks in the peer's index make it
     ModelOpt's."""
     for path in sorted((DATA / "safetensors").glob("hf*/ckpt")):
         check_equal(CKPT.inspect(path)["format"], "safetensors", path)

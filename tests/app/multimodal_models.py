@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny models of transformers that see: every parameter random."""
+"""Tiny vision models from transformers, with every parameter random."""
 
 import warnings
 
@@ -15,7 +15,7 @@ TEXT = dict(vocab_size=64, hidden_size=32, intermediate_size=48,
             num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
             head_dim=8, max_position_embeddings=64, bos_token_id=1,
             eos_token_id=2, pad_token_id=0)
-# Towers of Qwen's, and those like SigLIP.
+# Qwen's towers, and those like SigLIP.
 QWEN = dict(depth=2, hidden_size=16, embed_dim=16, num_heads=2,
             intermediate_size=24, patch_size=4, out_hidden_size=32)
 QWEN3 = dict(QWEN, deepstack_visual_indexes=[0], num_position_embeddings=16)
@@ -57,7 +57,7 @@ def intern(text):
                 image_token_id=60, image_seq_length=4)
 
 
-# What is behind a comma is the language model.
+# After a comma comes the language model.
 TYPES = {
     "qwen2_vl": dict(text_config=ROPED, vision_config=dict(QWEN, hidden_size=32),
                      **IDS),
@@ -104,8 +104,8 @@ UNSAID = {
     "llama4": ["config.attention_chunk_size",
                "config.attn_temperature_tuning"],
 }
-# Nobody's code for Megatron has a tower beside these: it is warned of, and
-# refused under --strict-config.
+# No code for Megatron has a tower beside these: ckpt warns, and refuses under
+# --strict-config.
 for _name in TYPES:
     if _name.split(",")[0] in ("llava", "internvl", "aya_vision",
                                "cohere2_vision", "llama4"):

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Models that see, from transformers to Megatron's names and back.
+"""Vision models, from transformers to Megatron's names and back.
 
-A tiny model of each type, every parameter random, as transformers saves it:
-to Megatron's distributed checkpoint on one and two ranks, compared there, and
-home bit for bit, with config.json beside it and with it taken away. The
-language model's names begin with language_model., those of the tower are what
-Megatron-Bridge has for them, or transformers' own.
+A tiny model of each type, every parameter random, as transformers saves it: to
+Megatron's distributed checkpoint on one and two ranks, compared there, and back
+bit for bit, with config.json beside it and with it removed. The language
+model's names begin with language_model.; the tower's are Megatron-Bridge's, or
+transformers' own.
 """
 
 import json
@@ -20,8 +20,8 @@ sys.path.insert(0, os.path.join(sys.prefix, "transformers_5.12.1"))
 os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
 CKPT = None  # set by prepare
 
-# Where Megatron-Bridge (0.4, July 2026) puts the tower of each: the names that
-# begin so, and no others beside language_model.
+# Where Megatron-Bridge (0.4, July 2026) puts each tower: names with these
+# prefixes, and no others besides language_model.
 TOWERS = {
     "qwen2_vl": {"visual."}, "qwen2_5_vl": {"visual."},
     "qwen3_vl": {"vision_model.decoder.layers.",
@@ -32,7 +32,7 @@ TOWERS = {
                "multi_modal_projector.mm_soft_embed_norm."},
     "mistral3": {"vision_tower.", "multi_modal_projector."},
     "glm4v_moe": {"visual."},
-    # It has none of these: transformers' names.
+    # It doesn't have these: transformers' names.
     "llava": {"vision_tower.", "multi_modal_projector."},
     "internvl": {"vision_tower.", "multi_modal_projector."},
     "aya_vision": {"vision_tower.", "multi_modal_projector."},
@@ -118,16 +118,15 @@ def same_function(tiny, kind, source, alone):
           + (alone / "config.json").read_text())
 
 
-# But for safetensors, where it comes from, and deepspeed, which nobody's
-# weights become.
+# All but safetensors, the source, and deepspeed, which no weights become.
 FORMATS = ("torch", "fairseq2", "megatron_torch_dist", "megatron_zarr",
            "megatron_legacy", "dcp", "olmo_core_v1", "olmo_core", "meta",
            "modelopt", "vllm")
 
 
 def whole_or_refused(folder, source, want, form, words, *options):
-    """Every tensor comes home from `form`, or exit 5 says one of `words`.
-    True if it comes home."""
+    """Every tensor comes back from `form`, or exit 5 says one of `words`. True
+    if they come back."""
     there, back = folder / form, folder / (form + "_back")
     result = CKPT.run("convert", source, there, "--to", form, "--no-fsync",
                       *options)
@@ -176,7 +175,7 @@ def tower_of_nobody(folder):
 
 
 def strict_tower(folder):
-    """GPTModel has no tower, and nobody's code has LLaVA's: said."""
+    """GPTModel has no tower, and no code has LLaVA's: ckpt says so."""
     source = folder / "source"
     saved(source, "llava, llama")
     options = ("--to", "megatron_torch_dist", "--no-fsync")
@@ -188,7 +187,7 @@ def strict_tower(folder):
     check("can't say all of the model: tower is" in result.err, result.err)
 
 
-# The layouts that releases of transformers have had.
+# The layouts of past transformers releases.
 LAYOUTS = {
     "qwen2_5_vl": [("model.", "model.language_model."),
                    ("visual.", "model.visual.")],
@@ -223,7 +222,7 @@ def other_layout(folder, name):
 
 
 def transposed_experts(folder):
-    """Hub files of Qwen3-VL-MoE have experts as [expert, in, out]."""
+    """Hub files of Qwen3-VL-MoE store experts as [expert, in, out]."""
     from safetensors.torch import load_file, save_file
 
     source = folder / "source"
@@ -241,7 +240,7 @@ def transposed_experts(folder):
 
 
 def nothing_is_left_out(folder):
-    """A tensor that no rule has is named, and nothing is written."""
+    """A tensor without a rule is named, and nothing is written."""
     from safetensors.torch import load_file, save_file
 
     source = folder / "source"
@@ -258,7 +257,7 @@ def nothing_is_left_out(folder):
 
 
 def unknown_language(folder):
-    """LLaVA around a language model that no family file is for."""
+    """LLaVA around a language model that has no family file."""
     source = folder / "source"
     saved(source, "llava, llama")
     config = config_of(source)

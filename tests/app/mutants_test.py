@@ -4,8 +4,8 @@
 
 Each rule of each dialect is broken in every way below, one at a time, and the
 golden model is converted with the broken file. A mutant is caught if ckpt
-refuses it or what comes out is not what the peer says. Those that mean the
-same by their form (two equal sources swapped, say) are not made.
+refuses it or the result isn't the peer's. Mutants that are equivalent by their
+form (two equal sources swapped, say) aren't made.
 """
 
 import copy
@@ -52,7 +52,7 @@ def wrong_ops(rule):
     for i, op in enumerate(ops):
         name = op if isinstance(op, str) else op["name"]
         if name == "vocab":
-            continue  # does nothing towards a model that is not padded
+            continue  # has no effect on a model that isn't padded
         mutant = copy.deepcopy(rule)
         put_ops(mutant, ops[:i] + ops[i + 1:])
         yield f"{name} left out", mutant
@@ -101,14 +101,14 @@ MUTATIONS = (swapped_sources, lost_source, wrong_ops, renamed)
 
 
 def mutants(rules):
-    """(what was done, all rules with it)."""
+    """(the change, all rules with it applied)."""
     for i, rule in enumerate(rules):
         for mutation in MUTATIONS:
             for what, broken in mutation(rule):
                 yield (f"{rule['to']}: {what}", rules[:i] + [broken] +
                        rules[i + 1:])
         yield f"{rule['to']}: rule lost", rules[:i] + rules[i + 1:]
-    # The sources of two rules that have as many exchanged: norms for norms.
+    # Swaps the sources of two rules with equally many: norms for norms.
     for i, a in enumerate(rules):
         for j in range(i + 1, len(rules)):
             b = rules[j]
@@ -136,8 +136,9 @@ def one_group(case):
 
 
 def other_ends(folder, case, dialect, want):
-    """The golden with one matrix for both ends if it has two, with two if it
-    has one; and what it is then. Dialects of these keep both in any case."""
+    """The golden with one matrix for both ends if it has two, or two if it has
+    one; and the result expected. These models' dialects keep both in any
+    case."""
     from safetensors.torch import load_file, save_file
     from support import from_torch
 
@@ -176,7 +177,8 @@ def caught(source, dialect, family, out, want):
 
 
 def test_family(folder, family, cases):
-    """cases: (case, dialect) with a golden each. Any of them may catch one."""
+    """cases: (case, dialect), each with a golden. Any of them may catch a
+    mutant."""
     original = json.loads(family.read_text())
     mutant, out = folder / "mutant.json", folder / "out.safetensors"
     total, missed = 0, []
@@ -212,7 +214,7 @@ def test_family(folder, family, cases):
 
 
 def lives(rule, models):
-    """Some model has a tensor that the rule makes."""
+    """Whether some model has a tensor that the rule makes."""
     parts = re.split(r"\{[^}]*\}", rule["to"])
     pattern = re.compile(r"\d+".join(map(re.escape, parts)) + "$")
     return any(pattern.match(name) for _, want in models for name in want)
