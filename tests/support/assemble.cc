@@ -122,7 +122,7 @@ std::vector<std::string> fill(const Catalog& source, const Target& target) {
       const std::string_view range =
           std::string_view(files[f]).substr(crc.begin, crc.end - crc.begin);
       const uint32_t value = crc32(0, std::as_bytes(std::span(range)));
-      // Over the zeros that the literals have there.
+      // Overwrites the zeros that the literals have there.
       for (const uint64_t at : crc.at) {
         for (int i = 0; i < 4; ++i)
           files[f][at + i] = static_cast<char>(value >> (8 * i));

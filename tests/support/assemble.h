@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors put together, and targets written, element by element: slow, plain
-// and independent of the engine.
+// Assembles tensors and writes targets element by element: slow, plain and
+// independent of the engine.
 #pragma once
 
 #include <string>
@@ -11,14 +11,14 @@
 
 namespace ckpt::test {
 
-// The row-major content of a tensor. Throws std::runtime_error if its pieces
-// leave an element out, if two of them overlap without being replicas, or if
-// replicas differ.
+// Returns the row-major content of a tensor. Throws std::runtime_error if its
+// pieces leave an element out, if two of them overlap without being replicas,
+// or if replicas differ.
 std::string assemble(const Catalog& catalog, const Tensor& tensor);
 
-// The files of a target, filled with the content of the source's tensors of
-// the same names, and with checksums. Throws std::runtime_error if literals and
-// payload don't cover each file exactly once.
+// Returns the files of a target, filled with the content of the source's
+// tensors of the same names, and with checksums. Throws std::runtime_error if
+// literals and payload don't cover each file exactly once.
 std::vector<std::string> fill(const Catalog& source, const Target& target);
 
 // Writes the files of `fill` and the copies below `directory`.

@@ -23,7 +23,7 @@ void append(Bytes& bytes, T value) {
 void append_floats(bool wide, std::mt19937_64& random, Bytes& bytes) {
   const auto add = [&](uint32_t bits) {
     if (!wide) return append(bytes, bits);
-    // The f32, and the doubles beside it: rounding twice shows there.
+    // The f32 and the doubles next to it, where double rounding shows.
     const auto value = static_cast<double>(std::bit_cast<float>(bits));
     for (const uint64_t step : {0, 1, -1})
       append(bytes, std::bit_cast<uint64_t>(value) + step);

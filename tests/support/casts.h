@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What casts are tested with: values where rounding has something to decide,
-// and torch's own casts of them.
+// Test data for casts: values where rounding matters, and torch's own casts of
+// them.
 #pragma once
 
 #include <cstddef>
@@ -20,17 +20,17 @@ inline constexpr DType kNumbers[] = {
     DType::u8,      DType::bool_};
 inline constexpr std::span<const DType> kFloats(kNumbers, 9);
 
-// Every value of a type of 8 or 16 bits. Of f32: every sign, exponent and
-// upper 7 bits of mantissa, with lower ones around the ties of all narrower
-// types, and a million others; of f64 what these f32 are, what lies beside
-// them, and others. Of integers, all magnitudes.
+// Every value of an 8- or 16-bit type. For f32: every sign, exponent and upper
+// 7 mantissa bits, with lower bits around the ties of all narrower types, and a
+// million others. For f64: these f32 values, their neighbours, and others. For
+// integers: all magnitudes.
 std::vector<std::byte> cast_values(DType dtype, std::mt19937_64& random);
 
-// Says why if torch's casts can't be had.
+// Returns false and says why if torch's casts aren't available.
 bool have_torch();
 
-// Those of torch, in the bits that an element has which is not among the last
-// of a run: there PyTorch gives some NaNs other bits (reshard/numbers.h).
+// torch's casts, with the bits of an element that isn't among the last of a
+// run: there PyTorch gives some NaNs other bits (reshard/numbers.h).
 std::vector<std::byte> cast_by_torch(DType from, DType to,
                                      const std::vector<std::byte>& in);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A matrix whose rows are in one file and whose columns are in many: work in
-// which all ranks of an exchange send to all.
+// A matrix with its rows in one file and its columns in many: work in which all
+// ranks of an exchange send to all.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ namespace ckpt::test {
 
 inline constexpr uint64_t kWork = 42;  // a fingerprint
 
-// One matrix in one file of rows, and as many files of its columns: each rank
-// has bytes for every file.
+// A matrix in one file of rows and in `files` files of columns: each rank has
+// bytes for every file.
 struct Columns {
   explicit Columns(uint64_t files, uint64_t rows = 2048, uint64_t width = 96) {
     Tensor tensor{.name = "t", .dtype = DType::u8};

@@ -3,7 +3,7 @@
 //
 //   rank_0.fake, rank_1.fake …   rows of all tensors, `pad` zeros before them
 //
-// It claims nothing in its row but its name, as a newcomer's first one does.
+// Its row claims nothing but its name, as a newcomer's first row does.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace ckpt::test {
 
 class FakeWriter final : public FormatWriter {
  public:
-  // `honest`: it cuts for the ranks that were asked for, or claims none.
+  // `honest`: cuts for the requested ranks, or claims none.
   explicit FakeWriter(bool honest) : honest_(honest) {}
   Target lay_out(const Catalog& source, const Layout& layout) const override {
     const uint64_t ranks = honest_ ? layout.topology.tp : 1;
@@ -68,8 +68,8 @@ inline void check_pad(const FormatOption& option, const std::string& text) {
   if (!digits) throw usage_error({}, "--{} '{}': a number", option.name, text);
 }
 
-// "fake" and "fake_flat", whose writer overlooks ranks. Before the first look
-// at the formats: from an initializer.
+// Registers "fake" and "fake_flat", whose writer ignores ranks. Call it from an
+// initializer, before formats are first looked up.
 inline bool register_fakes() {
   register_format({.name = "fake",
                    .what = "ranks of a test",

@@ -127,7 +127,7 @@ void FaultServer::serve(int socket) {
   ::close(socket);
 }
 
-// False if the connection ends with it.
+// Returns false if the connection ends with it.
 bool FaultServer::answer(int socket, const std::string& head) {
   const Asked asked = parse(head);
   const uint64_t number = ++requests_;

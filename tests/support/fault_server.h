@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files by ranges on loopback, and what goes wrong on the way.
+// Serves files by ranges on loopback, with faults on the way.
 //
 //   GET /SEED/SIZE    a file whose bytes are byte_of(SEED, offset)
 //
-// The server goes on with the next fault at each `every`-th request, so that
-// each kind comes whatever order threads ask in.
+// The server moves to the next fault at each `every`-th request, so that each
+// kind occurs in whatever order threads ask.
 #pragma once
 
 #include <atomic>

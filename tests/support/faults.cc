@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A disk that fails, to be loaded before the C library (LD_PRELOAD). It sits
-// below every call that the program makes of files under one directory:
+// A failing disk, loaded before the C library (LD_PRELOAD). It intercepts every
+// call that the program makes on files under one directory:
 //
 //   FAULTS_ROOT   the directory; all else passes
 //   FAULTS        CALL@N=WHAT, comma-separated: what befalls the N-th CALL and
@@ -15,8 +15,8 @@
 //                 u32 kind, u32 path bytes, u32 other bytes, u64 offset,
 //                 u64 size, path, other path, data
 //
-// It is a part of the tests, not of the program: nothing in there asks whether
-// a test is running, and the calls that are tested are those that users run.
+// It is part of the tests, not of the program: nothing in the program asks
+// whether a test is running, and the calls tested are those that users run.
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -101,7 +101,7 @@ void clean(int fd, bool lost) {
   if (!lost) return;
   REAL(open);
   REAL(pwrite);
-  // The descriptor may be one to read.
+  // The descriptor may be read-only.
   const int out =
       real_open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_WRONLY);
   for (const auto& [offset, size] : ranges) {
@@ -139,7 +139,7 @@ int open_with(int directory, const char* path, int flags, mode_t mode) {
   return fd;
 }
 
-// Half of a transfer for `short`.
+// Half of the transfer for `short`.
 size_t length(const std::string& what, size_t size) {
   return what == "short" && size > 1 ? size / 2 : size;
 }
@@ -370,7 +370,7 @@ ssize_t copy_file_range(int from, off64_t* from_offset, int to,
   const std::string path = path_of(to);
   const std::string what = fate(kCopyRange, path);
   if (fails(what)) return -1;
-  // Recorded as writes: the caller falls back to them.
+  // Refused while recording, so that the caller falls back to writes.
   if (state().record >= 0 && is_ours(path)) {
     errno = EXDEV;
     return -1;
@@ -388,7 +388,7 @@ int ioctl(int fd, unsigned long request, ...) noexcept {
   va_start(rest, request);
   void* const argument = va_arg(rest, void*);
   va_end(rest);
-  // Blocks that are shared are not seen by the recorder.
+  // The recorder doesn't see shared blocks.
   if (state().record >= 0 && request == 0x4020940D) {  // FICLONERANGE
     errno = EOPNOTSUPP;
     return -1;

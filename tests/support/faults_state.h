@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is to befall which call: the settings of the failing disk (faults.cc).
+// The failing disk's settings (faults.cc): what happens to which call.
 #pragma once
 
 #include <dlfcn.h>
@@ -59,7 +59,7 @@ Function* real(const char* name) {
 }
 #define REAL(name) static auto* const real_##name = real<decltype(name)>(#name)
 
-// From the environment, at the first call.
+// Read from the environment at the first call.
 State& state();
 
 // Below FAULTS_ROOT.
@@ -67,9 +67,9 @@ bool is_ours(const std::string& path);
 std::string absolute(int directory, const char* path);
 std::string path_of(int fd);
 
-// What befalls this call: "" for nothing.
+// What happens to this call: "" for nothing.
 std::string fate(Call call, const std::string& path);
-// True if the call fails now, with errno set.
+// Returns true if the call fails now, with errno set.
 bool fails(const std::string& what);
 
 }  // namespace faults

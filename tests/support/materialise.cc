@@ -47,7 +47,7 @@ uint64_t dot(const Dims& index, const Dims& strides) {
   return sum;
 }
 
-// The index of element `at` of the row-major order of `shape`.
+// The index of element `at` in the row-major order of `shape`.
 Dims unravel(uint64_t at, const Shape& shape) {
   Dims index(shape.size(), 0);
   for (size_t d = shape.size(); d-- > 0;) {
@@ -84,7 +84,7 @@ void transform(std::string& element, const Piece& piece, DType dtype) {
   if (piece.transform & kSwapBytes)
     for (size_t at = 0; at + swap <= element.size(); at += swap)
       std::reverse(element.begin() + at, element.begin() + at + swap);
-  // Sign bits are the last ones of the last byte.
+  // The sign is the last bit of the last byte.
   if (piece.transform & kNegate)
     for (size_t at = 0; at + swap <= element.size(); at += swap)
       element[at + swap - 1] ^= '\x80';
@@ -97,7 +97,7 @@ std::string packed_content(const Catalog& catalog, const Tensor& tensor) {
                     byte_size(tensor));
 }
 
-// A file that is being written, and which of its bytes were.
+// A file being written, and which of its bytes have been.
 struct Output {
   std::string bytes;
   std::vector<bool> written;
@@ -171,7 +171,7 @@ void materialise(const Catalog& source, const Target& target,
     for (const SharedLiteral& literal : file.shared)
       output.put(literal.offset, *literal.bytes, false);
   }
-  // Tied tensors lie at the same place and are written once more.
+  // Tied tensors are at the same place and are written again.
   std::set<std::pair<uint32_t, uint64_t>> ties;
   for (size_t i = 0; i < source.tensors.size(); ++i) {
     const std::string bytes = content(source, source.tensors[i]);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The payload of catalogs, read and written in the plainest way: no plan, no
+// Reads and writes the payload of catalogs in the plainest way: no plan, no
 // engine, whole tensors in memory. What a Reader found and a Writer laid out
-// can be looked at without trusting anything else.
+// can be checked without trusting anything else.
 #pragma once
 
 #include <string>
@@ -10,10 +10,10 @@
 
 namespace ckpt::test {
 
-// The row-major little-endian bytes of a tensor, from whatever pieces it has:
-// boxes, flat ranges, strides, deflated files, swapped bytes. Conjugated and
-// negated elements come out as their logical values. Throws if elements are
-// missing.
+// Returns the row-major little-endian bytes of a tensor, from whatever pieces
+// it has: boxes, flat ranges, strides, deflated files, swapped bytes.
+// Conjugated and negated elements come out as their logical values. Throws if
+// elements are missing.
 std::string content(const Catalog& catalog, const Tensor& tensor);
 
 // Writes the files of a target: literals, late checksums, and the pieces of

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ckpt/mcore.h for tests in Python, which hold it against megatron-core: jobs
-// come as lines of JSON, and each is answered with a line.
+// ckpt/mcore.h for Python tests, which compare it with megatron-core: jobs come
+// as lines of JSON, and each is answered with a line.
 //
 //   {"op": "describe", "tensor": TENSOR, "narrow": [axis, start, length]}
 //   {"op": "keys", "state": STATE, "add" | "replace" | "map": …}
@@ -51,7 +51,7 @@ ckpt::DType dtype_of(const std::string& word) {
   throw std::runtime_error("dtype " + word);
 }
 
-// One tensor for each file of data: a parameter is known by it.
+// One tensor per data file: a parameter is identified by it.
 TensorPtr data_of(const json& job) {
   static std::map<std::string, TensorPtr> known;
   const std::string path = job.value("data", "");

@@ -4,10 +4,10 @@
 //   parallel_tool save PATH FORMAT [TP] [--between WORD]
 //   parallel_tool load PATH OUT
 //
-// Saves two tensors that are cut over the ranks (rows; columns), one that all
-// have, and an object for each rank; loads what each asks for. WORD: "change"
-// overwrites the tensors between the phases, "drop" gives the save up, "kill"
-// ends rank 0 there, "fail" has the last rank give too few bytes.
+// Saves two tensors cut over the ranks (rows; columns), one that all have, and
+// an object for each rank; loads what each requests. WORD: "change" overwrites
+// the tensors between the phases, "drop" abandons the save, "kill" ends rank 0
+// there, "fail" makes the last rank give too few bytes.
 #include <unistd.h>
 
 #include <csignal>
@@ -103,8 +103,8 @@ int save(const std::vector<std::string>& words) {
   return 0;
 }
 
-// All ask for the whole of one tensor, and each for rows and columns of its
-// own; then each writes what it got to OUT.RANK.
+// All request one whole tensor, and each its own rows and columns; then each
+// writes what it got to OUT.RANK.
 int load(const std::vector<std::string>& words) {
   Job job;
   job.state(false);
@@ -132,7 +132,7 @@ int main(int argc, char** argv) {
     return words[0] == "save" ? save(words) : load(words);
   } catch (const ckpt::Error& error) {
     std::cerr << "error: " << error.what() << std::endl;
-    // The launcher ends the others; each of them has the same error.
+    // The launcher ends the others; all have the same error.
     ::_exit(static_cast<int>(error.code()));
   }
 }

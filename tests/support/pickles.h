@@ -25,8 +25,8 @@ inline pickle::Decoded decode_text(std::string_view bytes,
   return pickle::decode(std::as_bytes(std::span(bytes)), "test.pkl", limits);
 }
 
-// The object of a file of torch.save: data.pkl, or the fourth pickle of a
-// legacy file.
+// The object in a torch.save file: data.pkl, or the fourth pickle of a legacy
+// file.
 inline std::string pickle_of(const std::string& path) {
   const auto file = io::Handle::open_read(path);
   if (file.read_string(0, 2) == "PK") {
@@ -44,8 +44,8 @@ inline std::string pickle_of(const std::string& path) {
   return file.read_string(offset, end - offset);
 }
 
-// Whether two trees are alike: the same values in the same order, shared in
-// the same places. Says where they differ.
+// Compares two trees: the same values in the same order, shared in the same
+// places. Says where they differ.
 inline std::string difference(const pickle::Document& a, pickle::Id root_a,
                               const pickle::Document& b, pickle::Id root_b) {
   using namespace pickle;

@@ -17,7 +17,7 @@ namespace ckpt::test {
 
 using Random = std::mt19937_64;
 
-// The bytes that a tensor must have, row-major.
+// The bytes that a tensor must have, in row-major order.
 std::vector<std::byte> content_of(const Tensor& tensor);
 
 // A tensor without pieces.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A checkpoint cut in two unrelated ways: the plans that the engine, ranks and
-// GPUs are held against. Without casts the target's files are what files_of()
+// GPUs are tested with. Without casts the target's files are what files_of()
 // says (random_catalog.h).
 #pragma once
 
@@ -21,16 +21,16 @@ struct Recut {
 };
 
 // One to five random tensors, each cut twice, in up to four files on both
-// sides. `change`, if there is one, is called with a tensor of the source and
-// makes the target's of it.
+// sides. `change`, if given, is called with a tensor of the source and turns it
+// into the target's.
 Recut random_recut(Random& random,
                    const std::function<void(Tensor&)>& change = {});
 
-// Makes the target's files those of its catalog.
+// Sets the target's files to those of its catalog.
 void set_target_files(Target& target);
 
-// Writes the source's files into a directory and says in the catalog where
-// they are.
+// Writes the source's files into a directory and records their paths in the
+// catalog.
 void write_source(Catalog& source, const TempDir& dir);
 
 // Adds a file with these bytes to the source.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors of a few bytes, for tests that say which.
+// Tensors of a few bytes that the test gives.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that are threads of one process: what a job does, without a launcher.
+// Ranks as threads of one process: what a job does, without a launcher.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ struct Mail {
   explicit Mail(uint32_t ranks) : boxes(ranks) {}
   std::mutex mutex;
   std::vector<std::deque<ranks::Message>> boxes;
-  // Payload: receives that have begun, by receiver, sender and channel.
+  // Payload receives that have begun, by receiver, sender and channel.
   using Key = std::tuple<uint32_t, uint32_t, uint32_t>;
   struct Taking {
     std::span<std::byte> room;
@@ -87,7 +87,7 @@ class ThreadLink : public ranks::Link {
     arrive(own, bytes.size());
     return own;
   }
-  // Looks in vain a few times, as over a wire.
+  // The first few looks fail, as over a wire.
   std::optional<uint64_t> done(Ticket ticket) override {
     const std::lock_guard lock(mail_->mutex);
     Mail::State& state = mail_->tickets.at(ticket);

@@ -3,8 +3,9 @@
 
     python zip_skeleton.py DIRECTORY       (needs torch, 5 GB of memory, 13 GB of disk)
 
-Archives beyond 4 GiB are where zip64 begins, and too large to keep. Their payload is
-zero, so the rest says all: tests/lib/zip_test.cc plans the same records and compares.
+Archives beyond 4 GiB are where zip64 begins, and too large to keep. Their
+payload is zeros, so the rest is enough: tests/lib/zip_test.cc plans the same
+records and compares.
 
     size BYTES                  of the archive
     record NAME SIZE [HEX]      in order; HEX is its content if it isn't zeros
