@@ -312,7 +312,7 @@ def test_all_covered():
     rows = CKPT.ok("--help").out.split("\nCommands\n")[1].split("\n\n")[0]
     commands = {row.split()[0] for row in rows.splitlines()}
     tested = {argv[0] for _, _, argv in GOOD}
-    # Running a plan is the command that it is a plan of.
+    # `run` is the command that its plan is for.
     check_equal(commands - tested, {"view", "fetch", "run"},
                 "commands without a row in GOOD")
 

@@ -5,10 +5,10 @@ those of transformers on the source, within 1e-5 of the largest.
 
 Megatron: GPTModel of megatron-core, with its local modules, built from the
 written args under Megatron's own names. Once from all of them, once from what
---use-checkpoint-args reads and the flags in `load_with`. OLMo-core: its own
-transformer, built from the written config.json. Meta: the architecture of its
-published inference code, rewritten here, and that code itself (llama-models
-over fairscale) with one process per file.
+--use-checkpoint-args reads and the flags in `load_with`.
+OLMo-core: its own transformer, built from the written config.json.
+Meta: the architecture of its published inference code, rewritten here, and that
+code itself (llama-models over fairscale) with one process per file.
 
 Each peer also gets a model with two heads swapped: its logits must differ, or
 the comparison would prove nothing.

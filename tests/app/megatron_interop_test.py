@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """megatron-core itself loads what ckpt writes as megatron_torch_dist, on one to
 four processes, at other topologies than it was written for, and every element
-is the goldens'."""
+matches the goldens."""
 
 import importlib.util
 import json

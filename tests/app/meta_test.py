@@ -118,7 +118,7 @@ def test_same_records(folder, case, path):
 
 
 def test_ranks(folder, case, path, ranks):
-    """Ranks of any number hold what Meta's layers cut."""
+    """With any number of ranks, each holds what Meta's layers cut."""
     info = json.loads((GOLDENS / case / "case.json").read_text())
     out = folder / "out"
     CKPT.ok("reshard", path, out, "--tp", ranks, "--verify")
