@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts that publishing is made of: locks, renames, removal, a look back
-// at what was read.
+// The steps of publishing: locks, renames, removal, and a second look at what
+// was read.
 #include <doctest/doctest.h>
 #include <sys/stat.h>
 #include <unistd.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Expressions: expectations are those of the rules' reference interpreter, in
-// Python, where a row does not say otherwise.
+// Expressions. Expectations come from the rules' reference interpreter, in
+// Python, unless a row says otherwise.
 #include "models/expr.h"
 
 #include <doctest/doctest.h>
