@@ -60,7 +60,7 @@ TEST_CASE("cuda: casts have PyTorch's bits, NaNs and all") {
       const uint64_t at = first_difference(expected, found, size);
       CAPTURE(at);
       CHECK(at == count);
-      // From odd places, where no vector fits.
+      // From odd offsets, where no vector fits.
       copy.in = 1;
       copy.out = 3;
       Bytes shifted(in.size() + 1);
