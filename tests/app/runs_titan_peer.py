@@ -3,9 +3,10 @@
 
     runs_titan_peer.py DIR OUT WORLD RANK PORT
 
-CheckpointManager.load of torchtitan 0.3, into a Llama with a fused projection
-and its OptimizersContainer, then its save of the same as step 11. Rank 0 saves model and moments under transformers'
-names, as torchtitan's own adapter gives them.
+torchtitan 0.3's CheckpointManager.load, into a Llama with a fused projection
+and its OptimizersContainer, then its save of the same as step 11. Rank 0 saves
+model and moments under transformers' names, as torchtitan's own adapter gives
+them.
 """
 
 import os
