@@ -151,7 +151,7 @@ HOSTILE = ([*range(0x00, 0x20), *range(0x7F, 0xA0), 0xAD, 0x61C, 0x180E]
 
 
 def test_shown(folder):
-    """Shown as \\u in JSON, spelled out in text and HTML; JSON means the same."""
+    """\\u in JSON, spelled out in text and HTML; JSON means the same."""
     names = {f"n{i}.{chr(code)}x": tensor(i % 200)
              for i, code in enumerate(HOSTILE)}
     names["naïve.日本.\U0001F600"] = tensor(7)  # these are fine as they are
