@@ -145,7 +145,7 @@ TEST_CASE("values of options: what isn't one is refused before anything") {
     const char* format;
     const char* name;
     const char* text;
-    const char* why;  // "": it is taken
+    const char* why;  // "": accepted
   };
   const Row table[] = {
       {"megatron_legacy", "vpp", "2", ""},

@@ -164,7 +164,7 @@ void cast(Bench& bench, const char* name, uint32_t from, uint32_t to,
 
 void transpose(Bench& bench, uint32_t element) {
   CkptCudaCopy copy = plain(element);
-  const uint64_t side = 5000;  // no power of two, no multiple of a tile
+  const uint64_t side = 5000;  // not a power of two or a multiple of a tile
   dimension(copy, side, element, side * element);
   dimension(copy, side, side * element, element);
   bench.show("transpose of " + std::to_string(element) + " B elements", &copy,

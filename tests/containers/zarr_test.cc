@@ -160,7 +160,7 @@ TEST_CASE("zarr: fill values") {
       {DType::f16, 2.98e-08, "0000"},
       {DType::f16, 0.33325, "5535"},
       {DType::f16, "NaN", "007e"},
-      {DType::bf16, 1.00390625, "803f"},  // a tie: to even
+      {DType::bf16, 1.00390625, "803f"},  // a tie goes to even
       {DType::bf16, 1.01171875, "823f"},
       {DType::bf16, -3.3895313892515355e38, "7fff"},
       {DType::bf16, "Infinity", "807f"},

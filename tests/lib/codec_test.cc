@@ -375,7 +375,7 @@ TEST_CASE("lz4: blocks that don't fit what they say") {
        3, false},  // too few
       {"\x02\0\0\0\x30"
        "abc"s,
-       2, false},  // literals too many
+       2, false},  // too many literals
       {"\x0c\0\0\0\x12"
        "x\0\0\x50"
        "vwxyz"s,
@@ -387,7 +387,7 @@ TEST_CASE("lz4: blocks that don't fit what they say") {
       {"\x04\0\0\0\x12"
        "x\x01\0\x50"
        "vwxyz"s,
-       4, false},  // copies too many
+       4, false},  // too many copies
       {"\x05\0\0\0\xf0"s + std::string(90, '\xff'), 5, false},
       {"\x02\0\0\0\x20"s, 2, false},  // cut
       {"\x02\0\0"s, 2, false},

@@ -13,7 +13,7 @@ namespace {
 // A host and a wire, with as many requests in flight as the window allows: each
 // of 4 MiB takes `least`, and all together no more than the wire's rate.
 struct Model {
-  double rate;  // of the wire, bytes a second
+  double rate;  // of the wire, bytes per second
   std::chrono::milliseconds least;
   size_t too_many = 1000;  // more than these are refused
   Window::Clock::time_point now{1h};

@@ -120,7 +120,7 @@ TEST_CASE("expressions: what has no value") {
       {"1 - a.missing", "a.missing is missing"},
       {"text * 2", "\"abc\" is not a number"},
       {"yes + 1",
-       "true is not a number"},  // Python adds it; a file means no such
+       "true is not a number"},  // Python adds it; no file means that
       {"n / 3", "32 is not divisible by 3"},
       {"n / zero", "32 / 0"},
       {"n % zero", "32 % 0"},

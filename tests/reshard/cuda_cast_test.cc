@@ -70,7 +70,7 @@ TEST_CASE("cuda: casts have PyTorch's bits, NaNs and all") {
       ++pairs;
     }
   }
-  CHECK(pairs == 234);  // all of 18 types but floats to integers
+  CHECK(pairs == 234);  // all of 18 types except floats to integers
   CHECK(!module->cast(DType::f32, DType::i32));
   CHECK(!module->cast(DType::c64, DType::c128));
 }

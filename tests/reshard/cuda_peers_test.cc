@@ -108,7 +108,7 @@ TEST_CASE("cuda: a rank that ends, or sends other than it said, is noticed") {
   SUBCASE("ends") {
     one.reset();
     other.begin({}, {&back, 1});
-    CHECK(finish(other));  // that was on its way
+    CHECK(finish(other));  // that was in flight
     other.begin({}, {&back, 1});
     CHECK_THROWS_WITH_AS(finish(other), doctest::Contains("has ended"), Error);
   }

@@ -137,7 +137,7 @@ TEST_CASE("plan: lanes that don't meet are jobs of their own") {
   using Lanes = std::vector<std::pair<uint32_t, uint32_t>>;
   CHECK(jobs(6, 3) == Lanes{{1, 2}, {1, 2}});
   CHECK(jobs(3, 6) == Lanes{{2, 1}, {2, 1}});
-  CHECK(jobs(3, 2) == Lanes{{2, 3}, {2, 3}});  // meet at 6 alone
+  CHECK(jobs(3, 2) == Lanes{{2, 3}, {2, 3}});  // meet only at 6
   CHECK(jobs(4, 3) == Lanes{{3, 4}});
 }
 

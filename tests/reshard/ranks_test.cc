@@ -105,7 +105,7 @@ TEST_CASE("ranks: shares differ by less than 5 % and lose nothing") {
       {1, 4096, 16384},                // one matrix
       {7, 1000, 12345},                // odd rows
       {512, 1, uint64_t{1} << 20},     // as many files as ranks
-      {3, 1, (uint64_t{9} << 20) + 5}  // no multiple of a page
+      {3, 1, (uint64_t{9} << 20) + 5}  // not a multiple of a page
   };
   for (const Row& row : rows) {
     const Plan plan = wide_plan(row.files, row.rows, row.width);

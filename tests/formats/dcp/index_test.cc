@@ -246,7 +246,7 @@ TEST_CASE("dcp index: paths that can't be") {
   struct Row {
     Path first;
     Path second;
-    const char* why;  // nullptr: they can
+    const char* why;  // nullptr: accepted
   };
   const Row rows[] = {
       {{"a", "b"}, {"a", "c"}, nullptr},

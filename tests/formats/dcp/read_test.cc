@@ -88,7 +88,7 @@ void check_objects(const std::string& file, const Catalog& catalog) {
   nlohmann::ordered_json found = nlohmann::ordered_json::object();
   for (const Object& object : catalog.objects)
     found[object.name] = pickle::to_json(*object.document, object.node);
-  CHECK(found.dump() == wanted.dump());  // in this order, too
+  CHECK(found.dump() == wanted.dump());  // also in this order
 }
 
 TEST_CASE("dcp: what torch wrote") {

@@ -97,7 +97,7 @@ TEST_CASE("megatron boxes: names of nobody keep what they have") {
   tensor.pieces.push_back({.box = {{0, 0}, {4, 2}}});
   tensor.pieces.push_back({.box = {{0, 2}, {4, 4}}});
   CHECK(boxes_of(tensor, {.tp = 4}).size() == 2);
-  tensor.pieces.push_back(tensor.pieces[0]);  // a replica: no partition
+  tensor.pieces.push_back(tensor.pieces[0]);  // a replica, not a partition
   CHECK(boxes_of(tensor, {.tp = 4}).size() == 1);
   CHECK(boxes_of(named("x", {}, {}), {.tp = 4}).size() == 1);
   CHECK(boxes_of(named("decoder.layers.x", {0, 4}, {}), {}).size() == 1);

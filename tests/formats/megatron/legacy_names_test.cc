@@ -165,7 +165,7 @@ TEST_CASE("legacy stages: layers over stages") {
   };
   const Row rows[] = {
       {24, 4, 1, 1, {6, 6, 6, 6}}, {8, 2, 2, 2, {2, 2, 2, 2}},
-      {6, 2, 2, 1, {3, 3}},  // virtual stages don't divide
+      {6, 2, 2, 1, {3, 3}},  // not divisible into virtual stages
       {8, 1, 2, 1, {8}},     // one stage has none
       {10, 4, 1, 1, {1, 3, 3, 3}}, {7, 3, 1, 1, {1, 3, 3}},
       {5, 4, 1, 1, {2, 1, 1, 1}},

@@ -52,7 +52,7 @@ TEST_CASE("meta: files of all ranks, in order, without a gap") {
   const test::TempDir dir;
   CHECK_THROWS_AS(locate(dir.path), Error);
   for (uint32_t rank = 0; rank < 11; ++rank) dir.write(file_name(rank), "");
-  dir.write("consolidated.1.pth", "");  // spelled as Meta doesn't
+  dir.write("consolidated.1.pth", "");  // not Meta's spelling
   dir.write("consolidated.+1.pth", "");
   dir.write("consolidated.xx.pth", "");
   const auto files = locate(dir.path);

@@ -165,7 +165,7 @@ TEST_CASE("torch: tensors are what an independent reader sees") {
         const std::string name = wanted["!tensor"];
         CAPTURE(name);
         const Tensor* tensor = catalog.find(name);
-        if (!tensor) continue;  // a scale, or a part named otherwise
+        if (!tensor) continue;  // a scale, or a part with another name
         ++compared;
         CHECK(nlohmann::json(
                   std::vector(tensor->shape.begin(), tensor->shape.end())) ==
