@@ -169,8 +169,8 @@ TEST_CASE("bucket keys") {
   }
 }
 
-// The two styles differ in where the input norm is; what a module is not known
-// for is said.
+// The two styles differ in where the input norm is; an unknown module has no
+// order.
 TEST_CASE("module order") {
   const auto before = [](const char* a, const char* b, OrderStyle style) {
     return order_of(parse_key(a), style)->at(1, 0) <
