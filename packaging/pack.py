@@ -41,8 +41,8 @@ def epoch() -> int:
 
 
 def staged(stage: Path, *parts: str) -> dict[str, Path]:
-    """Files below the parts, by their path in the stage. A link is what it
-    points to: neither a wheel nor every file system has links."""
+    """Files below the parts, by their path in the stage. Links are followed, as
+    wheels and some file systems have none."""
     found = {}
     for part in parts:
         top = stage / part
@@ -53,8 +53,9 @@ def staged(stage: Path, *parts: str) -> dict[str, Path]:
 
 
 def contents(args: argparse.Namespace) -> dict[str, Path]:
-    """What the archive and the .deb have in common, by its path in a prefix.
-    No C++ headers: the library's C++ is that of another standard library."""
+    """The files that the archive and the .deb share, by their path in a prefix.
+    No C++ headers: the library is built with a different C++ standard
+    library."""
     files = staged(args.stage, "bin/ckpt", "include/ckpt/c.h", "share")
     files["lib/libckpt.so"] = args.stage / "lib/libckpt.so"
     files["share/doc/ckpt/LICENSE"] = ROOT / "LICENSE"
@@ -79,7 +80,7 @@ def make_wheel(args: argparse.Namespace) -> Path:
         entries[name.removeprefix(python)] = path.read_bytes()
     entries["ckpt/lib/libckpt.so"] = (
         args.stage / "lib/libckpt.so").read_bytes()
-    # pip puts it on the PATH as it is: no Python starts before it does.
+    # pip puts it on the PATH unchanged, so no Python starts before it.
     script = f"{plain}-{version()}.data/scripts/ckpt"
     entries[script] = (args.stage / "bin/ckpt").read_bytes()
     data = f"{plain}-{version()}.data/data/"
@@ -164,7 +165,7 @@ def make_deb(args: argparse.Namespace) -> Path:
         tree = Path(scratch) / "tree"
         total = 0
         for name, path in sorted(contents(args).items()):
-            # Debian's own policy for files of packages.
+            # Debian's policy for files in packages.
             name = name.replace("share/zsh/site-functions",
                                 "share/zsh/vendor-completions")
             if name == "share/doc/ckpt/LICENSE":
@@ -188,7 +189,7 @@ def make_deb(args: argparse.Namespace) -> Path:
             if path.is_dir():
                 path.chmod(0o755)
             os.utime(path, (epoch(), epoch()))
-        # xz takes half a minute for little; gzip unpacks everywhere.
+        # xz takes half a minute for little gain; gzip unpacks everywhere.
         subprocess.run(
             ["dpkg-deb", "--root-owner-group", "-Zgzip", "-z9", "--build",
              str(tree), str(out)], check=True, stdout=subprocess.DEVNULL)

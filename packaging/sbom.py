@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pack import ROOT, version
 
-# Of the parts that are linked in; the texts are in THIRD-PARTY.txt.
+# Licenses of the parts linked in; the texts are in THIRD-PARTY.txt.
 LICENSES = {
     "bzip2": "bzip2-1.0.6",
     "c-blosc": "BSD-3-Clause",

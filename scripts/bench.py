@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 class Prepared:
-    """Memory for `size` bytes of page cache that a host need not find first:
+    """Memory for `size` bytes of page cache that the host needn't find first:
     see bench_memory.py."""
 
     def __init__(self, size):
@@ -36,7 +36,7 @@ class Prepared:
 
 
 def peak_of(pid):
-    """Bytes; 0 if the process has ended. What wait4 reports would include
+    """Peak bytes; 0 if the process has ended. What wait4 reports would include
     this interpreter's size at the fork."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
@@ -56,7 +56,7 @@ def run(argv):
         if pid:
             break
         peak = max(peak, peak_of(child.pid))
-        time.sleep(0.004)  # the machine may have but two processors
+        time.sleep(0.004)  # the machine may have only two processors
     seconds = time.monotonic() - start
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:
@@ -95,7 +95,7 @@ def medians(samples):
 
 
 def alternate(commands, target, size, rounds):
-    """Rounds of all commands, in turn; the order changes every round."""
+    """Runs rounds of all commands in turn; the order changes every round."""
     samples = {name: [] for name in commands}
     memory = Prepared(size)
     for i in range(rounds):

@@ -26,7 +26,7 @@ from bench_cases import bases, cases, peers
 
 
 class Page:
-    """Lines for the terminal and for the file."""
+    """Lines for both the terminal and the file."""
 
     def __init__(self):
         self.lines = []
@@ -45,7 +45,7 @@ class Page:
 
 
 def sources_of(case):
-    """Names of what a case reads."""
+    """Names of the sources that a case reads."""
     return (case.source, "f2_tp8") if case.base == "cat A B" else (case.source,)
 
 
@@ -62,10 +62,10 @@ class Bench:
         self.at = {"bytes": self.size}
         self.page = Page()
         self.out = self.folder / "out"
-        self.sources = ()  # that are in the page cache
+        self.sources = ()  # those in the page cache
         self.prepared = None
         self.late = []
-        self.bars = []  # of the plot: label, ratio by the clock, promise
+        self.bars = []  # for the plot: label, ratio by the clock, promise
 
     def make(self, name, build):
         path = self.folder / name
@@ -131,8 +131,8 @@ class Bench:
         return [change.get(word, word) for word in argv]
 
     def ready(self, sources, size):
-        """The page cache holds these sources and no others, and there is
-        prepared memory for `size` bytes more."""
+        """Makes the page cache hold these sources and no others, and prepares
+        memory for `size` more bytes."""
         if self.prepared:
             self.prepared.close()
         self.remove()
@@ -151,8 +151,8 @@ class Bench:
         return run(self.resolved(argv))
 
     def turns(self, commands):
-        """Medians of commands by name, run in turn. A first round does not
-        count: it finds the memory that the host took back meanwhile."""
+        """Medians of commands by name, run in turn. The first round doesn't
+        count: it finds the memory that the host has taken back meanwhile."""
         samples = {name: [] for name in commands}
         for i in range(self.rounds + 1):
             order = list(commands)
@@ -232,8 +232,8 @@ class Bench:
             theirs, ours, why = [], [], None
             self.ready((source,), 2 * self.size)
             for _ in range(rounds):
-                # Twice in a row, the second time counts: what one leaves of
-                # the memory is not a start for the other.
+                # Twice in a row, of which the second counts: the state in which
+                # one leaves memory is not a fair start for the other.
                 for _ in range(2):
                     warm(Path(self.at[source]))
                     mine = self.sample(argv)
@@ -419,7 +419,7 @@ def judged(value, limit):
 
 
 def exponent(points):
-    """The slope of log(time) over log(size), of the line through them all."""
+    """The slope of log(time) over log(size), by a line through all points."""
     xs = [math.log(x) for x, _ in points]
     ys = [math.log(max(y, 1e-6)) for _, y in points]
     mx, my = statistics.mean(xs), statistics.mean(ys)

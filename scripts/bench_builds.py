@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CASES = {  # what is made of the folder `in`: arguments
+CASES = {  # what is made from the folder `in`: arguments
     "start": ["--help"],
     "inspect, 20,000 tensors": ["inspect", "many.safetensors", "--json"],
     "verify (digests)": ["verify", "in", "--deep"],
@@ -44,7 +44,7 @@ def make(path, shape, count):
         "dtype": "BF16", "shape": shape,
         "data_offsets": [i * size, (i + 1) * size]} for i in range(count)}
     text = json.dumps(rows).encode()
-    # No NaN, no infinity: an exponent of all ones has its highest bit, too.
+    # No NaN or infinity: an all-ones exponent has its highest bit set, too.
     block = bytearray(os.urandom(size))
     block[1::2] = bytes(byte & 0xbf for byte in block[1::2])
     with open(path, "wb") as file:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured: one line for each promise, with what it is held against.
+"""What is measured: one line for each promise, with what it is compared with.
 
 A case runs in turn with the copy of its source (`cp -r`), or with another
-command that does the same work. Ratios of medians are the result.
+command that does the same work. The results are ratios of medians.
 """
 
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 @dataclass
 class Case:
-    row: str  # of the table of promises
+    row: str  # in the table of promises
     label: str
     argv: list  # "OUT" is the target
     source: str  # what the base copies
-    base: str = "cp"  # the command that it is held against
+    base: str = "cp"  # the command to compare with
     clock: float = None  # promised ratios
     processor: float = None
     scale: float = 1.0  # of the base: bytes moved / bytes copied
@@ -33,7 +33,7 @@ def cases(ckpt, at):
     shard = str(max(1, at["bytes"] // 4))
     hf = ["--to", "safetensors", "--max-shard-size", shard]
     found = [
-        # What any program pays that reads and writes each byte, and no more.
+        # The cost of any program that only reads and writes each byte.
         Case("1", "dd bs=1M of each file, for scale", dd(at["f2"]), "f2"),
         Case("1", "the same, two at once", dd(at["f2"], 2), "f2"),
         Case("1", "TP 4 to 8 (fairseq2)", reshard("f2", "--tp", "8"), "f2",
@@ -105,7 +105,7 @@ def dd(source, at_once=1):
 
 
 def bases(ckpt, at, case):
-    """The command that a case is held against."""
+    """The command that a case is compared with."""
     source = at[case.source]
     if case.base == "safetensors":
         return [ckpt, "convert", source, "OUT.safetensors", "--to",

@@ -23,7 +23,7 @@ GIB = 2**30
 
 
 def chill(folder):
-    """Out of the page cache; what is dirty is written first."""
+    """Evicts from the page cache; dirty pages are written first."""
     for path in files_of(folder) if folder.is_dir() else [folder]:
         with open(path, "rb") as file:
             os.fsync(file.fileno())
@@ -111,7 +111,7 @@ def larger_than_memory(ckpt, folder, gib):
 
 
 def warm_file(path):
-    """Read twice: a file that is in use, as the kernel sees it."""
+    """Reads a file twice, so that the kernel sees it as in use."""
     for _ in range(2):
         with open(path, "rb", buffering=0) as file:
             while file.read(1 << 20):

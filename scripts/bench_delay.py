@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A wire of a length: passes TCP connections on, each byte after a delay.
+"""A long wire: forwards TCP connections, each byte after a delay.
 
     python bench_delay.py HOST:PORT ROUND_TRIP_MS
 
-Prints its port; then, for each line on stdin, what passed since the one before:
-requests, bytes to the server, bytes from it. Ends with stdin.
+Prints its port; then, for each line on stdin, what passed since the previous
+one: requests, bytes to the server, bytes from it. Ends with stdin.
 
-For kernels without `tc netem`. A connection's first bytes wait for one round
-trip more, as its handshake would. What is under way on one connection is
-bounded by 4 MiB, about what TCP's windows grow to. One thread, few copies.
+For kernels without `tc netem`. A connection's first bytes wait for one more
+round trip, as its handshake would. Data in flight on one connection is bounded
+by 4 MiB, about what TCP's windows grow to. One thread, few copies.
 """
 
 import collections
@@ -24,7 +24,7 @@ WINDOW = 4 << 20
 
 
 class Side:
-    """What one end sent, until the other end has it."""
+    """What one end has sent, until the other end has it."""
 
     def __init__(self, source, target, first, asks):
         self.source, self.target, self.asks = source, target, asks
@@ -49,7 +49,7 @@ class Wire:
         self.passed = {True: 0, False: 0}  # to the server; from it
 
     def tell(self):
-        """False when nobody asks any more."""
+        """False when nobody asks anymore."""
         if not sys.stdin.readline():
             return False
         print(self.requests, self.passed[True], self.passed[False], flush=True)
@@ -143,8 +143,8 @@ class Wire:
         if sends.closed and is_sent.closed:
             self.drop(number)
 
-    # Each turn costs what happened in it, not a look at each connection: a
-    # client with many of them would pay for the wire.
+    # Each turn costs what happened in it, not a look at every connection.
+    # Otherwise a client with many of them would pay for the wire.
     def run(self):
         while True:
             later = self.due[0][0] - time.monotonic() if self.due else 1.0

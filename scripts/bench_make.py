@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes what the benchmark reads: checkpoints of a size, with random bytes.
+"""Makes what the benchmark reads: checkpoints of a given size, with random
+bytes.
 
 Every folder is made once and kept until the benchmark removes all of them.
 """
@@ -28,13 +29,13 @@ def fairseq2(path, gib):
 
 
 def converted(ckpt, source, path, *options):
-    # No manifest: it would have every run make digests to compare with it.
+    # No manifest: every run would make digests to compare with it.
     quietly([ckpt, "convert", str(source), str(path), "--no-fsync", "-q",
              "--no-manifest", *options])
 
 
 def random_bytes(file, size, seed=1):
-    """Finite as bf16, f16 and f32: exponents stay in the middle."""
+    """Finite as bf16, f16 and f32, as exponents stay in the middle."""
     generator = np.random.SFC64(seed)
     while size:
         part = min(size, CHUNK)
@@ -46,7 +47,7 @@ def random_bytes(file, size, seed=1):
 
 
 def header(tensors):
-    """The first bytes of a .safetensors file, with the end of its data."""
+    """The first bytes of a .safetensors file, and where its data ends."""
     entries, at = {}, 0
     for name, dtype, shape in tensors:
         size = {"BF16": 2, "F32": 4, "U8": 1}[dtype]
@@ -104,8 +105,8 @@ def columns(path, size, piece):
 
 
 def sharded_safetensors(source, path):
-    """As torch's HuggingFaceStorageWriter leaves it on 4 ranks: each tensor
-    in 4 parts along dimension 0, with where the parts begin."""
+    """What torch's HuggingFaceStorageWriter leaves on 4 ranks: each tensor in 4
+    parts along dimension 0, with the offsets of the parts."""
     from safetensors import safe_open
     from safetensors.torch import save_file
     path.mkdir(parents=True)

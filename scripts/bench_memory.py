@@ -5,10 +5,10 @@
     bench_memory.py BYTES
 
 A virtual machine may return free memory to its host, and then the first touch
-of a page costs up to five times more. This touches most of what is free (six
-times BYTES at most) and frees it again, but for one page of each block: a
+of a page costs up to five times more. This touches most of what is free (at
+most six times BYTES) and frees it again, except for one page of each block: a
 block that is not whole is not returned. All blocks, since large writes take
-their pages from the largest. Says "ready", and ends with its input.
+their pages from the largest. Prints "ready", and ends with its input.
 """
 
 import mmap
@@ -16,8 +16,8 @@ import re
 import sys
 from pathlib import Path
 
-BLOCK = 2 << 20  # what is returned at once
-SPARE = 600 << 20  # free bytes that are left alone
+BLOCK = 2 << 20  # the unit that is returned
+SPARE = 600 << 20  # free bytes left alone
 POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, of Linux 5.14
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What the peers' own tools take for a task, told as one line of JSON.
+"""The cost of a task with the peers' own tools, as one line of JSON.
 
     python bench_peers.py TASK SRC DST
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bars of ratios as an SVG picture, each with the mark of what is promised."""
+"""Bars of ratios as an SVG picture, each with a mark for what is promised."""
 
 from html import escape
 

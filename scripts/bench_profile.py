@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the processor time of a command goes, by perf."""
+"""Where a command's processor time goes, by perf."""
 
 import re
 import shutil
 import subprocess
 
-# The first that matches a symbol counts; then the kernel's, then the rest.
+# The first one that matches a symbol counts; then the kernel's, then the rest.
 KINDS = [
     ("copy out", r"_copy_to_iter|copy_(page|folio)_to_iter"),
     ("copy in", r"copy_(page|folio)_from_iter|_copy_from_iter"),

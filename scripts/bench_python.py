@@ -58,7 +58,7 @@ with ckpt.open(sys.argv[1]) as source:
         total += source[name].read().nbytes
 print(total)
 """
-# The same in one process, where the start of an interpreter is no part of it.
+# The same in one process, without the start of an interpreter.
 CALLS = """
 import ctypes, json, sys, time
 import ckpt
@@ -142,7 +142,7 @@ def make_file(path, size, tensor):
 
 
 def timed(words, env):
-    """Seconds by the clock, and of processors, that a process took."""
+    """Seconds that a process took, by the clock and of processors."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     begin = time.monotonic()
     subprocess.run([str(w) for w in words], check=True, env=env,
@@ -154,7 +154,7 @@ def timed(words, env):
 
 
 def compare(title, rounds, one, other):
-    """Rounds have (clock, processors) of both by name."""
+    """`rounds` has (clock, processors) of both by name."""
     for at, what in enumerate(("clock", "processors")):
         a = [row[one][at] for row in rounds]
         b = [row[other][at] for row in rounds]
@@ -200,7 +200,8 @@ def main():
         for number in range(args.rounds):
             order = list(cases) if number % 2 else list(cases)[::-1]
             row = {name: timed(cases[name], env) for name in order}
-            # A neighbour of its own: a busy machine slows the start, too.
+            # Subtracts the start next to it, which a busy machine slows as
+            # well.
             row["Python"] = [all - start for all, start in zip(row["Python"],
                                                                row["empty"])]
             rounds.append(row)

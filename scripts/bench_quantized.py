@@ -25,13 +25,13 @@ SIZES = {"F8_E4M3": 1, "U8": 1, "F16": 2, "BF16": 2, "F32": 4, "I32": 4}
 
 
 def raw(size, seed, keep=0xFF, add=0):
-    """Random bytes of which `keep` says the bits."""
+    """Random bytes, of whose bits `keep` says which to keep."""
     words = np.random.SFC64(seed).random_raw(-(-size // 8)).view(np.uint8)
     return ((words[:size] & keep) | add).tobytes()
 
 
 def save(path, tensors, config, layers):
-    """{name: (dtype, shape, bytes)} of a layer, as often as there are."""
+    """Saves {name: (dtype, shape, bytes)} of a layer, once for each layer."""
     path.mkdir()
     entries, at = {}, 0
     for layer in range(layers):

@@ -95,7 +95,7 @@ class Nginx:
 
 
 class RealHub(Hub):
-    """The stand-in, with what the hub's own client asks for besides."""
+    """The stand-in, plus what the hub's own client also asks for."""
 
     def api(self, handler, parts, query):
         _, _, owner, name, what = parts[:5]
@@ -135,7 +135,8 @@ class Bench:
         self.lines.append(line)
 
     def once(self, commands, wires, sent):
-        """(seconds, processor, peak, requests, bytes) of commands in turn."""
+        """(seconds, processor, peak, requests, bytes) of commands run in
+        turn."""
         shutil.rmtree(self.out, ignore_errors=True)
         self.out.mkdir()
         if sent:
@@ -155,7 +156,8 @@ class Bench:
         return clock, processor, peak, requests, moved
 
     def clear(self):
-        """The bucket's folder of what was sent, by the server's own port."""
+        """Clears the bucket's folder of what was sent, through the server's own
+        port."""
         subprocess.run([self.ckpt_rclone(), "--config", self.dir / "rclone.direct",
                         "purge", f"s3:{BUCKET}/sent"], check=False,
                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -164,12 +166,13 @@ class Bench:
         return tool("rclone") or "true"
 
     def compare(self, title, wanted, rows, wires, sent=False):
-        """rows: {name: commands}; the ones of ckpt begin with "ckpt"."""
+        """rows: {name: commands}; ckpt's own begin with "ckpt"."""
         rows = {k: v for k, v in rows.items() if v}
         all_of = {name: [] for name in rows}
         os.environ.update(self.env)
-        # A virtual machine's host finds memory slowly: before, not in turn. And
-        # again for each table: what other work freed since has gone back.
+        # A virtual machine's host finds memory slowly, so prepare it
+        # beforehand. And again for each table: what other work has freed since
+        # has gone back.
         memory = Prepared(2 * wanted)
         load = os.getloadavg()[0]
         for i in range(self.options.rounds + 1):
@@ -202,7 +205,7 @@ class Bench:
         return self.dir / name
 
     def shapes(self, s3):
-        """One large file, some of a usual size, many small ones: copied."""
+        """Copies one large file, some of a usual size, many small ones."""
         wire = Wire(int(s3.url.rsplit(":", 1)[1]), self.delay)
         self.env["AWS_ENDPOINT_URL"] = wire.url
         conf = self.rclone_conf("rclone.conf", wire.url)
@@ -270,8 +273,8 @@ class Bench:
         wire.close()
 
     def streamed(self, wire):
-        """All tensors into memory: Run:ai's streamer, and a reader that makes
-        digests of them."""
+        """All tensors into memory: Run:ai's streamer, and a reader that digests
+        them."""
         url = f"s3://{BUCKET}/hf"
         files = [f"{url}/{p.name}" for p in self.repo.glob("*.safetensors")]
         size = sum(p.stat().st_size for p in self.repo.glob("*.safetensors"))
@@ -384,7 +387,7 @@ def main():
     parser.add_argument("--copiers", default="aws,s5cmd,rclone")
     parser.add_argument("--dir", default=None)
     options = parser.parse_args()
-    for name in list(os.environ):  # of this machine, not of the servers here
+    for name in list(os.environ):  # of this machine, not these servers
         if name.lower().endswith(("_proxy", "_ca_bundle", "cert_file")):
             del os.environ[name]
     options.dir = Path(tempfile.mkdtemp(prefix="ckpt_remote_",

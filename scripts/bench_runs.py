@@ -110,7 +110,7 @@ from deepspeed.utils.zero_to_fp32 import (
 convert(sys.argv[1], sys.argv[2], safe_serialization=True)
 """
 
-# Folders of .venv, and what is in them without dependencies.
+# Folders of .venv, and what they hold, without dependencies.
 PEERS = {
     "deepspeed": "tests/requirements/deepspeed.txt",
     "lightning": "tests/requirements/lightning.txt",
@@ -123,8 +123,8 @@ from accelerate.utils import merge_fsdp_weights
 merge_fsdp_weights(sys.argv[1] + "/pytorch_model_fsdp_0", sys.argv[2])
 """
 
-# verl.model_merger's own classes; verl itself asks for ray and more when it is
-# imported, so its package is entered without its __init__.
+# verl.model_merger's own classes. Importing verl itself needs ray and more, so
+# its package is entered without its __init__.
 VERL = """
 import sys, types, importlib.machinery
 from pathlib import Path
@@ -151,7 +151,7 @@ torch.save(_load_distributed_checkpoint(Path(sys.argv[1])), sys.argv[2])
 
 
 def measured(command, environment, log):
-    """Seconds by the clock and of the processor, and MiB, of one process."""
+    """Clock seconds, processor seconds and MiB of one process."""
     begin = time.monotonic()
     with open(log, "w") as out:
         one = subprocess.Popen([str(c) for c in command], env=environment,
@@ -165,7 +165,7 @@ def measured(command, environment, log):
 
 
 def install(options):
-    """Folders of the peers, for PYTHONPATH."""
+    """Installs the peers. Returns their folders, for PYTHONPATH."""
     folders = []
     for name, what in PEERS.items():
         folder = Path(sys.prefix) / name

@@ -35,7 +35,7 @@ SOURCES = {
     "fairseq2": ["make_rank_files.py", "--kind", "fairseq2", *GRID],
 }
 
-# Seconds by the clock and bytes of peak RSS that are promised; None: nothing.
+# The promised clock seconds and peak RSS bytes; None: no promise.
 Row = namedtuple("Row", "number label words seconds bytes cold",
                  defaults=(None, False))
 WHOLE = ["OUT.safetensors", "--to", "safetensors", "--dry-run", "-q"]

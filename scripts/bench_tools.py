@@ -55,7 +55,7 @@ def install(name, peers):
 
 
 def tool(name, module, function, folder):
-    """The command of a package that lies in a folder of its own."""
+    """The command of a package in a folder of its own."""
     peers = [str(p) for p in (ROOT / ".venv").glob("transformers_*")]
     code = RUN.format(paths=[str(install(name, folder)), *peers], name=name,
                       module=module, function=function)

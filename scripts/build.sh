@@ -47,7 +47,7 @@ elif [ $torch = yes ] && ! venv_install "$torch_pin"; then
     "what needs its casts of integers will not be available."
 fi
 
-# NCCL carries the exchange between GPUs; of use only where nvcc is.
+# NCCL carries the exchange between GPUs; it is only useful with nvcc.
 if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
   if [[ $preset != [at]san ]] && ! venv_install --no-deps "$nccl_pin"; then
     say "warning: pip could not install $nccl_pin; --device cuda will work" \
@@ -55,7 +55,7 @@ if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
   fi
 fi
 
-# What precompiled headers need to be cached (asan), and two checkouts to share
+# Needed to cache precompiled headers (asan), and for two checkouts to share
 # what either has compiled.
 export CCACHE_SLOPPINESS=pch_defines,time_macros
 export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
@@ -69,7 +69,7 @@ if ! cmake --preset "$preset" "$@" >"$log" 2>&1; then
   cat "$log" >&2
   die "cmake failed"
 fi
-# The table of what was found, at the end of cmake's output.
+# The table of what was found, from the end of cmake's output.
 sed -n '/^-- ckpt /,/^-- Configuring/{/^-- Configuring/d;s/^-- *//p}' "$log" >&2
 
 step "compiling"

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Which room may include which (docs/architecture.md, "Rooms"), and who may
 # print. Prints the lines that break a rule; exit status 1 if any. Each room is
-# a CMake target too, which links only what stands here.
+# also a CMake target, which links only what is listed here.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,7 +18,7 @@ forbid() {
   status=1
 }
 
-# room: the rooms whose headers it includes, besides its own
+# room: the rooms whose headers it may include, besides its own
 rooms='
 lib:
 containers: lib
@@ -40,7 +40,7 @@ while IFS=: read -r room below; do
     "#include \"(${above#|})/" "$room"
 done <<<"$rooms"
 
-# Formats know each other only downwards: no two folders include one another.
+# Formats only know those below them: no two folders include each other.
 pairs=$(grep -roE --include='*.cc' --include='*.h' \
   '#include "formats/[a-z0-9_]+/' formats |
   sed -nE 's#^formats/([a-z0-9_]+)/[^:]*:.include "formats/([a-z0-9_]+)/#\1 \2#p' |
@@ -54,13 +54,13 @@ if [ -n "$mutual" ]; then
   status=1
 fi
 
-# A command line is parsed, then commands work, and print what they found.
+# The command line is parsed, then commands work and print their findings.
 forbid 'app/options includes neither print nor commands' \
   '#include "app/(print|commands)/' app/options
 forbid 'app/print includes no command' '#include "app/commands/' app/print
 
 # Megatron's folders, from the lowest: each includes itself and those before it.
-# What lies beside them (options, where a checkpoint is) includes none.
+# Files beside them (options, where a checkpoint is) include none.
 folders='model state canonical buckets dist legacy'
 above=$folders
 for folder in $folders; do
@@ -73,9 +73,9 @@ forbid 'files beside the folders of formats/megatron include none of them' \
   "#include \"formats/megatron/(${folders// /|})/" formats/megatron/*.h \
   formats/megatron/*.cc
 
-# What stands above the formats asks their rows, not their names. The words of
+# Code above the formats asks their rows, not their names. There, the words for
 # dialects (fairseq2, meta, olmo_core, vllm), the command `run` and the module
-# `torch` are no formats there.
+# `torch` don't mean formats.
 formats=$(sed -nE 's/^ *(formats\.push_back\()?\{"([a-z0-9_]+)",$/\2/p' \
   formats/rows.cc)
 names=$(grep -vxE 'fairseq2|meta|olmo_core|vllm|run|torch' <<<"$formats" |
@@ -85,7 +85,7 @@ forbid 'api and app name no format: ask formats/traits.h or formats/options.h' \
 folders=$(sed -nE 's#.*"formats/([a-z0-9_]+)/.*#\1#p' formats/rows.cc |
   grep -vx runs | sort -u)
 # api reads Megatron's keys, ModelOpt's blocks, DCP's metadata and fairseq2's
-# chunks for functions that are about them.
+# chunks for functions that deal with them.
 forbid 'app includes no format' \
   "#include \"formats/($(paste -sd'|' <<<"$folders"))/" app
 forbid 'api includes no format but dcp, fairseq2, megatron, modelopt' \

@@ -29,7 +29,7 @@ as_root() {
   fi
 }
 
-# Its many lines are shown only when it fails.
+# Its output is long, so it is shown only on failure.
 apt_get() {
   local log status=0
   log=$(mktemp)
@@ -64,7 +64,7 @@ install_packages() {
   fi
   step "installing ${missing[*]}"
   apt_get install -y --no-install-recommends "${missing[@]}" && return 0
-  # Often the lists are only absent or old.
+  # Often the package lists are just missing or old.
   apt_get update || die "apt-get update failed"
   apt_get install -y --no-install-recommends "${missing[@]}" ||
     die "apt-get could not install: ${missing[*]}"
@@ -74,7 +74,7 @@ venv=$PWD/.venv
 torch_pin=torch==2.13.0
 ruff_pin=ruff==0.17.6
 nccl_pin=nvidia_nccl_cu13==2.32.3  # as pip names its directory
-# The newest numpy that each Python has.
+# The newest numpy for each Python.
 numpy_pin() {
   python3 -c 'import sys
 print("numpy==" + ("2.4.6" if sys.version_info >= (3, 11) else "2.2.6"))'

@@ -32,14 +32,15 @@ case $# in
     ;;
 esac
 
-# A package that scripts/package.sh made, or was put into dist, needs no build.
+# With a package in dist, made by scripts/package.sh or put there, no build is
+# needed.
 package=
 if [ -d dist ]; then
   package=$(find dist -name "ckpt-*-linux-$(uname -m).tar.gz" | sort -V |
     tail -1)
 fi
 bin=$PWD/build/bin
-# Quiet when there is nothing to build.
+# Quiet if there is nothing to build.
 log=$(mktemp)
 if [ -n "$package" ] && [ ! -x build/bin/ckpt ]; then
   mkdir -p .cache/package

@@ -10,7 +10,7 @@ set -euo pipefail
 site=$(realpath -m "${1:-build/site}")
 [ -x "$venv/bin/python" ] || python3 -m venv "$venv" >&2
 
-# In a folder of its own: it brings twenty packages.
+# In a folder of its own, as it brings twenty packages.
 mkdocs=$venv/mkdocs-material_9.8.2
 [ -d "$mkdocs/material" ] ||
   "$venv/bin/python" -m pip install --disable-pip-version-check --no-input \
@@ -21,8 +21,8 @@ step "building the site"
 NO_MKDOCS_2_WARNING=1 PYTHONPATH=$mkdocs "$venv/bin/python" -m mkdocs build \
   --quiet --strict --site-dir "$site"
 
-# mkdocs looks at links between pages; here is whether a page would fetch
-# anything from elsewhere, which a site that is read without a network can't.
+# mkdocs checks links between pages. This checks that no page fetches anything
+# from elsewhere, since the site must work without a network.
 if grep -rlE '<(script|link|img)[^>]*(src|href)="?(https?:)?//' "$site" \
   --include='*.html' | grep -q .; then
   grep -rhoE '<(script|link|img)[^>]*(src|href)="?(https?:)?//[^ >]*' "$site" \

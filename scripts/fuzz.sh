@@ -21,8 +21,8 @@ while [ $# -gt 0 ]; do
   esac
 done
 
-# The build of scripts/test.sh --preset asan, so that neither compiles anew what
-# the other has; of its own it is the rooms and a file for each target.
+# Shares the build of scripts/test.sh --preset asan, so that neither recompiles
+# what the other has; its own part is the rooms and one file per target.
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 CC=clang-14 CXX=clang++-14 cmake --preset asan -DCKPT_FUZZ=ON >"$log" 2>&1 ||

@@ -40,7 +40,7 @@ text += b" " * (-len(text) % 8)
 with open(path, "wb") as file:
     file.write(struct.pack("<Q", len(text)) + text)
     for _ in range(names):
-        # Random exponents would be NaNs and infinities here and there.
+        # Random exponents would give occasional NaNs and infinities.
         file.write(bytes(b & 0xBF for b in os.urandom(1 << 16)) * 256)
 EOF
 
@@ -57,7 +57,7 @@ print(f"{best:.3f}")
 EOF
 }
 
-# row NAME ARGUMENTS...: the same conversion on either device.
+# row NAME ARGUMENTS...: the same conversion on each device.
 row() {
   local name=$1 device times=()
   shift

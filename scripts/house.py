@@ -5,12 +5,12 @@
     scripts/house.py            the tables of docs/architecture.md
     scripts/house.py --arrows   every arrow from unit to unit
 
-A box of the drawing is a room, a header, or a unit: x.h with x.cc. An arrow is an
-include from one to another. Floors are counted on what is left when each circle is one
-box; an arrow goes up if it is part of a circle. A folder's own files may stand
-above and below its folders (rows.cc, format.h), so folders are only compared
-with their siblings. Functions are measured by Universal Ctags (apt-get install
-universal-ctags).
+A box in the drawing is a room, a header, or a unit: x.h with x.cc. An arrow is
+an include from one to another. Floors are counted after each circle is merged
+into one box; an arrow goes up if it is part of a circle. A folder's own files
+may be above and below its folders (rows.cc, format.h), so folders are only
+compared with their siblings. Functions are measured by Universal Ctags (apt-get
+install universal-ctags).
 """
 
 import json
@@ -50,7 +50,7 @@ def arrows(files):
 
 
 def siblings(found):
-    """Folders of one parent that include each other."""
+    """Folders with one parent that include each other."""
     pairs = set()
     for a, b in found:
         one, two = a.split("/")[:-1], b.split("/")[:-1]

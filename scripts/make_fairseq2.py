@@ -99,7 +99,7 @@ def main():
 
 
 def chunk_of(tensor, parts, index):
-    """As torch.chunk cuts, but with empty parts at the end."""
+    """Cuts like torch.chunk, but with empty parts at the end."""
     if parts == 1:
         return tensor
     rows_each = -(-tensor.shape[0] // parts)

@@ -161,7 +161,7 @@ def model_file(tensors):
 
 @functools.lru_cache(maxsize=64)
 def optimizer_file(tensors, flat):
-    """What torch.optim.AdamW.state_dict() holds; of FSDP flat slices."""
+    """What torch.optim.AdamW.state_dict() holds; with FSDP, flat slices."""
     pickle, state = Pickle(), []
     for i, (_, shape) in enumerate(tensors):
         if flat:

@@ -43,7 +43,7 @@ def help_of(ckpt, *words):
 
 
 def commands_of(page):
-    """The names below the heading "Commands"."""
+    """The names under the heading "Commands"."""
     rows = page.split("\nCommands\n")[1].split("\n\n")[0].splitlines()
     return [row.split()[0] for row in rows]
 
@@ -77,7 +77,7 @@ def type_of(schema):
 
 
 def members(schema, at=""):
-    """(path, type, description) of all below."""
+    """(path, type, description) of all members below."""
     if not isinstance(schema, dict):
         return
     for form in schema.get("oneOf", ()):

@@ -61,7 +61,7 @@ class Mesh:
 
 
 def parts(size, count):
-    """(offset, size) as torch.chunk cuts, with empty parts at the end."""
+    """(offset, size) of torch.chunk's cuts, with empty parts at the end."""
     each = -(-size // count)
     return [(min(i * each, size), max(0, min(each, size - i * each)))
             for i in range(count)]
@@ -137,8 +137,8 @@ def mcore_rows(model):
 
 
 def mcore_boxes(shape, dim, halves, layers, mesh, turn):
-    """One box for each layer (none: no layer axis) and tensor-parallel rank,
-    and each half of a gated matrix; spread over the data-parallel ranks."""
+    """One box for each layer (none: no layer axis), tensor-parallel rank, and
+    half of a gated matrix; spread over the data-parallel ranks."""
     boxes = []
     for tp in range(1 if dim is None else mesh.tp):
         for layer in range(layers or 1):
@@ -203,8 +203,8 @@ def dcp_objects():
 
 
 def place(keys, objects):
-    """{rank: [(name, chunk, offsets, position, item)]}, items one after the
-    other in the order of the plan."""
+    """{rank: [(name, chunk, offsets, position, item)]}, with items one after
+    another in plan order."""
     at, files = collections.Counter(), collections.defaultdict(list)
 
     def add(rank, name, chunk, offsets, item):
@@ -223,9 +223,9 @@ def place(keys, objects):
 def write_file(path, items):
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
-        at, known = 0, b""  # what is to be written there
+        at, known = 0, b""  # what to write there
         for _, _, _, begin, (head, payload, tail) in items:
-            known += head  # behind the tail of the item before
+            known += head  # after the tail of the previous item
             if payload:
                 os.pwrite(handle, known, at)
                 at, known = begin + len(head) + payload, tail

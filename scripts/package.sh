@@ -29,7 +29,7 @@ preset=portable
 [ "$arch" = x86_64 ] || preset=portable-$arch
 build=build-$preset
 
-# Everything in the packages is as old as the commit.
+# Everything in the packages gets the commit's date.
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 export SOURCE_DATE_EPOCH
 

@@ -6,10 +6,10 @@ An item is a zip whose only large record is one tensor of zeros:
 
     | head: data.pkl …, the local header of data/0 | payload | tail |
 
-so a file system that knows holes stores head and tail only. Records, their
-order, alignment and checksums are those of torch 2.13. The pickle is written
-opcode by opcode, with the memo as CPython's pickler keeps it: objects for a
-million chunks would cost gigabytes.
+so a file system with holes stores only head and tail. Records, their order,
+alignment and checksums are those of torch 2.13. The pickle is written opcode by
+opcode, with the memo as CPython's pickler keeps it: objects for a million
+chunks would cost gigabytes.
 """
 
 import functools
@@ -46,8 +46,8 @@ def crc_of_zeros(count):
 
 
 class Zip:
-    """A zip as PyTorch's writer makes it; one record may be zeros that are
-    counted but not stored."""
+    """A zip as PyTorch's writer makes it; one record may be zeros that count
+    but are not stored."""
 
     def __init__(self, top):
         self.top, self.out, self.skipped, self.records = top, io.BytesIO(), 0, []
@@ -175,7 +175,7 @@ class Metadata:
         return b"X" + len(data).to_bytes(4, "little") + data + b"\x94"
 
     def word(self, value):
-        """A string that the pickler meets as one object again and again."""
+        """A string that the pickler meets repeatedly as the same object."""
         if value in self.known:
             self.put(self.get(self.known[value]))
         else:
@@ -201,7 +201,7 @@ class Metadata:
                  3 if dims else 2)
 
     def batches(self, items, one, many):
-        """Elements of a list or dict, 1000 to a batch."""
+        """Elements of a list or dict, 1000 per batch."""
         for at in range(0, len(items), 1000):
             batch = items[at:at + 1000]
             if len(batch) > 1:
@@ -271,8 +271,8 @@ class Metadata:
 
     def write(self, tensors, objects, planner, items):
         """tensors: (name, dtype, shape, [(offsets, sizes)]); items: (name,
-        number of the chunk and its offsets or None, path, offset, length); planner: {name: path} or
-        None."""
+        chunk's number and offsets or None, path, offset, length); planner:
+        {name: path} or None."""
         self.new(self.D, "Metadata")
         self.put(b"}\x94(", 1)
         self.word("state_dict_metadata")

@@ -29,8 +29,8 @@ install_packages "${build_packages[@]}"
 pins=("$torch_pin" "$(numpy_pin)" safetensors==0.8.0)
 venv_install "${pins[@]}" ||
   die "pip could not install what the Python tests need: ${pins[*]}"
-# Peers, whose pins are in tests/requirements: what a file lists is all that the
-# tests need of it, so dependencies are not asked for.
+# Peers, pinned in tests/requirements. A file lists everything that the tests
+# need, so no dependencies are installed.
 install_peers() {
   local file folder without
   for file in tests/requirements/*.txt; do
@@ -40,26 +40,26 @@ install_peers() {
       say "note: pip can't install $file: $without"
   done
 
-  # Another one, which differs where servers may.
+  # Another S3 server, which differs where servers may.
   moto=$venv/moto
   [ -d "$moto/moto" ] ||
     "$venv/bin/python" -m pip install --disable-pip-version-check --no-input \
       -q --target "$moto" 'moto[s3,server]==5.2.5' </dev/null >&2 ||
     say "note: moto is not to be had; s3:// is tested on one server"
 
-  # A browser for the pages of --html: half a minute, where Debian has it.
+  # A browser for the pages of --html: half a minute, if Debian has it.
   if ! command -v chromium-headless-shell >/dev/null; then
     (apt-cache show chromium-headless-shell >/dev/null 2>&1 &&
       install_packages chromium-headless-shell) ||
       say "note: no headless Chromium; the pages are parsed, not drawn"
   fi
 
-  # Shells that complete, and what reads man pages and module files: seconds.
+  # Shells with completion, and readers of man pages and module files: seconds.
   (as_root true && install_packages zsh fish mandoc tcl lua5.4) ||
     say "note: completion is tested in bash alone"
 }
 
-# Downloads wait for servers while compilers work.
+# Downloads wait for servers while compilers run.
 install_peers &
 peers=$!
 scripts/build.sh --torch --preset "$preset" -j "$jobs" -- "$@"
@@ -69,7 +69,8 @@ build=build
 [ "$preset" = release ] || build=build-$preset
 step "testing $build"
 status=0
-# One more than there are processors: servers, ranks and disks are waited for.
+# One more than there are processors, as tests wait for servers, ranks and
+# disks.
 ctest --test-dir "$build" --output-on-failure -j "$((jobs + 1))" \
   --no-tests=error "${filter[@]}" || status=$?
 if [ $status = 0 ]; then

@@ -39,7 +39,7 @@ else
     say "note: nothing to compare with; clang-tidy looks at nothing"
     exit 0
   fi
-  # A header stands for the file that implements it.
+  # A header counts as the file that implements it.
   mapfile -t files < <(git diff --name-only --diff-filter=d "$base" -- \
     "${rooms[@]}" | sed -nE 's/\.(cc|h)$/.cc/p' | sort -u |
     while read -r file; do [ ! -f "$file" ] || echo "$file"; done)
@@ -54,7 +54,7 @@ if [ ${#files[@]} -gt "$most" ]; then
   files=("${files[@]:0:most}")
 fi
 
-# The commands of a build without unity files; nothing is compiled.
+# The compile commands of a build without unity files; nothing is compiled.
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 CC=clang-14 CXX=clang++-14 cmake --preset debug -B build-tidy \

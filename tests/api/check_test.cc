@@ -12,8 +12,8 @@
 #include "tests/support/golden.h"
 #include "tests/support/temp_file.h"
 
-// verify, diff, digest and facts as calls, on what PyTorch, transformers and
-// fairseq2 wrote.
+// verify, diff, digest and facts as calls, on files that PyTorch, transformers
+// and fairseq2 wrote.
 
 namespace ckpt {
 namespace {
@@ -29,7 +29,7 @@ std::string copy_of(const std::string& source, const test::TempDir& dir) {
   return target;
 }
 
-// The last byte of a file becomes another.
+// Changes the last byte of a file.
 void flip_last(const std::string& path) {
   std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
   file.seekg(-1, std::ios::end);

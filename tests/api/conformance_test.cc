@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every format of the registry has to do, a row each. A format without a
-// row fails, so a new one joins by naming a checkpoint that its own framework
-// wrote and what is in it.
+// What every format in the registry must do, one row per format. A format
+// without a row fails, so a new one joins by naming a checkpoint that its own
+// framework wrote and what is in it.
 //
 //   read     tensors, dtypes, shapes and bytes as the peer has them
 //   digest   those of the same tensors in a plain file
-//   write    read again it is the same, and it settles: what is written of
-//            what was written has the same bytes from the second time on
-//   damage   files that were cut: an error or a problem that is told, never
-//            other contents and never a bug of ours
+//   write    reads back the same, and settles: rewriting the output gives
+//            the same bytes from the second time on
+//   damage   truncated files: an error or a reported problem, never other
+//            contents and never a bug of ours
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -32,15 +32,15 @@ struct Row {
   std::string format;
   std::string path;      // below tests/data, as a peer wrote it; "": see make
   std::string expected;  // below tests/data: the peer's tensors
-  // Makes the checkpoint, where the repository has none.
+  // Makes the checkpoint if the repository has none.
   void (*make)(const test::TempDir& dir, const std::string& path) = nullptr;
-  // Why values that are not tensors have other names in what is written.
+  // Why values that are not tensors are written under other names.
   const char* other_objects = nullptr;
-  // The beginning of names whose dtype the peer's own consolidation changes.
+  // Prefix of the names whose dtype the peer's own consolidation changes.
   const char* cast_by_peer = nullptr;
 };
 
-// Of these the repository has no files: their peers write them while their own
+// The repository has no files of these: their peers write them while their own
 // tests run (tests/app/fsdp_dtensor_test.py).
 constexpr std::string_view kWrittenInTests[] = {"megatron_fsdp_dtensor",
                                                 "megatron_local"};
@@ -128,7 +128,7 @@ const std::vector<Row>& rows() {
   return table;
 }
 
-// Where a row's checkpoint is; made in `dir` if it is not there.
+// Returns the path of a row's checkpoint. Those with `make` are made in `dir`.
 std::string path_of(const Row& row, const test::TempDir& dir) {
   if (!row.make) return test::data(row.path);
   const std::string path = dir.file("made." + row.format);
@@ -136,7 +136,7 @@ std::string path_of(const Row& row, const test::TempDir& dir) {
   return path;
 }
 
-// Archives and steps are read as what is in them.
+// Archives and steps are read as the format inside them.
 bool is_found(const std::string& path, const Row& row) {
   if (row.format == "run") return open(path).catalog().run.has_value();
   return formats::detect(path).format->name == row.format;
@@ -169,8 +169,8 @@ void write(const Catalog& source, const Row& row, const std::string& path) {
       {.sync = false, .manifest = false, .naming = {.dialect = "keep"}});
 }
 
-// Reads everything of a damaged copy. The same digests, an error that isn't a
-// bug, or a problem that is told: true.
+// Reads all of a damaged copy. True for the same digests, an error that isn't a
+// bug, or a reported problem.
 bool is_honest(const std::string& path, const Digests& whole) {
   try {
     const Catalog catalog = open(path).catalog();
@@ -193,7 +193,7 @@ TEST_CASE("conformance: every format has a row") {
   for (const Row& row : rows()) CHECK(seen.insert(row.format).second);
   for (const formats::Format& format : formats::all_formats()) {
     CAPTURE(format.name);
-    // Those that another test registers have no reader.
+    // Formats that another test registers have no reader.
     CHECK((seen.contains(format.name) || !format.reader ||
            std::ranges::count(kWrittenInTests, format.name) == 1));
   }
@@ -264,7 +264,7 @@ TEST_CASE("conformance: a file that was cut is never taken for a whole one") {
     const size_t step = (files.size() + kMostFiles - 1) / kMostFiles;
     for (size_t i = 0; i < files.size(); i += step) {
       CAPTURE(files[i]);
-      // A name that says as much as the peer's.
+      // The name has to tell as much as the peer's.
       const std::string copy =
           dir.file("copy/" + fs::path(path).filename().string());
       fs::create_directories(dir.file("copy"));

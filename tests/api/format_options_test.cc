@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Formats say what they are: a row that was added a moment ago is served as
-// every other is, and is not taken for one that it isn't.
+// Formats describe themselves: a row added a moment ago is served like any
+// other, and is not mistaken for another.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ Catalog rows(uint64_t count) {
   return catalog;
 }
 
-// The message and the hint; "" if it is taken.
+// Returns the message and the hint, or "" if it is accepted.
 std::string refusal(const Layout& layout, ExitCode code) {
   try {
     library::prepare(rows(4), layout, "/nonexistent/out", {},
@@ -75,7 +75,7 @@ TEST_CASE("a new format with ranks: as asked, or refused") {
   CHECK(
       refusal({.format = "fake", .topology = {.tp = 3}}, ExitCode::kUnfaithful)
           .find("does not divide") != std::string::npos);
-  // A writer that overlooks what it was asked for.
+  // A writer that ignores what it was asked for.
   CHECK(refusal({.format = "fake_flat"}, ExitCode::kDone).empty());
   CHECK(refusal({.format = "fake_flat", .topology = {.tp = 2}},
                 ExitCode::kUnfaithful)
@@ -145,7 +145,7 @@ TEST_CASE("values of options: what isn't one is refused before anything") {
     const char* format;
     const char* name;
     const char* text;
-    const char* why;  // "": it is taken
+    const char* why;  // "": accepted
   };
   const Row table[] = {
       {"megatron_legacy", "vpp", "2", ""},

@@ -12,7 +12,7 @@ namespace {
 
 using test::tensor;
 
-// One f32 piece of rows [first, first + rows), which begins at `at`.
+// One f32 piece of rows [first, first + rows), starting at `at`.
 Piece rows(const Shape& shape, uint64_t first, uint64_t count, uint64_t at) {
   Piece piece;
   piece.box = Box::whole(shape);
@@ -22,7 +22,7 @@ Piece rows(const Shape& shape, uint64_t first, uint64_t count, uint64_t at) {
   return piece;
 }
 
-// Four layers of 2 x 3: in a box for each, in one box, and as flat ranges.
+// Four layers of 2 x 3: one box per layer, one box for all, and flat ranges.
 Catalog stacked() {
   const Shape shape{4, 2, 3};
   Catalog made = test::catalog({tensor("decoder.layers.a.weight", shape),

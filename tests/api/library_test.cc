@@ -73,7 +73,7 @@ TEST_CASE("plan: says what run would write") {
   CHECK(std::filesystem::file_size(path) == preview.bytes_written);
 }
 
-// Names, shapes and bytes are those of `expected`, an HF checkpoint.
+// Checks names, shapes and bytes against `expected`, an HF checkpoint.
 void check_same_model(const std::string& path, const Checkpoint& expected) {
   const Checkpoint back = open(path);
   CHECK(back.catalog().tensors.size() == expected.catalog().tensors.size());
@@ -116,7 +116,7 @@ TEST_CASE("run: names are kept where that is asked, and what lacks is said") {
   run(source.catalog(), {.format = "dcp"}, dir.file("kept"),
       {.naming = {.dialect = "keep"}});
   check_same_model(dir.file("kept"), source);
-  // The tensors alone: nothing says what they mean.
+  // The tensors alone, with nothing to say what they mean.
   std::filesystem::copy_file(model + "/model.safetensors",
                              dir.file("bare.safetensors"));
   const Checkpoint bare = open(dir.file("bare.safetensors"));
@@ -258,7 +258,7 @@ TEST_CASE("save: what no tensor can be is wrong usage, whoever saves") {
 // Every rank's part of every tensor, by the dialect's rules: two ranks that
 // hold the same of a matrix would be no tensor parallelism.
 TEST_CASE("formats' modules: what they share has the ABI's shape") {
-  // A row that changes: count kFormatAbi on, and write the new size here.
+  // If a row changes, increment kFormatAbi and write the new size here.
   CHECK(std::string_view(kFormatAbi).substr(0, 13) == "ckpt format 5");
 #ifndef _LIBCPP_VERSION
   const std::vector<size_t> sizes{

@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Runs `work(rank)` on threads. What each of them threw.
+// Runs `work(rank)` on threads. Returns what each of them threw.
 std::vector<std::string> in_ranks(
     uint32_t count,
     const std::function<void(std::shared_ptr<Communicator>)>& work) {
@@ -45,8 +45,8 @@ std::vector<std::byte> bytes_of(uint64_t count, uint64_t first) {
   return bytes;
 }
 
-// A tensor of 12 x 8 bytes, cut over ranks along both dimensions in turn, and
-// one of 6 x 8 that all have.
+// A tensor of 12 x 8 bytes, cut over ranks along each dimension in turn, and
+// one of 6 x 8 that every rank has.
 struct Shards {
   std::vector<std::vector<std::byte>> bytes;
   RankState state;
@@ -173,7 +173,7 @@ TEST_CASE("parallel: an error of one rank is every rank's") {
               shards.state.tensors.erase(shards.state.tensors.begin());
           }),
           "no piece of the source holds");
-  // Replicas are compared, by the ranks that have them.
+  // Replicas are compared by the ranks that hold them.
   const auto differ = [](uint32_t rank, Shards& shards) {
     if (rank == 1) shards.bytes.back()[5] ^= std::byte{1};
   };
@@ -200,7 +200,7 @@ TEST_CASE("parallel: of equal boxes each rank writes some") {
                                .bytes = bytes.back(),
                                .replica = {job->rank()}});
     }
-    // Only what a rank writes is copied, where nothing is compared.
+    // With no comparison, only what a rank writes is copied.
     PendingSave save =
         begin_save(job, state, {.format = "dcp", .topology = {.dp = 4}}, path,
                    {.allow_replica_mismatch = true});

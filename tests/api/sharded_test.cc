@@ -106,7 +106,8 @@ TEST_CASE("sharded: the common part and the objects of a golden") {
   CHECK(state.grid == Dims{2});
 }
 
-// other/removed_optimizer is what megatron-core 0.16 left of the same one.
+// other/removed_optimizer is what megatron-core 0.16 left of the same
+// checkpoint.
 TEST_CASE("sharded: remove_sharded_tensors as the peer does it") {
   const std::string peer = kCase + "/other/removed_optimizer";
   const test::TempDir dir;
@@ -151,7 +152,7 @@ TEST_CASE("sharded: remove_sharded_tensors refuses, and keeps what is shared") {
   CHECK(names_in(mine) == names_in(kCase + "/ckpt"));
 }
 
-// The peer's hashes of the files that stay, and one of the new index.
+// The peer's hashes of the files that stay, and a hash of the new index.
 TEST_CASE("sharded: integrity.json follows what is removed") {
   const test::TempDir dir;
   const std::string mine = dir.file("ckpt");
@@ -188,7 +189,8 @@ TEST_CASE("sharded: strictness") {
   };
   for (const Row& row : rows) {
     CAPTURE(row.word);
-    // As the peer's: what is missing is told with *_ALL alone, in one message.
+    // As in the peer: missing names are reported with *_ALL only, in one
+    // message.
     constexpr char kMissing[] = " in the checkpoint and not requested: ";
     const bool all = std::string_view(row.word).ends_with("_all");
     size_t lines = 0;
@@ -233,7 +235,7 @@ TEST_CASE("sharded: boxes, and shapes that may differ") {
   CHECK_THROWS_WITH_AS(load({.name = name, .shape = Shape{32, 8}}),
                        doctest::Contains("has the global shape [24, 8]"),
                        Error);
-  // Rows that a larger vocabulary has are zero, those of a smaller one go.
+  // A larger vocabulary's extra rows are zero; a smaller one drops rows.
   const TensorData more =
       load({.name = name, .shape = Shape{32, 8}, .allow_shape_mismatch = true});
   std::vector<std::byte> padded = whole.bytes;
@@ -256,8 +258,8 @@ TEST_CASE("sharded: boxes, and shapes that may differ") {
 
 namespace {
 
-// Four ranks: a [8, 6] matrix as 2 x 2 boxes, a vector that all hold, and an
-// object for each rank.
+// Four ranks: a [8, 6] matrix as 2 x 2 boxes, a vector that every rank holds,
+// and one object per rank.
 struct Ranks {
   std::vector<std::byte> matrix, vector;
   std::vector<std::vector<std::byte>> boxes;
@@ -370,7 +372,7 @@ TEST_CASE("Saver: what ranks don't agree on fails for all of them") {
     save_from_threads(saver, ranks.states, failed);
     CHECK(failed == 4);
     CHECK_FALSE(fs::exists(dir.file("out")));
-    // What one of them was told.
+    // The error that one of them got.
     Saver again(4, {.format = "dcp"}, dir.file("out"), {.sync = false});
     std::shared_future<Preview> result;
     for (uint32_t rank = 0; rank < 4; ++rank)
@@ -431,7 +433,7 @@ TEST_CASE("integrity: what is missing is named") {
     return object.name == "rng_state/shard_0.1_2.2";
   });
   CHECK(kinds(grid) == "object_grid ");
-  // The index is older than the file is short.
+  // The file is one byte shorter than the index says.
   const std::string file = catalog.files[0].path;
   fs::resize_file(file, fs::file_size(file) - 1);
   CHECK(kinds(catalog).starts_with("extent "));

@@ -10,9 +10,9 @@
 #include "ckpt/ckpt.h"
 #include "tests/support/tensor_data.h"
 
-// reshard_tensor and lazy_load as fairseq2 documents its functions of those
+// reshard_tensor and lazy_load, as fairseq2 documents its functions of the same
 // names: shards of data-parallel ranks are rows, shards of tensor-parallel
-// ranks are parts of one dimension, all else is the same on every rank.
+// ranks are parts of one dimension, everything else is the same on every rank.
 
 namespace ckpt {
 namespace {
@@ -52,7 +52,7 @@ TEST_CASE("reshard_tensor: data-parallel shards are joined along rows") {
       reshard_tensor(shards, {.dp = 3}, {}, {}, TpRule::replicated());
   CHECK(whole.shape == Shape{5, 1});
   CHECK(values(whole) == range(0, 5));
-  // And cut again: ceil(5 / 2) rows, then the rest; a rank may get none.
+  // Cut again: ceil(5 / 2) rows, then the rest. A rank may get none.
   CHECK(values(reshard_tensor(shards, {.dp = 3}, {.dp = 2}, {.dp = 1},
                               TpRule::replicated())) ==
         std::vector<uint8_t>{3, 4});
@@ -90,7 +90,7 @@ TEST_CASE("reshard_tensor: replicated tensors, and what is refused") {
   CHECK_THROWS_WITH_AS(
       reshard_tensor(unlike, {.tp = 2}, {}, {}, TpRule::replicated()),
       doctest::Contains("this copy differs"), Error);
-  // The peer drops the rest of 4 x 2 rows over three ranks in silence.
+  // The peer silently drops the remainder of 4 x 2 rows over three ranks.
   const std::vector<TensorData> eight{tensor({4}, range(0, 4)),
                                       tensor({4}, range(4, 8))};
   CHECK_THROWS_WITH_AS(
@@ -126,7 +126,8 @@ TEST_CASE("lazy_load: the shards of every rank are what the peer wrote") {
   }
 }
 
-// What Megatron's rank (tp, pp, ep) saved, by the file that its pieces are in.
+// What Megatron's rank (tp, pp, ep) saved, identified by the file that holds
+// its pieces.
 struct RankFile {
   std::string folder;
   Topology topology;

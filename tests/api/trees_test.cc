@@ -6,7 +6,7 @@
 #include "ckpt/ckpt.h"
 #include "lib/pickle/value.h"
 
-// The expected lists are what megatron-core's dict_utils gives for the same
+// The expected lists are what megatron-core's dict_utils returns for the same
 // dicts: diff, merge (lists of equal length, no leaf twice).
 
 namespace ckpt {

@@ -23,7 +23,7 @@ TEST_CASE("json writer: escapes what JSON can't hold") {
       {"ünïcode → 漢 😀", R"("ünïcode → 漢 😀")"},
       // A lone surrogate, as Python's "surrogatepass" writes it.
       {"\xed\xa0\x80", R"("\ud800")"},
-      // No UTF-8 at all: Python's "surrogateescape".
+      // Not UTF-8 at all: Python's "surrogateescape".
       {"\xff", R"("\udcff")"},
       {"a\x80z", R"("a\udc80z")"},
       {"\xc0\xaf", R"("\udcc0\udcaf")"},

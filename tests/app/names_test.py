@@ -16,8 +16,8 @@ from support import DATA, Suite, Tensor, check, check_equal, from_torch, load_pt
 
 CKPT = None  # set by prepare
 
-# A source of each format whose tensors may have any name, and those of the
-# formats whose names belong to a model: there one of them is renamed.
+# A source of each format whose tensors may have any name, and one of each
+# format whose names belong to a model: there one tensor is renamed.
 OPEN = ("safetensors", "torch", "dcp", "megatron_torch_dist", "megatron_zarr")
 OWN = {"fairseq2": "fairseq2_native/llama_tp2dp2_fsdp2",
        "megatron_legacy": "megatron_legacy/llama_te_tp2_pp2",
@@ -33,7 +33,7 @@ NAMES = ["metadata.json", "common.pt", ".metadata", ".zgroup", ".zarray",
          "a/", "nul\0here", "x" * 300, "x" * 5000, "", " ", "CON", "a\\b",
          "tab\tnew\nline", "\u202egnp.exe", "e\u0301", "0.0", "data.pkl",
          "__metadata__"]
-# Refused where tensors have directories of their own.
+# Refused in formats that give each tensor a directory.
 NEVER_ZARR = NAMES[:2] + [".ckpt-manifest.json", ".metadata", ".zgroup", ".zarray", ".zmetadata",
                           ".zattrs", "..", ".", "../x", "../../x", "a/../b",
                           "/abs", "/etc/passwd", "a//b", "a/", "nul\0here",
@@ -51,13 +51,13 @@ def tensor(seed):
 
 
 def shown_name(name):
-    """Enough of how errors show it to know it again."""
+    """Enough of the name as errors show it to recognize it."""
     plain = re.match(r"[ -~]*", name)[0]
     return plain[:40].split("\\")[0]
 
 
 def refused(done, folder, before, name):
-    """Before the first byte, with the name and what to do."""
+    """Refused before the first byte, with the name and what to do."""
     check(done.code in (2, 5, 8), f"{name!r}: {done}")
     check(shown_name(name) in done.err, f"{name!r} is not named: {done}")
     check("--rename" in done.err or "--exclude" in done.err,
@@ -105,7 +105,7 @@ def test_own(folder, to):
     tensors = CKPT.inspect(source)["tensors"]
     old = [t["name"] for t in tensors
            if t["kind"] == "model" and t["shape"]]
-    # DeepSpeed's frozen tensors stand in an object that is carried as it is.
+    # DeepSpeed's frozen tensors are in an object that is carried unchanged.
     old = old[0] if to == "deepspeed" else old[-1]
     passed = 0
     some = NAMES[sorted(OWN).index(to) % 2::3]  # each in several formats
@@ -119,7 +119,7 @@ def test_own(folder, to):
                         "--rename", rules, "--no-fsync")
         if done.code == 0:
             back = CKPT.run("inspect", work / "out", "--json")
-            if back.code == 5:  # how such a name is split nobody knows
+            if back.code == 5:  # nobody knows how such a name is split
                 check("--shard-dims" in back.out + back.err, f"{name!r}: {back}")
                 continue
             passed += 1
@@ -133,7 +133,7 @@ def test_own(folder, to):
 
 
 def test_case(folder):
-    """Names that differ in case only are two tensors."""
+    """Names that differ only in case are two tensors."""
     source = write(folder / "source", {"W.a": tensor(1), "w.a": tensor(2),
                                        "w.A": tensor(3)})
     want = digests(source)
@@ -143,7 +143,7 @@ def test_case(folder):
         check_equal(digests(out), want, to)
 
 
-# What turns text around, hides in it or moves the cursor.
+# Characters that reverse text, hide in it or move the cursor.
 HOSTILE = ([*range(0x00, 0x20), *range(0x7F, 0xA0), 0xAD, 0x61C, 0x180E]
            + [*range(0x200B, 0x2010), *range(0x2028, 0x202F)]
            + [*range(0x2060, 0x2065), *range(0x2066, 0x2070), 0xFEFF]
@@ -151,7 +151,7 @@ HOSTILE = ([*range(0x00, 0x20), *range(0x7F, 0xA0), 0xAD, 0x61C, 0x180E]
 
 
 def test_shown(folder):
-    """In JSON as \\u, in text and HTML spelled out; JSON means the same."""
+    """\\u in JSON, spelled out in text and HTML; JSON means the same."""
     names = {f"n{i}.{chr(code)}x": tensor(i % 200)
              for i, code in enumerate(HOSTILE)}
     names["naïve.日本.\U0001F600"] = tensor(7)  # these are fine as they are

@@ -28,7 +28,7 @@ def model(case="llama"):
 
 
 def write(folder, tensors, config=None):
-    """A directory as transformers': one file, and config.json."""
+    """A directory as transformers writes it: one file, and config.json."""
     folder.mkdir(parents=True, exist_ok=True)
     header, at = {}, 0
     for name, t in tensors.items():
@@ -94,8 +94,8 @@ def test_prefix(folder, prefix, inner):
 
 
 def test_other_names(folder):
-    """Names that are not any model's keep their prefix, and no hint leads back to
-    the error that it is for."""
+    """Names that belong to no model keep their prefix, and no hint leads back
+    to the error that it is for."""
     tensors = {"module." + n.replace("q_proj", "query"): t
                for n, t in model().items()}
     source = write(folder / "src", tensors)
@@ -118,7 +118,7 @@ def test_native(folder, case, options):
     names = set(written(out))
     check("model.embed_tokens.weight" in names, f"names: {sorted(names)[:5]}")
     config = json.loads((out / "config.json").read_text())
-    if "olmo" not in case:  # whose own configuration is named so
+    if "olmo" not in case:  # its own configuration has that name
         check("num_hidden_layers" in config, "config.json is another's")
     CKPT.ok("convert", DATA / case / "ckpt", folder / "kept", "--to",
             "safetensors", "--dialect", "keep", *options)
@@ -127,7 +127,7 @@ def test_native(folder, case, options):
 
 
 def test_native_with_optimizer(folder):
-    """What can't be renamed is told once, and kept whole."""
+    """What can't be renamed is reported once and kept whole."""
     out = folder / "out"
     case = DATA / "fairseq2_native/llama_tp2dp1_blocking/ckpt"
     result = CKPT.ok("convert", case, out, "--to", "safetensors")
@@ -148,7 +148,7 @@ def test_vllm_to_hf(folder, case):
 
 
 def test_tied_modelopt(folder):
-    """A tied head that modelopt has twice is not gained."""
+    """A tied head that modelopt stores twice is not an extra tensor."""
     source = DATA / "hf/llama_tied_bf16/ckpt"
     CKPT.ok("convert", source, folder / "m", "--to", "modelopt", "--pp", "2")
     CKPT.ok("convert", folder / "m", folder / "hf", "--to", "safetensors")
@@ -187,7 +187,7 @@ def test_tower(folder):
 
 
 def test_ignore_lists(folder):
-    """No pattern of a family takes a name that a family has a rule for."""
+    """No family's pattern matches a name that a family has a rule for."""
     import fnmatch
 
     names, patterns = set(), set()
@@ -207,7 +207,7 @@ def test_ignore_lists(folder):
 
 
 def test_family_file_ignores(folder):
-    """A family of the user's can't ignore a parameter either."""
+    """A user's own family can't ignore a parameter either."""
     family = json.loads((ROOT / "models/families/llama.json").read_text())
     family["hf"]["ignore"] = ["model.vision_tower.*"]
     file = folder / "mine.json"
@@ -218,7 +218,7 @@ def test_family_file_ignores(folder):
 
 
 def test_frequencies(folder):
-    """Rotary frequencies are left out if they are what theta says."""
+    """Rotary frequencies are left out if they match theta."""
     import torch
 
     config = config_of()
@@ -239,7 +239,7 @@ def test_frequencies(folder):
 
 
 def test_masks(folder):
-    """A causal mask is left out if it is one."""
+    """A causal mask is left out if it really is one."""
     size = 8
     rows = bytes(int(j <= i) for i in range(size) for j in range(size))
     other = bytes([rows[0] ^ 1]) + rows[1:]
@@ -302,13 +302,13 @@ def quantized(folder, weight, scale):
 
 
 def test_quantized(folder, weight, scale):
-    """Codes and scales stay together, uncast, or nothing is written. What
-    --dtype makes of them quantized_test says."""
+    """Codes and scales stay together, uncast, or nothing is written.
+    quantized_test covers what --dtype makes of them."""
     source, tensors, base = quantized(folder, weight, scale)
     CKPT.ok("convert", source, folder / "pt", "--to", "torch")
     CKPT.ok("convert", folder / "pt", folder / "same", "--to", "safetensors")
     compare(written(folder / "same"), tensors, "as it was")
-    if weight[1] != "f8_e4m3":  # no zeros; a layout that is not known
+    if weight[1] != "f8_e4m3":  # no zeros; an unknown layout
         result = CKPT.run("convert", source, folder / "x", "--to",
                           "safetensors", "--dtype", "bf16")
         check(result.code in (4, 5) and base in result.err, f"{result}")
@@ -323,7 +323,7 @@ def test_quantized(folder, weight, scale):
 
 
 def test_config_dtype(folder):
-    """config.json says the dtype that the weights have."""
+    """config.json states the weights' dtype."""
     for to in ("safetensors", "torch", "modelopt", "vllm"):
         CKPT.ok("convert", LLAMA, folder / to, "--to", to, "--dtype", "bf16")
         config = json.loads((folder / to / "config.json").read_text())
@@ -358,7 +358,7 @@ def test_vocabulary_rows(folder):
 
 
 def test_vocabulary_multiple(folder):
-    """torch_dist to torch_dist with another number of rows."""
+    """torch_dist to torch_dist with a different number of rows."""
     CKPT.ok("convert", LLAMA, folder / "a", "--to", "megatron_torch_dist")
     for command in ("convert", "reshard"):
         out = folder / command
@@ -383,7 +383,7 @@ def test_mtp_copies(folder):
 
 
 def test_layers(folder):
-    """num_layers follows --layers, and so do lists of one value for each."""
+    """num_layers follows --layers, and so do lists with one value per layer."""
     config = {**config_of("gemma2_f32")}
     names = config["layer_types"]
     source = write(folder / "src", model("gemma2_f32"), config)

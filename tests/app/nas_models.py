@@ -3,8 +3,8 @@
 
 transformers has no class for it. Each layer is one of Llama's own modules in
 the sizes of its block; a block without attention or MLP leaves it out with its
-norm, and one that is replaced has a matrix there. That is what DeciLM's code on
-the hub does, and Megatron-Core's heterogeneous layers.
+norm, and one that is replaced has a matrix there. DeciLM's code on the hub and
+Megatron-Core's heterogeneous layers do the same.
 """
 
 import copy
@@ -26,7 +26,7 @@ def mlp(size=None, **options):
     return part(size, "ffn_mult", **options)
 
 
-# Groups of 2 and of 1, widths of 256 and 512, and what is left out.
+# Groups of 2 and of 1, widths of 256 and 512, and blocks left out.
 BLOCKS = [
     {"attention": part(2), "ffn": mlp(5.25)},
     {"attention": part(no_op=True), "ffn": mlp(13.0)},
@@ -99,7 +99,7 @@ class Nas(torch.nn.Module):
             Layer(config, i, block) for i, block in enumerate(blocks))
         self.model.norm = llama.LlamaRMSNorm(HIDDEN, config.rms_norm_eps)
         self.lm_head = torch.nn.Linear(HIDDEN, config.vocab_size, bias=False)
-        self.rope = [llama.LlamaRotaryEmbedding(config)]  # no part of the state
+        self.rope = [llama.LlamaRotaryEmbedding(config)]  # not in the state
 
     def forward(self, tokens):
         x = self.model.embed_tokens(tokens)

@@ -33,7 +33,7 @@ SIZES = {"num_layers": "num_hidden_layers", "hidden_size": "hidden_size",
          "layernorm_epsilon": "rms_norm_eps",
          "max_position_embeddings": "max_position_embeddings",
          "encoder_seq_length": "max_position_embeddings"}
-# Saved by one process, as NeMo's connector saves a model's sharded state.
+# Saves from one process, as NeMo's connector saves a model's sharded state.
 SAVE = """
 import os, sys
 import torch
@@ -95,7 +95,7 @@ def config_text(config):
 
 
 def rank_state(weights, layers, tp, rank, pp, stage):
-    """What one rank's module holds: its cut, its own numbers of layers."""
+    """What one rank's module holds: its cut, with its own layer numbers."""
     import torch
 
     first, last = layers * stage // pp, layers * (stage + 1) // pp
@@ -223,7 +223,7 @@ def test_dist(folder, model):
 
 
 def test_own_numbers(folder):
-    """model_config.yaml alone says what the model is."""
+    """Only model_config.yaml says what the model is."""
     source = pack(write_folder(folder / "in", "llama", 2, 1),
                   folder / "x.nemo")
     CKPT.ok("convert", source, folder / "out", "--to", "safetensors",
@@ -237,7 +237,7 @@ def test_own_numbers(folder):
 
 
 def test_in_place(folder):
-    """Nothing is written but the target, whatever TMPDIR has."""
+    """Nothing but the target is written, whatever TMPDIR says."""
     source = pack(write_folder(folder / "in", "llama", 1, 1),
                   folder / "x.nemo")
     shutil.rmtree(folder / "in")

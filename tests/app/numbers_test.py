@@ -18,7 +18,7 @@ EDGES = [0.0, -0.0, 1.0, -1.0, math.nan, math.inf, -math.inf]
 
 
 def values_of(name, count=1500):
-    """Random values of a type over many magnitudes, and its edges."""
+    """Random values of a type over many magnitudes, plus its edges."""
     import torch
     dtype = getattr(torch, name)
     if name in INTS:
@@ -41,7 +41,7 @@ def values_of(name, count=1500):
 
 
 def doubles(tensor):
-    """Exactly, as Python has them; both parts of a complex number."""
+    """The exact values as Python floats; both parts of a complex number."""
     import torch
     if tensor.is_complex():
         return torch.view_as_real(
@@ -76,7 +76,7 @@ def stats(folder):
                            ("infs", sum(map(math.isinf, plain))),
                            ("zeros", plain.count(0))):
             check_equal(got[key], count, f"{row['name']} {key}")
-        # Magnitudes: two exponents a slot, from 2^-48.
+        # Magnitudes: two exponents per slot, from 2^-48.
         slots = [0] * 32
         for x in finite:
             if x:
@@ -85,7 +85,7 @@ def stats(folder):
 
 
 def compared(folder, pairs, rtol=0.0, atol=0.0):
-    """What verify says of each pair, by its number; None: nothing."""
+    """What verify says about each pair, by its number; None: nothing."""
     import torch
     for side, name in enumerate(("a.pt", "b.pt")):
         torch.save({f"t{i}": pair[side] for i, pair in enumerate(pairs)},
@@ -114,7 +114,7 @@ def isclose(folder):
             close = torch.isclose(a.to(kind), b.to(kind), rtol, atol,
                                   equal_nan=True)
             if a.is_complex():
-                # Equal in each part is equal, whatever the parts are.
+                # Equal in each part is equal, whatever the parts.
                 x, y = torch.view_as_real(a.to(kind)), torch.view_as_real(
                     b.to(kind))
                 close |= ((x == y) | (x.isnan() & y.isnan())).all(1)

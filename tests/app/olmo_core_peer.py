@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""OLMo-core itself, on CPUs: loads a checkpoint on several processes and holds
-every element against the truth. Its jobs:
+"""OLMo-core itself, on CPUs: loads a checkpoint on several processes and
+compares every element with the truth. Its jobs:
 
     {"kind": "load", "path": checkpoint, "world": 3, "flattened": true,
      "expected": [safetensors…]}
@@ -26,7 +26,7 @@ warnings.filterwarnings("ignore")
 
 
 def know_the_rest():
-    """Stands in for packages that OLMo-core imports and this does not use:
+    """Stands in for packages that OLMo-core imports but this doesn't use:
     progress bars, the clients of remote files, YAML."""
 
     class Kind(type):
@@ -99,7 +99,7 @@ def build_model(shapes, dtypes):
 
 
 def truth(job):
-    """Parameters and their states, as the expectations have them."""
+    """Parameters and their states, from the expectations."""
     from safetensors.torch import load_file
 
     tensors = {}
@@ -110,14 +110,14 @@ def truth(job):
 
 
 def objects_of(path):
-    """The options of the optimizer, by their keys."""
+    """The optimizer's options, by key."""
     from dist_readers import read_dcp
 
     return read_dcp(Path(path))[1]
 
 
 def groups_of(objects, model, flattened):
-    """Groups of parameter names, and the options that groups have."""
+    """Groups of parameter names, and the options of the groups."""
     groups, options = [], set()
     while not flattened and (
             f"optim.param_groups.{len(groups)}.params" in objects):
@@ -130,8 +130,8 @@ def groups_of(objects, model, flattened):
 
 
 def make_optimizer(groups, options):
-    """Has what the saved optimizer had for each parameter and each group,
-    with other values."""
+    """An optimizer with the same entries as the saved one for each parameter
+    and group, but other values."""
     import torch
 
     class Saved(torch.optim.Optimizer):
@@ -214,8 +214,8 @@ def unshard(_, job):
 def logits(_, job):
     import torch
 
-    # Its configurations are read by this package; what stood in for it is in
-    # the modules that were imported with it.
+    # This package reads its configurations; the modules imported so far have
+    # the stand-in for it.
     for name in [n for n in sys.modules if n.split(".")[0] in (
             "olmo_core", "dataclass_extensions")]:
         del sys.modules[name]

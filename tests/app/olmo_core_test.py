@@ -19,7 +19,7 @@ from support import (
     read_safetensors)
 
 CKPT = None  # set by prepare
-PEER = importlib.util.find_spec("olmo_core")  # before others stand in for it
+PEER = importlib.util.find_spec("olmo_core")  # before stand-ins replace it
 PROGRAM = Peer("olmo_core_peer.py")
 GOLDENS = DATA / "olmo_core_dcp"
 FLATTENED = ("trainer_fsdp_w2", "trainer_fsdptp_w4", "state_threads_w2")
@@ -54,7 +54,8 @@ def test_like_one_file(folder, case):
 
 
 def test_like_parts(folder, case):
-    """What is in the peer's chunks, and in its files of one tensor each."""
+    """Same contents as the peer's chunks, and as its files of one tensor
+    each."""
     out = folder / "model.safetensors"
     CKPT.ok("unshard", GOLDENS / case / "ckpt", out, "--model-only")
     got = read_safetensors(out)
@@ -66,8 +67,8 @@ def test_like_parts(folder, case):
 
 
 def test_peer_unshards_alike(folder, case):
-    """The peer's own optim.pt and model.pt of the golden, and of what ckpt
-    made of it for another topology."""
+    """The peer's own optim.pt and model.pt of the golden, and of ckpt's output
+    for another topology."""
     source = GOLDENS / case / "ckpt"
     copy = folder / "copy"
     CKPT.ok("reshard", source, copy, "--dp", 3)
@@ -97,7 +98,7 @@ def ask_peer(job):
 
 
 def test_peer_loads(folder, case, options, world):
-    """OLMo-core loads it in another world, bit for bit."""
+    """OLMo-core loads it in another world size, bit for bit."""
     out = folder / "out"
     CKPT.ok("reshard", GOLDENS / case / "ckpt", out, *options)
     expected = GOLDENS.joinpath(case).glob("expected*.safetensors")
@@ -108,8 +109,8 @@ def test_peer_loads(folder, case, options, world):
 
 # ---------------------------------------------------------------------- files
 def test_index(folder, case):
-    """Keys, their order and their nested paths stay; the classes are those
-    that torch without OLMo-core knows."""
+    """Keys, their order and their nested paths stay; all classes are ones that
+    torch knows without OLMo-core."""
     source, out = GOLDENS / case / "ckpt", folder / "out"
     CKPT.ok("reshard", source, out, "--dp", 3, "--tp", 1)
     want = read_index(data_of(source) / ".metadata")
@@ -129,8 +130,8 @@ def test_index(folder, case):
 
 
 def test_same_places(folder, case, options):
-    """From one rank and back: each box is in the file of the rank that the
-    peer had it on."""
+    """From one rank and back: each box is in the file of the rank where the
+    peer had it."""
     source, one, out = GOLDENS / case / "ckpt", folder / "one", folder / "out"
     CKPT.ok("reshard", source, one, "--dp", 1, "--tp", 1)
     CKPT.ok("reshard", one, out, *options)
@@ -143,7 +144,7 @@ def test_same_places(folder, case, options):
 
 
 def test_torch_reads(folder, case):
-    """Stock torch can't read the peer's files, but ckpt's."""
+    """Stock torch can't read the peer's files, but can read ckpt's."""
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
     source, out = GOLDENS / case / "ckpt", folder / "out"
@@ -163,7 +164,8 @@ def files_below(path):
 
 
 def test_from_other_names(folder, to):
-    """--tp cuts what came from Hugging Face's names; it was once forgotten."""
+    """--tp cuts models that come with Hugging Face's names; it was once
+    ignored."""
     source = DATA / "hf/llama/ckpt"
     CKPT.ok("convert", source, folder / "out", "--to", to, "--tp", 2)
     document = CKPT.inspect(folder / "out")
@@ -175,8 +177,8 @@ def test_from_other_names(folder, to):
 
 
 def test_companions(folder):
-    """The trainer's files: all of them in a world of the same size, rank 0's
-    state in another."""
+    """The trainer's files: all of them for the same world size, only rank 0's
+    state for another."""
     source = GOLDENS / "trainer_fsdp_w2/ckpt"
     want = files_below(source)
     check("train/rank1.pt" in want, "the golden has no train/rank1.pt")
@@ -191,7 +193,8 @@ def test_companions(folder):
 
 
 def test_bare_folder(folder):
-    """Without a trainer's folders, .metadata.json tells whose it is."""
+    """Without a trainer's folders, .metadata.json tells whose checkpoint it
+    is."""
     out = folder / "out"
     CKPT.ok("reshard", GOLDENS / "state_unflat_w2/ckpt", out, "--dp", 3)
     check(json.loads((out / ".metadata.json").read_text())["version"],
@@ -248,7 +251,7 @@ def test_refusals(folder):
 
 # -------------------------------------------------------------------- convert
 def test_convert(folder, case):
-    """By way of plain DCP and back, and from unsharded weights."""
+    """To plain DCP and back, and from unsharded weights."""
     source = GOLDENS / case / "ckpt"
     CKPT.ok("convert", source, folder / "dcp", "--to", "dcp")
     CKPT.ok("convert", folder / "dcp", folder / "back", "--to", "olmo_core",

@@ -21,7 +21,7 @@ from support import (
 
 CKPT = None  # set by prepare
 GOLDENS = DATA / "olmo_core_v1"
-# Where scripts/test.sh puts 0.1.0: another version has the same name.
+# Where scripts/test.sh installs 0.1.0, as another version has the same name.
 PEER = Path(sys.prefix) / "olmo_core_0.1.0"
 PROGRAM = Peer("olmo_core_v1_peer.py", PYTHONPATH=str(PEER))
 FSDP = GOLDENS / "fsdp_olmo_w2"
@@ -60,7 +60,8 @@ def runs(shape, local, offset):
 
 def read_part(path):
     """{name: Tensor} of one folder, by the rule that the peer reads by; the
-    pickles as bytes. Copies must be equal, elements be in some file."""
+    pickles as bytes. Copies must be equal, and every element must be in some
+    file."""
     index = json.loads((path / "metadata.json").read_text())["tensors"]
     files = {p.name: (read_header(p), p.read_bytes())
              for p in path.glob("rank_*.safetensors")}
@@ -197,7 +198,7 @@ def read_helpers(case):
 
 
 def test_from_olmo_core(folder, case):
-    """Generation 2 as generation 1: groups by parameters, states by names."""
+    """Generation 2 to generation 1: groups by parameters, states by names."""
     source = DATA / "olmo_core_dcp" / case
     out = folder / "out"
     CKPT.ok("convert", source / "ckpt", out, "--to", "olmo_core_v1", "--dp", 3,
@@ -352,7 +353,7 @@ def test_local_moment(folder):
 
 
 def test_steps(folder):
-    """A training run: the newest that is complete."""
+    """A training run: the newest complete step."""
     for step in (5, 40, 300):
         shutil.copytree(FSDP / "ckpt", folder / f"run/step{step}")
     (folder / "run/step300/model/metadata.json").unlink()
@@ -422,9 +423,9 @@ NOT_SAME = ("legacy", "checkpointer_mixed")  # other spellings; [k, k]
 
 
 def test_by_way_of_dcp(folder, case):
-    """Another container holds its groups too: the optimizer comes back as
-    such, in its own folder, and not among the parameters. Where the groups
-    are lost, nothing is written."""
+    """Another container holds its groups too: the optimizer comes back as an
+    optimizer, in its own folder, not among the parameters. If the groups are
+    lost, nothing is written."""
     CKPT.ok("convert", case / "ckpt", folder / "dcp", "--to", "dcp")
     back = folder / "back"
     CKPT.ok("convert", folder / "dcp", back, "--to", "olmo_core_v1")
@@ -436,7 +437,7 @@ def test_by_way_of_dcp(folder, case):
                CKPT.inspect(path, "--objects")["objects"]}
               for path in (case / "ckpt", back)]
     check("param_group1" in values[0], sorted(values[0]))
-    for name, value in values[0].items():  # test_groups holds them to the peer
+    for name, value in values[0].items():  # test_groups checks them
         for group in (value, values[1].get(name)):
             if isinstance(group, dict) and "param_names" in group:
                 group["_param_names"] = group.pop("param_names")

@@ -50,8 +50,8 @@ def test_golden(folder):
 
 
 def test_steps(folder):
-    """A CheckpointManager's root: the newest step; one that is not committed
-    has another name."""
+    """A CheckpointManager's root: the newest step. An uncommitted one has
+    another name."""
     for step in (5, 40, 7):
         copy(folder, f"run/{step}/default")
     copy(folder, "run/50.orbax-checkpoint-tmp-1/default")

@@ -21,7 +21,7 @@ CKPT = None
 
 
 def values(torch, count=40_000):
-    """Floats of all sizes, the edges of each type among them."""
+    """Floats of all sizes, including the edges of each type."""
     generator = torch.Generator().manual_seed(7)
     bits = torch.randint(-2**31, 2**31 - 1, (count,), generator=generator,
                          dtype=torch.int64).to(torch.int32)
@@ -104,7 +104,7 @@ def test_counts(folder, source_type, target):
 
 
 def test_many(folder):
-    """Every tensor is named; sizes that are no multiple of a block."""
+    """Every tensor is named, with sizes that are not a multiple of a block."""
     import torch
     tensors = {f"t{i}": torch.full((1 << 19,), 1.0) for i in range(12)}
     for i, tensor in enumerate(tensors.values()):
@@ -143,7 +143,7 @@ def test_views(folder):
 
 
 def test_resume(folder):
-    """What was counted before a kill still counts."""
+    """Losses counted before a kill still count."""
     import torch
     big = torch.ones(48 << 20)
     big[5] = 70000.0
@@ -189,7 +189,7 @@ def test_ranks(folder):
 
 # ------------------------------------------- values that would run code
 def evil_pt(torch, path):
-    """A state dict beside a call of os.system, never loaded."""
+    """A state dict beside a call to os.system, never loaded."""
     torch.save({"w": torch.arange(4.0), "step": 7}, path)
     with zipfile.ZipFile(path) as archive:
         records = [(r.filename, archive.read(r)) for r in archive.infolist()]
@@ -230,7 +230,7 @@ def test_sidecar(folder):
 
 
 def test_carried(folder):
-    """Objects of a DCP directory, which go over byte for byte."""
+    """Objects of a DCP directory, which are carried over byte for byte."""
     bad = DATA / "bad/dcp/evil_bytes_entry"
     for argv in (["convert", bad, folder / "o", "--to", "dcp"],
                  ["unshard", bad, folder / "o.pt"]):
@@ -242,7 +242,7 @@ def test_carried(folder):
 
 
 def test_module(folder):
-    """Tensors inside of an unknown class: their nesting goes, they stay."""
+    """Tensors inside an unknown class: the nesting is lost, they stay."""
     source = DATA / "torch_pt/whole_module/ckpt/model.pt"
     result = CKPT.ok("unshard", source, folder / "o.pt")
     check("TinyModule" in result.err, str(result))

@@ -25,7 +25,7 @@ VOID = {"meta", "input", "br", "link", "img"}
 
 
 class Page(HTMLParser):
-    """Elements that nest, ids, scripts by id, attributes that load something."""
+    """Nested elements, ids, scripts by id, attributes that load something."""
 
     def __init__(self, text):
         super().__init__()
@@ -85,7 +85,7 @@ def data_is_the_catalog(folder):
 
 
 def page_is_alone(folder):
-    """With a page nothing is printed but that it was written."""
+    """With a page, all that is printed is that it was written."""
     page = folder / "page.html"
     for code, argv in ((0, ("inspect", LEGACY)), (1, (
             "diff", LEGACY, DATA / "megatron_legacy/lm_llama_pp2_bf16/ckpt",
@@ -97,7 +97,7 @@ def page_is_alone(folder):
 
 
 def page_is_safe(folder):
-    """Nothing is loaded, and no name gets out of the data."""
+    """Nothing is loaded, and no name escapes from the data."""
     import numpy
     from safetensors.numpy import save_file
     names = ["</script><script>alert(1)</script>.w", "a\"b'c&<d>.w", "<!--.w",
@@ -161,7 +161,7 @@ def drawing(folder):
 
 
 SIZES = ((1440, 900), (820, 1000), (380, 800))
-# Which tile is where, and how many bytes it says that it stands for.
+# Where each tile is, and how many bytes it says it stands for.
 TILES = """[...document.querySelectorAll('#map button')].map(b => {
   const r = b.getBoundingClientRect(), m = b.parentNode.getBoundingClientRect();
   return [b.getAttribute('aria-label'), +b.dataset.bytes, r.left - m.left,
@@ -176,7 +176,8 @@ def quiet(browser, path, what):
 
 
 def to_scale(tiles, what):
-    """Areas are as bytes: none is stretched, none overlaps, all fill the map."""
+    """Areas are proportional to bytes: none stretched, none overlapping, the
+    map full."""
     total = sum(t[1] for t in tiles)
     width, height = tiles[0][6:]
     for k, (name, size, x, y, w, h, *_) in enumerate(tiles):
@@ -247,7 +248,7 @@ def map_in_browser(folder):
 
 
 def filter_in_browser(folder):
-    """50,000 rows within 100 ms, and the right ones."""
+    """Filters 50,000 rows within 100 ms, to the right ones."""
     names = [f"m{i % 97}x.k{i:05x}y.w{i % 13}z" for i in range(50000)]
     header, at = {}, 0
     for name in names:
@@ -260,7 +261,7 @@ def filter_in_browser(folder):
     with Browser() as browser:
         browser.open(folder / "page.html")
         for words in ("k0", "m7x", "w12z k00a", "nothing of it", ""):
-            # The best of some: other tests run beside this one.
+            # The best of several, as other tests run at the same time.
             hits, took = browser.eval(f"""(() => {{
               const q = document.getElementById('q');
               let least = Infinity;
@@ -276,7 +277,7 @@ def filter_in_browser(folder):
             want = sum(all(w in n for w in words.split()) for n in names)
             check(hits.replace(",", "").startswith(str(want)),
                   f"{words}: {hits}, expected {want}")
-            # A figure of a machine that does nothing else.
+            # The figure holds for an idle machine.
             if os.getloadavg()[0] < os.cpu_count():
                 check(took < 100, f"{words}: {took:.0f} ms")
             print(f"{words or 'all'}: {took:.0f} ms")
@@ -290,7 +291,7 @@ HOSTILE = ("</script><script>window.pwned=1</script>.w", "a\"b'c&<d>.w",
 
 
 def pages_of(folder):
-    """All three kinds, of names that mean harm."""
+    """All three kinds, with malicious names."""
     for side, seed in (("a", 1), ("b", 2)):
         save_arrays(folder / f"{side}.safetensors",
                     {n: (k + 3, 4) for k, n in enumerate(HOSTILE)}, seed)
@@ -328,7 +329,7 @@ def hostile_in_browser(folder):
 
 
 def print_in_browser(folder):
-    """On paper all rows are there, nothing is cut, and no buttons are."""
+    """On paper all rows are there, nothing is cut, and there are no buttons."""
     with Browser() as browser:
         for page in pages_of(folder):
             browser.size(1000, 800)
@@ -352,7 +353,7 @@ def print_in_browser(folder):
 
 
 def policy_in_browser(folder):
-    """What gets into the page all the same does not run."""
+    """A script that gets into the page anyway does not run."""
     page_of(LEGACY, folder)
     page = folder / "page.html"
     text = page.read_text()
@@ -407,7 +408,7 @@ def diff_in_browser(folder):
 
 
 def flow_in_browser(folder):
-    """The bytes of each file as --shards has them; heights are to scale."""
+    """The bytes of each file as in --shards, with heights to scale."""
     page = folder / "flow.html"
     CKPT.ok("reshard", LEGACY, folder / "out", "--tp", "1", "--pp", "1", "-n",
             "--html", page)

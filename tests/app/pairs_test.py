@@ -31,12 +31,12 @@ FORMATS = ("safetensors", "torch", "fairseq2", "megatron_torch_dist",
            "olmo_core", "meta", "modelopt", "vllm", "deepspeed")
 MODELS = {"model": DATA / "hf/llama/ckpt",
           "experts": DATA / "hf/deepseek_v3_bf16/ckpt"}
-# The formats that the table's model can be in, to begin with.
+# The formats that the table's model can start in.
 ROWS = {"model": [f for f in FORMATS if f != "deepspeed"],  # its own alone
         "experts": ["safetensors", "torch", "megatron_torch_dist",
                     "megatron_zarr", "megatron_legacy", "dcp", "modelopt",
                     "vllm"]}
-# Name: the format, the checkpoint, what its topology is asked for by.
+# Name: the format, the checkpoint, the options that ask for its topology.
 RUNS = {
     "fairseq2": ("fairseq2", "fairseq2_native/llama_tp2dp1_blocking", "--tp 2"),
     "megatron_torch_dist": (
@@ -120,7 +120,8 @@ READERS = {
 
 def content(format, path, folder, options):
     """Names and bytes of a checkpoint. Main weights have the name that today's
-    Megatron-Core gives them: state of older ones comes home in today's form."""
+    Megatron-Core gives them: state from older versions comes back in today's
+    form."""
     if format in READERS and "--model-only" not in options:
         found = READERS[format](path)
         return {n.replace("state.fp32_param.", "state.param."): t
@@ -133,7 +134,7 @@ def content(format, path, folder, options):
 
 def outcome(table, source, format, topology, target, folder):
     """What a pair gives: "same" (all of it), "model" (without the optimizer),
-    these with "one way" where the way back is refused, or ""; and why."""
+    either with "one way" if the way back is refused, or ""; and why."""
     there, back = folder / "there", folder / "back"
     for options, word in (((), "same"), (("--model-only",), "model")):
         result = CKPT.run("convert", source, there, "--to", target, "-q",
@@ -146,7 +147,7 @@ def outcome(table, source, format, topology, target, folder):
     if result.code:
         return "", reason(result.err)
     CKPT.ok("verify", source, there, *options)
-    # Where files of ranks are compared, there have to be as many.
+    # If ranks' files are compared, there must be equally many.
     grid = topology.split() if format in READERS else ()
     result = CKPT.run("convert", there, back, "--to", format, "-q", *options,
                       *way_back(table, format, target), *grid)
@@ -163,8 +164,8 @@ DIALECTS = {"fairseq2": "fairseq2", "olmo_core_v1": "olmo_core",
 
 
 def way_there(table, format, target):
-    """DCP's own files say no configuration, and vLLM's fuse by it: what is
-    fused is taken apart before its configuration is gone."""
+    """DCP's own files have no configuration, and vLLM's fuse by it: fused
+    tensors are split before the configuration is gone."""
     if table in MODELS and (format, target) == ("dcp", "vllm"):
         return ["--config-from", MODELS[table]]
     if table in MODELS and (format, target) == ("vllm", "dcp"):
@@ -173,8 +174,8 @@ def way_there(table, format, target):
 
 
 def way_back(table, format, target):
-    """What has to be said on the way back: names, for a container of any; the
-    configuration, where the target has none."""
+    """The options that the way back needs: names, for a container of any names;
+    the configuration, if the target has none."""
     options = []
     if table not in MODELS:
         return options
@@ -219,7 +220,7 @@ def notes_of(lines):
 
 
 def keep_written():
-    """What the page has and -k leaves out stays there."""
+    """Cells of the page that -k leaves out stay there."""
     lines = PAGE.read_text().splitlines() if PAGE.exists() else []
     notes = notes_of(lines)
     for key, (cell, number) in numbered().items():
@@ -250,7 +251,7 @@ def numbered():
 
 
 def model_in(folder, model, format):
-    """A model of transformers' in a format, as ckpt converts it."""
+    """A transformers model in a format, as ckpt converts it."""
     if format == "safetensors":
         return model
     path = folder / "source"
@@ -340,7 +341,7 @@ def page():
 
 
 def wanted(table, row, column, known):
-    """All of them for --write, else those that the page has."""
+    """All of them for --write, otherwise those on the page."""
     if table == "experts" and "--full" not in ARGUMENTS:
         return False
     return "--write" in ARGUMENTS or (table, row, column) in known

@@ -36,7 +36,7 @@ def ok(count, *words):
 
 
 def alone(path):
-    """As one process reads it."""
+    """The tensors as one process reads them."""
     CKPT.ok("verify", path, "--deep")
     out = path.with_name(path.name + ".one.safetensors")
     CKPT.ok("unshard", path, out, "--if-exists", "replace")
@@ -51,21 +51,22 @@ def check_tensors(path):
 
 
 def test_save(folder, count):
-    """Saved for other counts of files than processes, changed meanwhile."""
+    """Saved with other numbers of files than processes, and changed
+    meanwhile."""
     path = folder / "dcp"
     ok(count, "save", path, "dcp", "--between", "change")
     check_tensors(path)
     state = {name: torch.zeros(12, 24) for name in NAMES}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it is one process
+        warnings.simplefilter("ignore")  # it warns about being one process
         torch.distributed.checkpoint.load(state, checkpoint_id=str(path),
                                           no_dist=True)
     for name, tensor in state.items():
         check(torch.equal(tensor, torch.from_numpy(WANT)), f"torch: {name}")
     files = list(path.glob("*.distcp"))
     check_equal(len(files), count, "a file for each process")
-    # What is only theirs is cut evenly; of what all have each writes a part, or
-    # one of them all of it.
+    # What only one rank has is cut evenly; of what all have, each writes a
+    # part, or one of them all of it.
     ok(count, "save", folder / "one.safetensors", "safetensors")
     check_tensors(folder / "one.safetensors")
     ok(count, "load", path, folder / "got")
@@ -90,7 +91,7 @@ def test_between(folder):
     check(failed.returncode != 0 and "rank 2 of 3" in failed.stderr,
           f"{failed.stderr}")
     nothing_left(folder, "step")
-    # The next one takes the place of what the killed one left.
+    # The next save replaces what the killed one left.
     ok(2, "save", path, "dcp")
     check_tensors(path)
     check_equal([p.name for p in folder.glob(".step*") if p.is_dir()], [],

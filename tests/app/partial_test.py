@@ -21,7 +21,7 @@ def files_of(path):
 
 
 def header_bytes(path):
-    """Headers, indexes and configs: all that is not tensor data."""
+    """Headers, indexes and configs: everything but tensor data."""
     total = 0
     for file in files_of(path):
         if file.suffix == ".safetensors":
@@ -63,8 +63,8 @@ def chosen_bytes(path, options):
 
 
 def test_partial_engine(folder):
-    """No byte of tensors is read that was not asked for: as the engine
-    counts them, for every command that reads."""
+    """No tensor byte is read that was not asked for, by the engine's own count,
+    for every command that reads."""
     path = rank_case(folder)
     headers = header_bytes(path)
     for number, options in enumerate(PARTS):
@@ -79,7 +79,7 @@ def test_partial_engine(folder):
         for command in commands:
             got = CKPT.ok(*command, *options, "--json").json()
             check_equal(got["bytes_read"], want, f"bytes of {command[0]}")
-            # The start of a file is looked at once more to know its format.
+            # The start of a file is read once more to detect its format.
             most = 3 * headers + 4096 * len(files_of(path))
             check(got["header_bytes_read"] <= most,
                   f"{got['header_bytes_read']} bytes of headers, {headers} "
@@ -112,7 +112,7 @@ def test_partial_system(folder):
 
 
 def check_accounting(folder, path):
-    """Without strace: the counters of the kernel, for the whole process."""
+    """Without strace: the kernel's counters, for the whole process."""
     whole = read_by(folder, path, [])
     for options in PARTS:
         want = chosen_bytes(path, options)
@@ -138,7 +138,7 @@ def read_by(folder, path, options):
 
 # ------------------------------------------------------------ all the formats
 def test_one_tensor(folder, unit):
-    """The largest tensor alone, of every golden."""
+    """Only the largest tensor, of every golden."""
     document = CKPT.inspect(unit.path)
     readable = [t for t in document["tensors"]
                 if t["name"] not in unit.unreadable and
@@ -149,8 +149,8 @@ def test_one_tensor(folder, unit):
     part = CKPT.inspect(unit.path, "--digest", "--keys", tensor["name"])
     check_equal([t["name"] for t in part["tensors"]], [tensor["name"]],
                 "names")
-    # Rows that alternate closely (fused weights in old orders) are read with
-    # what is between them: less than a page here.
+    # Rows that alternate closely (fused weights in old orders) are read
+    # together with the gaps between them: less than a page here.
     check(part["bytes_read"] <= max(tensor["bytes"], 4096),
           f"{part['bytes_read']} bytes are read, {tensor['name']} has "
           f"{tensor['bytes']}")

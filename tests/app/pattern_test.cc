@@ -32,7 +32,7 @@ TEST_CASE("pattern: numbers that are a whole component") {
   CHECK(pattern_of("weight_scale1.weight") == "weight_scale1.weight");
   CHECK(pattern_of("") == "");
   CHECK(pattern_of(".0.") == ".#.");
-  CHECK(pattern_of("a.1234567890") == "a.1234567890");  // no layer is that
+  CHECK(pattern_of("a.1234567890") == "a.1234567890");  // no such layer
 }
 
 TEST_CASE("pattern: one row for the same tensor of all layers") {

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs beside the tests in which a peer lives. They import it once, which
-takes longer than most of what it is then asked: jobs come as lines of JSON,
-and each is answered with null or with what went wrong.
+takes longer than most jobs. Jobs come as lines of JSON, and each is answered
+with null or with what went wrong.
 """
 
 import json
@@ -14,7 +14,7 @@ from support import Failure
 
 
 class Peer:
-    """A program's other end: started when it is first needed."""
+    """The caller's end of such a program, started when first needed."""
 
     def __init__(self, program, **environment):
         self.argv = [sys.executable, "-B",
@@ -47,7 +47,8 @@ def serve(prepare, run):
 
 
 def on_processes(function, world, *args):
-    """function(rank, *args) on forked processes: None, or what went wrong."""
+    """Runs function(rank, *args) on forked processes. None, or what went
+    wrong."""
     import torch.multiprocessing as mp
 
     try:

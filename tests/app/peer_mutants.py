@@ -11,7 +11,7 @@ import tarfile
 
 
 class Careful:
-    """pickle, but what a mutant may call is torch's, or makes a dict."""
+    """pickle, but a mutant may only call what is torch's or makes a dict."""
 
     class Unpickler(pickle.Unpickler):
         def find_class(self, module, name):
@@ -36,7 +36,7 @@ def load_tar(path):
 
 def load_dcp(folder):
     """The tensors that .metadata names, as torch.distributed.checkpoint loads
-    them. It is refused if torch leaves an element as it was."""
+    them. Refused if torch leaves an element as it was."""
     import torch
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint import CheckpointException, filesystem
@@ -72,8 +72,8 @@ def load_dcp(folder):
 
 # ------------------------------------------------------------------- mutants
 def opcodes(data, begin, count=None):
-    """[(begin, end)] of the opcodes of pickles that follow one another, and
-    where the last of them ends."""
+    """[(begin, end)] of the opcodes of consecutive pickles, and where the last
+    one ends."""
     spans = []
     while begin < len(data) and count != 0:
         file = io.BytesIO(data)
@@ -90,7 +90,7 @@ def opcodes(data, begin, count=None):
 
 
 def edit(text, spans, rng):
-    """One opcode, argument or byte of a pickle is another."""
+    """Changes one opcode, argument or byte of a pickle."""
     begin, end = rng.choice(spans)
     kind = rng.randrange(7)
     if kind == 0:
@@ -109,7 +109,7 @@ def edit(text, spans, rng):
 
 
 def edit_bytes(data, begin, rng):
-    """Behind `begin`: a count, a cut, bytes too many."""
+    """After `begin`: a count, a cut, extra bytes."""
     kind = rng.randrange(4)
     at = rng.randrange(begin, max(begin + 1, len(data) - 8))
     if kind == 0:
@@ -133,7 +133,7 @@ def legacy_mutants(path, rng):
 
 
 def tar_mutants(path, rng):
-    """Its members are pickles with arrays between them; sound headers."""
+    """Its members are pickles with arrays between them; headers stay sound."""
     members = []
     with tarfile.open(path) as archive:
         for member in archive.getmembers():

@@ -15,7 +15,7 @@
 namespace ckpt::app {
 namespace {
 
-// What `body` writes to stderr, which is not a terminal meanwhile.
+// Returns what `body` writes to stderr, which is not a terminal meanwhile.
 template <class Body>
 std::string stderr_of(Body body) {
   const test::TempDir dir;

@@ -34,7 +34,7 @@ def check(name, good, detail=""):
 
 
 def tree(path):
-    """All files below, and what they hold."""
+    """All files below, with their contents."""
     if not path.exists():
         return None
     if path.is_file():
@@ -55,7 +55,7 @@ def run(words, **more):
 
 
 class Stopped:
-    """A run that stops itself at a call, until it is told to go on."""
+    """A run that stops itself at a call until it is told to continue."""
 
     def __init__(self, words, root, fault):
         self.child = subprocess.Popen(
@@ -78,8 +78,8 @@ class Stopped:
 
 
 def dst_appears_during_run(folder, source, want):
-    """Whatever comes to stand there is left as it is, and what was written is
-    kept for --resume."""
+    """Whatever appears there is left alone, and what was written is kept for
+    --resume."""
     for kind in ("directory", "file", "link", "checkpoint"):
         for suffix in ("", ".pt"):
             name = f"dst_appears_during_run: {kind}, DST{suffix}"
@@ -123,7 +123,8 @@ def empty_dst_during_run(folder, source, want):
 
 
 def second_writer_during_publish(folder, source, want):
-    """However far the first is, the second is refused and touches nothing."""
+    """However far the first run is, the second is refused and touches
+    nothing."""
     other = folder / "other.safetensors"
     make_source(other, 2)
     for suffix in ("", ".pt"):
@@ -161,7 +162,7 @@ def two_writers_race(folder, source, want):
     """Many at once, all with --overwrite: DST is whole at any time."""
     target = folder / "out"
     run(argv(source, target))
-    # What is replaced is another one.
+    # A different file is replaced.
     odd = folder / "odd.safetensors"
     make_source(odd, 2)
     for _ in range(6):
@@ -210,7 +211,7 @@ def overwrite_of_no_checkpoint(folder, source, want):
             check(f"{what}: left", tree(place) == before)
             check(f"{what}: names it", any(
                 p.name in done.stderr for p in place.iterdir()), done.stderr)
-    # A checkpoint that somebody else wrote is one.
+    # A checkpoint that something else wrote counts as one.
     foreign = folder / "foreign"
     shutil.copytree(want[""], foreign)
     (foreign / ".ckpt-manifest.json").unlink(missing_ok=True)
@@ -222,7 +223,7 @@ STRANGERS = ["train.py", "src/main.c", "thesis.pt", "run1/model.safetensors"]
 
 
 def refused(words, place, stranger, what, *options):
-    """Exit status 5, dry or not, naming it, and all stays."""
+    """Exit status 5, dry or not, with its name, and everything stays."""
     path = place / stranger
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"precious")
@@ -240,8 +241,8 @@ def refused(words, place, stranger, what, *options):
 
 
 def overwrite_of_own_output(folder, source, want):
-    """A job script that runs again over what it wrote, of every format, with
-    and without a manifest; one file of somebody else's is refused."""
+    """A job script that runs again over its own output, in every format, with
+    and without a manifest. A single foreign file is refused."""
     cases = [(name, ["convert", DATA / case / "ckpt"],
               ["--to", name.split(",")[0]])
              for name, case in ONE_OF_EACH.items()]
@@ -254,7 +255,7 @@ def overwrite_of_own_output(folder, source, want):
         command = [CKPT, *words, out, *more, "-q", "--no-fsync"]
         first = run(command)
         if first.returncode and "runs" in str(words[1]):
-            continue  # written by no other job either
+            continue  # no other job writes it either
         check(what, first.returncode == 0, first.stderr)
         if not out.is_dir():
             continue
@@ -269,7 +270,8 @@ def overwrite_of_own_output(folder, source, want):
 
 
 def overwrite_of_what_others_wrote(folder, source, want):
-    """The goldens: what their frameworks leave is a checkpoint's."""
+    """The goldens: everything that their frameworks leave belongs to a
+    checkpoint."""
     for case in sorted(DATA.glob("*/*/case.json")):
         place = case.parent / "ckpt"
         if case.parts[-3] == "bad" or not place.is_dir():
@@ -280,7 +282,7 @@ def overwrite_of_what_others_wrote(folder, source, want):
         if not FULL and int(hashlib.sha256(
                 str(place).encode()).hexdigest(), 16) % 12:
             continue
-        # Of a folder of many models one is read.
+        # In a folder of many models only one is read.
         many = case.parts[-2] in ("all_dtypes", "container_variants")
         done = run(argv(source, place, "--overwrite", "-n"))
         check(f"overwrite_of_what_others_wrote: {place}",
@@ -312,7 +314,7 @@ def overwrite_of_a_file(folder, source, want):
 
 
 def overwrite_of_a_parent(folder, source, want):
-    """Where the source or the working directory is, nothing is staged."""
+    """Nothing is staged where the source or the working directory is."""
     inner = folder / "projects" / "one" / "work"
     inner.mkdir(parents=True)
     shutil.copy(source, inner / "model.safetensors")
@@ -375,7 +377,7 @@ def staging_is_a_link(folder, source, want):
         check("staging_is_a_link: left",
               (precious / "mine").read_text() == "mine")
         check("staging_is_a_link: no target", not target.exists())
-    # Inside of a staging directory that is resumed, too.
+    # Also inside a staging directory that is resumed.
     target = folder / "inside"
     staging = folder / ".inside.ckpt-staging"
     stopped = Stopped(argv(source, target), folder, "rename@1=stop")
@@ -394,7 +396,7 @@ def staging_is_a_link(folder, source, want):
 
 
 def source_changes(folder, source, want):
-    """From the reading of its headers to the rename: no mixture."""
+    """No mixture, from reading its headers to the rename."""
     def rewrite(path):
         data = bytearray(path.read_bytes())
         data[-4] ^= 1
@@ -414,7 +416,7 @@ def source_changes(folder, source, want):
     def cut(path):
         os.truncate(path, path.stat().st_size // 2)
 
-    # Whatever comes after the last look was not read: no mixture.
+    # Whatever changes after the last check was not read: no mixture.
     calls = {"early": "mkdir@1", "late": "fdatasync@1"}
     for when, call in calls.items():
         for harm in (rewrite, rewrite_same_time, replace, cut, os.unlink):
@@ -484,7 +486,8 @@ def plain_renames_only(folder, source, want):
 
 
 def after_the_rename(folder, source, want):
-    """DST stands; what fails then is told, and is no reason to doubt it."""
+    """DST is in place. Later failures are reported, but are no reason to doubt
+    it."""
     for name, suffix, more, fault, status, said in (
             ("nfs_leftovers", ".pt", [], "rmdir@1+=39", 0, "not be removed"),
             ("nfs_leftovers, replaced", "", ["--overwrite"],
@@ -510,8 +513,8 @@ def after_the_rename(folder, source, want):
 
 
 def rotted_source_is_found(folder, source, want):
-    """A source that ckpt wrote, and that was flipped since: whatever becomes
-    of its names and of the order of its rows on the way."""
+    """A source that ckpt wrote, with a bit flipped since, is found whatever
+    happens to its names and row order on the way."""
     data = Path(__file__).resolve().parent.parent / "data" / "hf"
     for case, to in (("deepseek_v2_bf16", "megatron_torch_dist"),
                      ("gemma2_f32", "olmo_core"),
@@ -539,7 +542,7 @@ def rotted_source_is_found(folder, source, want):
                   f"{done.returncode} {done.stderr}")
             check(f"{name}, byte {at}: nothing is written",
                   not (folder / f"{own.name}_out").exists())
-            # Told to, it copies what is there.
+            # When told to, it copies what is there.
         done = run([*words, "--ignore-checksums"])
         check(f"{name}: --ignore-checksums", done.returncode in (0, 5),
               done.stderr)
@@ -550,8 +553,8 @@ def rotted_source_is_found(folder, source, want):
 
 
 def target_is_a_link(folder, source, want):
-    """What a target's name leads to is never written, replaced or unlinked,
-    and it is said before the work is done."""
+    """What a target's name links to is never written, replaced or unlinked, and
+    the refusal comes before the work is done."""
     precious = folder / "precious"
     precious.mkdir()
     (folder / "empty").mkdir()

@@ -44,7 +44,7 @@ def checkpoint_of(folder, **tensors):
 
 # ------------------------------------------------------- handles and threads
 def closing(folder):
-    """close() amid reads: what began comes whole, what comes later raises."""
+    """close() amid reads: reads in progress return whole, later ones raise."""
     want = np.arange(1 << 16, dtype="i4")
     source = checkpoint_of(folder, w=want)
     for at in range(20):
@@ -80,7 +80,7 @@ def closing(folder):
 
 
 def walks(folder):
-    """A walk over shards, when its checkpoint is closed and forgotten."""
+    """A walk over shards whose checkpoint is closed and forgotten."""
     source = ckpt.open(checkpoint_of(folder, a=np.ones(2), b=np.ones(2)))
     walk = source.shards()
     name, part = next(walk)
@@ -102,7 +102,7 @@ def walks(folder):
 
 
 def views(folder):
-    """Each view of an array outlives all that it came of."""
+    """Each view of an array outlives everything it came from."""
     source = ckpt.open(checkpoint_of(folder))
     part = source["w"].read()
     kept = [part.numpy(), np.asarray(part), np.from_dlpack(part), part.torch(),
@@ -118,7 +118,7 @@ def views(folder):
     del junk
 
 
-# As a DataLoader's worker begins: nothing but what was pickled.
+# How a DataLoader's worker starts: with nothing but what was pickled.
 WORKER = """
 import pickle, sys
 source, tensor = pickle.load(sys.stdin.buffer)
@@ -136,7 +136,8 @@ def python(script, **options):
 
 
 def copies(folder):
-    """A copy of a checkpoint is another; arrays, saves and walks have none."""
+    """A copy of a checkpoint is independent; arrays, saves and walks can't be
+    copied."""
     with working_in(folder):
         source = ckpt.open(checkpoint_of(Path(".")), format="safetensors")
     makers = (copy.copy, copy.deepcopy,
@@ -166,7 +167,7 @@ def copies(folder):
 
 
 def saves_once(folder):
-    """Threads that finish and drop one save: one of them does."""
+    """Threads that finish and drop one save: one of them succeeds."""
     for at in range(5):
         pending = ckpt.begin_save({"a": np.ones(9)}, folder / f"{at}.pt")
         ended = []
@@ -190,7 +191,7 @@ def saves_once(folder):
 
 
 def indices(folder):
-    """What is no index is a TypeError, as of a list."""
+    """What is not an index is a TypeError, as with a list."""
     with ckpt.open(checkpoint_of(folder)) as source:
         tensor = source["w"]
         for key in ("a", 1.5, None, True, [0], {}, (0, "a"), (None, 0),
@@ -247,7 +248,7 @@ def as_binary(folder, script):
 
 EVENT = json.dumps({"schema": "ckpt/progress/1", "bytes_done": 1,
                     "bytes_total": 2})
-# More than a pipe holds, and then the file that tells that it ended as told.
+# Prints more than a pipe holds. Its file shows that it ended as told.
 LOUD = f"""trap 'touch "$0.stopped"; exit 130' TERM
 echo '{EVENT}' >&2
 head -c 300000 /dev/zero | tr '\\0' '\\n' >&2
@@ -255,7 +256,7 @@ while :; do sleep 0.05; done
 """
 
 
-# A job of a shell in the background has no Ctrl-C unless it asks for it.
+# A shell's background job ignores Ctrl-C unless it asks for it.
 INTERRUPTED = """
 import ckpt, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -264,8 +265,8 @@ ckpt.convert("a", "b", progress=lambda *_: print("told", flush=True))
 
 
 def callbacks(folder):
-    """What a callback raises ends the command and comes out of it, and so does
-    Ctrl-C; neither leaves a process behind."""
+    """An exception from a callback ends the command and propagates, and so does
+    Ctrl-C. Neither leaves a process behind."""
     for kind in (ZeroDivisionError, KeyboardInterrupt, SystemExit):
         def raises(done, total, kind=kind):
             raise kind(f"{done} of {total}")
@@ -288,7 +289,7 @@ def callbacks(folder):
 
 
 def later(folder):
-    """What is looked up later is of the path and format of the open."""
+    """Later look-ups use the path and format of the open."""
     place = folder / "here"
     place.mkdir()
     for name in ("model.safetensors", "config.json"):
@@ -317,7 +318,7 @@ def later(folder):
 
 
 def dashes(folder):
-    """Paths and values that begin with "-" are none of the options."""
+    """Paths and values that begin with "-" are not options."""
     with working_in(folder):
         checkpoint_of(Path("."))
         os.rename("model.safetensors", "-x.safetensors")

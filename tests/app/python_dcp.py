@@ -23,7 +23,7 @@ def load(state, folder, **options):
 
 
 def load_error(state, folder):
-    """What stands at the root of torch's exception."""
+    """The error at the root of torch's exception."""
     try:
         load(state, folder)
     except dcp.api.CheckpointException as error:
@@ -32,8 +32,9 @@ def load_error(state, folder):
 
 
 def as_torch(_):
-    """Every golden that torch's own reader takes: the same into the same state.
-    What Megatron's optimizers keep flat has its parameters' shapes here."""
+    """Every golden that torch's own reader accepts loads the same into the same
+    state. What Megatron's optimizers keep flat has its parameters' shapes
+    here."""
     from ckpt.dcp import Reader
     tried, flat = 0, set()
     for path in sorted([*DATA.glob("dcp/*/ckpt/.metadata"), *DATA.glob(
@@ -77,7 +78,7 @@ def bits(tensor):
 
 
 def renames(folder):
-    """Live names are many-to-one: tied weights, and names that change places."""
+    """Live names are many-to-one: tied weights, and swapped names."""
     a, b = np.arange(6, dtype="f4"), np.ones((2, 2), "f4")
     source = checkpoint_of(folder, a=a, b=b)
     for names in ({"x": "a", "y": "a"}, {"x": "a", "a": "a"}, {"a": "b",
@@ -91,7 +92,7 @@ def renames(folder):
 
 
 def plain_values(_):
-    """Steps, groups and lists come back as by torch's own reader."""
+    """Steps, groups and lists come back as from torch's own reader."""
     for case in ("fsdp2_w2_adamw", "torch2.1.2_w2", "torch_save_to_dcp"):
         folder = DATA / "dcp" / case / "ckpt"
         known = dcp.FileSystemReader(folder).read_metadata()
@@ -108,7 +109,7 @@ def plain_values(_):
         check(plain, f"{case} has none")
         for name, value in plain.items():
             check_equal(repr(ours[name]), repr(value), f"{case}: {name}")
-    # Those that JSON does not tell are named, all of them.
+    # All values that JSON can't express are named.
     folder = DATA / "dcp/plain_w1/ckpt"
     check_equal(load({"int": 0, "bytes": 0, "none": 0}, folder),
                 {"int": 5, "bytes": b"\0\xff", "none": None}, "values")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked for is read, and no more; cases of python_test.py. Bytes are
-those that the kernel counts for this process, or that a server has sent."""
+"""Only what is asked for is read; cases of python_test.py. Bytes are those that
+the kernel counts for this process, or that a server has sent."""
 
 import json
 import pickle
@@ -26,8 +26,8 @@ SLACK = 256 << 10  # headers, blocks that are read whole
 
 
 def bytes_read():
-    """Of system calls: no byte that is only mapped is among them, and none is
-    (`whole` below)."""
+    """Bytes read by system calls. Mapped bytes are not included, and none are
+    mapped (`whole` below)."""
     said = Path("/proc/self/io").read_text()
     return int(said.split("rchar:")[1].split()[0])
 
@@ -42,7 +42,7 @@ def counted(most, what, least=0):
 
 
 def large(folder):
-    """One tensor whose rows are each of one number; a file with holes."""
+    """One tensor whose rows each repeat one number, in a file with holes."""
     rows = json.dumps({"w": {"dtype": "U8", "shape": [ROWS, ROW],
                              "data_offsets": [0, ROWS * ROW]}}).encode()
     path = folder / "model.safetensors"
@@ -76,7 +76,7 @@ def slices_read_that(folder):
 
 
 def rank_reads_its_part(folder):
-    """Of four ranks each reads a quarter into its DTensor, and no more."""
+    """Each of four ranks reads a quarter into its DTensor, and no more."""
     from ckpt.dcp import Reader
     from torch.distributed.tensor import Shard, distribute_tensor
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -99,7 +99,7 @@ def rank_reads_its_part(folder):
 
 
 def of_urls(folder):
-    """The same of a server, and config.json of it."""
+    """The same from a server, and its config.json."""
     place = folder / "model"
     place.mkdir()
     large(place)
@@ -115,7 +115,7 @@ def of_urls(folder):
 
 
 def configs(folder):
-    """config.json of the step that was taken, wherever it lies."""
+    """config.json of the chosen step, wherever it is."""
     shutil.copytree(LLAMA, folder / "run/checkpoint-20")
     (folder / "run/checkpoint-20/trainer_state.json").write_text(
         '{"global_step": 20}')
@@ -148,7 +148,8 @@ def no_such_name(_):
 
 
 def gil_is_free(folder):
-    """Another thread goes on while a tensor is read and a command runs."""
+    """Another thread keeps running while a tensor is read and a command
+    runs."""
     source = ckpt.open(large(folder))
     inside, stop, ticks = threading.Event(), threading.Event(), [0]
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python_test.py's cases about shards: of transformers' names, of dialects, of
-some tensors alone."""
+"""python_test.py's cases about shards: with transformers' names, in dialects,
+of a few tensors."""
 
 import copy
 import hashlib
@@ -14,7 +14,7 @@ import ckpt
 from ckpt.errors import UnfaithfulError
 from support import DATA, check, check_equal, load_pt
 
-# What is made of several tensors: their ranks' parts, one below the other.
+# Fused from several tensors: their ranks' parts, one below the other.
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"),
          "gate_up_proj": ("gate_proj", "up_proj")}
 # Whole experts are stacked there, norms of all heads are cut, and a vocabulary
@@ -25,7 +25,7 @@ OTHERS = ("experts.w13", "experts.w2", "q_norm", "k_norm", "embed_tokens",
 STACKED = ["*.experts.gate_up_proj", "*.experts.down_proj",
            "*.input_linear.weight", "*.output_linear.weight"]
 DIALECTS = ("hf", "mcore", "meta", "fairseq2", "olmo_core")
-# Golden of Hugging Face -> the dialects that two ranks can have it in.
+# Hugging Face golden -> the dialects in which two ranks can have it.
 TWO = {"llama": DIALECTS, "llama_mha_f16": DIALECTS,
        "qwen3_bf16": ("hf", "mcore", "fairseq2", "olmo_core"),
        "olmo2_bf16": ("hf", "mcore", "fairseq2", "olmo_core"),
@@ -37,7 +37,7 @@ TWO = {"llama": DIALECTS, "llama_mha_f16": DIALECTS,
 
 
 def vllm_part(mine, name):
-    """A rank's tensor of vLLM's from the parts of transformers' names."""
+    """A rank's vLLM tensor from the parts under transformers' names."""
     stem, module, parameter = name.rsplit(".", 2) if name.count(".") > 1 else (
         "", *name.split("."))
     parts = [".".join(filter(None, (stem, part, parameter)))
@@ -48,8 +48,8 @@ def vllm_part(mine, name):
 
 
 def as_vllm(folder):
-    """A rank's shards are what vLLM's own model classes held of the same
-    model (tests/data/vllm/models), wherever it does not stack, pad or repeat
+    """A rank's shards equal what vLLM's own model classes held of the same
+    model (tests/data/vllm/models), except where it stacks, pads or repeats
     them: its four ranks share two heads of keys, which is refused here."""
     held = 0
     for path in sorted(vllm.MODELS.glob("*.json")):
@@ -82,7 +82,8 @@ def as_vllm(folder):
 
 
 def joins(shards, tensor, name):
-    """Ranks' parts of a tensor make up the whole; the dimension they split."""
+    """Checks that ranks' parts make up the whole. Returns the dimension that
+    they split."""
     whole = tensor.read().torch()
     parts = [one[name].torch() for one in shards]
     dims = [d for d in range(whole.dim())
@@ -118,8 +119,8 @@ def of_dialects(_):
 
 
 def as_meta(folder):
-    """Of Meta's dialect: what its files have, as Meta's own code loads them
-    (logits_test.py)."""
+    """In Meta's dialect: the contents of its files, as Meta's own code loads
+    them (logits_test.py)."""
     source = DATA / "hf/llama/ckpt"
     ckpt.convert(source, folder / "out", to="meta", tp=2)
     with ckpt.open(source) as opened:
@@ -133,7 +134,7 @@ def as_meta(folder):
 
 def chosen(_):
     """Some tensors, under other names, in this order and in the other; copies
-    are the same again."""
+    give the same."""
     with ckpt.open(DATA / "hf/llama/ckpt") as source:
         some = source.in_dialect("mcore").select(
             keys=["*linear_fc1.weight"], layers="1")
@@ -145,7 +146,7 @@ def chosen(_):
                     copy.copy(some)):
             name, = one
             check(torch.equal(one[name].read().torch(), want), name)
-        # The checkpoint that it was made of may be closed.
+        # The checkpoint that it was made from may be closed.
         shard, = dict(some.shards(tp=2, rank=1)).values()
         source.close()
         check_equal(tuple(shard.torch().shape), (want.shape[0] // 2,

@@ -62,12 +62,12 @@ def whole(_folder, case):
             if part.nbytes:
                 shared_by = torch.from_dlpack(part)
                 same(shared_by, wanted[name], name + " (DLPack)")
-                # jax copies what begins elsewhere.
+                # jax copies unaligned memory.
                 check_equal(shared_by.data_ptr() % 64, 0, name)
 
 
 def slices(_folder, case):
-    """Random boxes are what torch's own indexing gives."""
+    """Random boxes equal what torch's own indexing returns."""
     chosen = random.Random(case)
     wanted = expected(case)
     with ckpt.open(DATA / case / "ckpt") as source:
@@ -102,7 +102,7 @@ def loads(_folder, case):
 
 
 def alive(_):
-    """Memory outlives the array, the tensor and the checkpoint it came of."""
+    """Memory outlives the array, the tensor and the checkpoint it came from."""
     case = "hf/llama"
     wanted = expected(case)
     name, want = max(wanted.items(), key=lambda item: item[1].numel())
@@ -120,7 +120,7 @@ def alive(_):
 
 
 def saves(folder):
-    """What save() writes, safetensors and torch load."""
+    """safetensors and torch load what save() writes."""
     tensors = {
         "bf16": torch.randn(3, 5).bfloat16(), "f32": torch.randn(7),
         "turned": torch.randn(4, 6).T, "scalar": torch.tensor(2.5),
@@ -153,8 +153,8 @@ def saves(folder):
 
 
 def phases(folder):
-    """What is saved is what was there in phase 1; without phase 2 nothing is,
-    also when the process is killed, and the next save takes its place."""
+    """What is saved is what was there in phase 1. Without phase 2 nothing is
+    saved, even when the process is killed, and the next save replaces it."""
     array = np.arange(12, dtype="f4")
     want = array.copy()
     path = folder / "phases"
@@ -206,7 +206,7 @@ def errors(folder):
 
 
 def commands(folder):
-    """convert, verify, diff, digest, scan; progress is told."""
+    """convert, verify, diff, digest, scan; progress is reported."""
     source, out = DATA / "hf/llama/ckpt", folder / "out"
     told = []
     done = ckpt.convert(source, out, to="dcp", dp=2,
@@ -234,7 +234,8 @@ def shards(_):
                     if parts[0].shape[d] != want.shape[d]]
             check(len(dims) < 2, f"{name}: {parts[0].shape}")
             same(torch.cat(parts, dims[0]) if dims else parts[0], want, name)
-    # Of a mixture each rank has the experts and layers of Megatron's files.
+    # With a mixture of experts, each rank has the experts and layers of
+    # Megatron's files.
     case = DATA / "megatron_legacy/moe_seq_pp2_ep2_release/ckpt"
     with ckpt.open(case) as source:
         for pp, ep in ((0, 0), (0, 1), (1, 0), (1, 1)):

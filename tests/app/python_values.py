@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ckpt.save takes and what it refuses, kind by kind; cases of
-python_test.py. Values are expected as numpy and torch themselves have them."""
+python_test.py. The expected values come from numpy and torch themselves."""
 
 import ctypes
 import os
@@ -16,7 +16,7 @@ from support import check, check_equal
 
 
 def refused(tensor, kind, call, *args, **options):
-    """An error of that kind, of that tensor, whose text says its name."""
+    """An error of that kind for that tensor, whose text names it."""
     try:
         call(*args, **options)
     except kind as error:
@@ -34,7 +34,7 @@ def saved(folder, value):
 
 
 def numpy_kinds(folder):
-    """Any order of bytes and any strides; no numbers without their meaning."""
+    """Any byte order and any strides; no numbers without their meaning."""
     numbers = np.arange(-6, 6).reshape(3, 4)
     arrays = {}
     for kind in "i2 i4 i8 u2 u4 u8 f2 f4 f8 c8 c16 i1 u1 b1".split():
@@ -69,7 +69,7 @@ def numpy_kinds(folder):
 
 
 class Plain(torch.Tensor):
-    """A sub-class of names alone: its bytes are its values."""
+    """A subclass in name only: its bytes are its values."""
 
 
 class Parameter(torch.nn.Parameter):
@@ -77,7 +77,7 @@ class Parameter(torch.nn.Parameter):
 
 
 class Wrapper(torch.Tensor):
-    """One that computes, as torchao's, and has no memory of its own."""
+    """A subclass that computes, like torchao's, without memory of its own."""
 
     @staticmethod
     def __new__(cls):
@@ -91,7 +91,7 @@ class Wrapper(torch.Tensor):
 
 
 def torch_views(folder):
-    """Lazy views and sub-classes of plain memory are saved as their values."""
+    """Lazy views and subclasses of plain memory are saved as their values."""
     complexes = torch.randn(3, 4, dtype=torch.complex64)
     real = torch.randn(3, 4)
     views = dict(enumerate((
@@ -119,7 +119,7 @@ def sparse_kinds():
 
 
 def no_memory_kinds():
-    """Shapes without values here."""
+    """Tensors with a shape but no values here."""
     yield torch.empty(3, device="meta")
     yield torch.nn.Linear(2, 2, device="meta").weight
     yield torch.nn.LazyLinear(2).weight
@@ -160,8 +160,8 @@ def wrapped(save):
 
 
 def torch_kinds(folder):
-    """Each kind whose bytes are not its values is refused by its name; taking
-    an address of some of them is a segmentation fault."""
+    """Each kind whose bytes are not its values is refused by name. Taking the
+    address of some of them is a segmentation fault."""
     def save(value):
         for call in (ckpt.save, ckpt.begin_save):
             error = refused("w", ckpt.errors.UsageError, call,
@@ -217,7 +217,7 @@ def others(folder):
     with ckpt.open(folder / "one.safetensors") as source:
         ckpt.save(source, folder / "again.pt")
         ckpt.save({"a": source["a"].read()}, folder / "array.pt")
-    # That of ours which nobody took is put away as before.
+    # One of ours that nobody took is released as before.
     names = [b"dltensor"]
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object,
@@ -230,7 +230,7 @@ def others(folder):
 
 
 def names_and_paths(folder):
-    """No text reaches C cut short at a NUL; no number drops its bits."""
+    """No text reaches C truncated at a NUL; no number loses bits."""
     one = {"a": np.ones(1)}
     usage = ckpt.errors.UsageError
     for name in ("a\0", "\0", "a\0b", "\ud800"):
@@ -270,7 +270,8 @@ def names_and_paths(folder):
 
 
 def nul_twins(folder):
-    """Tensors whose names C would cut at a NUL don't come by another name."""
+    """Tensors whose names C would cut at a NUL don't come under another
+    name."""
     import json
     for names in (("a", "a\0b"), ("a\0b",), ("\0",)):
         rows = {name: {"dtype": "F32", "shape": [1],

@@ -2,7 +2,7 @@
 """Quantized weights as their makers describe them, in plain torch: random
 codes and scales, and the numbers that they stand for.
 
-Each function gives (parts, name, number, config): the tensors of a checkpoint
+Each function returns (parts, name, number, config): the tensors of a checkpoint
 by the ends of their names, the name of the weight, its numbers in f32, and
 config.json's quantization_config. Transcribed from the public descriptions of
 DeepSeek V3's fp8, compressed-tensors 0.20, gpt-oss's mxfp4 (OCP MX), GPTQ as
@@ -106,7 +106,8 @@ def int8(g, rows, columns, zeros, group=None):
 
 
 def mxfp4(g, experts, rows, groups):
-    """gpt-oss: e2m1 pairs, the lower half first; the model has them turned."""
+    """gpt-oss: e2m1 pairs, the lower half first; the model has them
+    transposed."""
     import torch
 
     blocks = torch.randint(0, 256, (experts, rows, groups, 16),
@@ -124,7 +125,7 @@ def mxfp4(g, experts, rows, groups):
 
 
 def words(codes, per, order=None):
-    """int32 words of `per` codes of the last dimension."""
+    """int32 words, each of `per` codes along the last dimension."""
     import torch
 
     bits = 32 // per
@@ -138,7 +139,7 @@ def words(codes, per, order=None):
 
 def gptq(g, rows, columns, bits=4, group=128, desc_act=False, version="gptq",
          dtype="float16"):
-    """[in / per, out] words; zeros stored less one in version 1."""
+    """[in / per, out] words; version 1 stores zeros minus one."""
     import torch
 
     per = 32 // bits

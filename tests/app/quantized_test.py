@@ -61,7 +61,7 @@ def make(kind, seed=0):
 
 
 def others():
-    """What is beside quantized weights in any such model."""
+    """Tensors beside the quantized weights in any such model."""
     import torch
 
     g = torch.Generator().manual_seed(7)
@@ -71,7 +71,7 @@ def others():
 
 
 def write(folder, tensors, config, files=1):
-    """A directory as Hugging Face has it."""
+    """A directory in Hugging Face's form."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def write(folder, tensors, config, files=1):
     if files == 1:
         save_file(tensors, str(folder / "model.safetensors"))
         return folder
-    # Neighbours apart: codes and their scales are in different files.
+    # Splits neighbours: codes and their scales are in different files.
     where = {}
     for i in range(files):
         name = f"model-{i + 1:05}-of-{files:05}.safetensors"
@@ -125,8 +125,7 @@ def check_config(folder, dtype):
 
 
 def test_kind(folder, kind, dtype, files):
-    """Bit for bit, by `reshard` and by `convert`; nothing of the codes is
-    left."""
+    """Bit for bit, by `reshard` and by `convert`; no codes are left."""
     source, numbers = source_of(folder / "src", kind, files)
     want = wanted(numbers, dtype)
     out = folder / "out"
@@ -138,7 +137,7 @@ def test_kind(folder, kind, dtype, files):
 
 
 def test_pieces(folder, kind, dtype, dp):
-    """Codes and scales cut into shards of their own, unlike each other."""
+    """Codes and scales cut into different shards of their own."""
     source, numbers = source_of(folder / "src", kind)
     CKPT.ok("convert", source, folder / "dcp", "--to", "dcp", "--dp", dp)
     (folder / "dcp/config.json").write_bytes(
@@ -172,7 +171,7 @@ def test_large(folder, kind, args, seed):
 
 
 def test_random(folder, seed):
-    """Shapes and blocks at random."""
+    """Random shapes and blocks."""
     rng = random.Random(seed)
 
     def size(most, of=1):
@@ -201,7 +200,7 @@ def test_random(folder, seed):
 
 
 def test_kept(folder, kind):
-    """Without --dtype codes and scales stay what they are."""
+    """Without --dtype, codes and scales stay as they are."""
     source, _ = source_of(folder / "src", kind)
     CKPT.ok("convert", source, folder / "out", "--to", "safetensors")
     compare(written(folder / "out"), written(source), "kept")
@@ -223,7 +222,7 @@ def test_dry_run(folder, kind):
 
 
 def test_manifest(folder, kind):
-    """A source with a manifest: what changed since is found."""
+    """A source with a manifest: later changes are found."""
     source, numbers = source_of(folder / "src", kind)
     CKPT.ok("convert", source, folder / "ours", "--to", "safetensors")
     CKPT.ok("convert", folder / "ours", folder / "a", "--to", "safetensors",
@@ -292,8 +291,8 @@ def test_hostile(folder, kind, end, change, code):
     check(not (folder / "out").exists(), "something was written")
 
 
-# What config.json says otherwise than its maker did, and what is lost or beside
-# the weights: [kind, change of quantization_config, change of the tensors,
+# A config.json that differs from what its maker wrote, and tensors that are
+# lost or added: [kind, change of quantization_config, change of the tensors,
 # exit status, word].
 SAID = {
     "another group size": ("gptq_g32", {"group_size": 64}, None, 4,
@@ -332,7 +331,7 @@ SAID = {
             t[STEM + "qweight"].clone()}), 5,
         "no rule makes numbers"),
 }
-# Ways of quantizing of which nothing is known: [method, names and dtypes].
+# Unknown ways of quantizing: [method, names and dtypes].
 UNKNOWN = {
     "hqq": ("hqq", {"W_q": "uint8", "scale": "float16", "zero": "float16"}),
     "aqlm": ("aqlm", {"codes": "int16", "codebooks": "float16",
@@ -358,14 +357,14 @@ def is_refused(folder, source, code, word):
                       "--dtype", "bf16").want(code)
     check(word in result.err, str(result))
     check(not (folder / "out").exists(), "something was written")
-    # As it is, it goes on.
+    # It can still be converted unchanged.
     CKPT.ok("convert", source, folder / "kept", "--to", "safetensors")
     compare(written(folder / "kept"), written(source), "kept")
 
 
 def test_said(folder, kind, says, change, code, word):
-    """Refused where config.json and the tensors don't agree, or where they
-    are not all of the model."""
+    """Refused if config.json and the tensors don't agree, or if they are not
+    the whole model."""
     source, _ = source_of(folder / "src", kind)
     path = source / "config.json"
     config = json.loads(path.read_text())
@@ -377,7 +376,7 @@ def test_said(folder, kind, says, change, code, word):
 
 
 def test_unknown(folder, method, parts):
-    """A way of quantizing that is not known: no scale is cast alone."""
+    """An unknown way of quantizing: no scale is cast alone."""
     import torch
 
     tensors = {STEM + name: torch.ones(8, 16, dtype=torch.float32).to(
@@ -401,7 +400,7 @@ def test_overrides(folder):
 
 
 def test_experts(folder, kind, dtype):
-    """Some of the experts of a stacked weight: as cut, then as numbers."""
+    """Some experts of a stacked weight: as cut, then as numbers."""
     import torch
 
     g = torch.Generator().manual_seed(5)
@@ -434,7 +433,7 @@ def test_experts(folder, kind, dtype):
 
 
 def test_zero_block(folder):
-    """A block of zeros may have the scale zero, as its maker gave it."""
+    """A block of zeros may have scale zero, as its maker wrote it."""
     import torch
 
     source, numbers = source_of(folder / "src", "fp8_128")
@@ -452,7 +451,7 @@ def test_zero_block(folder):
 
 
 def test_no_convention(folder):
-    """GPTQ without its configuration: the zeros could be either."""
+    """GPTQ without its configuration: the zeros could follow either version."""
     source, _ = source_of(folder / "src", "gptq")
     (source / "config.json").write_text('{"model_type": "llama"}')
     result = CKPT.run("convert", source, folder / "out", "--to", "safetensors",
@@ -461,7 +460,7 @@ def test_no_convention(folder):
 
 
 def test_too_large(folder):
-    """Numbers that f16 has no room for are counted and refused, as casts'."""
+    """Numbers too large for f16 are counted and refused, as in casts."""
     source, numbers = source_of(folder / "src", "fp8_128")
     edit(source, lambda t: t[STEM + "weight_scale_inv"].fill_(1000.0))
     result = CKPT.run("convert", source, folder / "out", "--to", "safetensors",
@@ -472,7 +471,7 @@ def test_too_large(folder):
 
 
 def test_inspect(folder, kind, method, bits, block):
-    """One weight of so many bits and blocks; parameters are the model's."""
+    """One weight with these bits and blocks; parameters are the model's."""
     source, numbers = source_of(folder / "src", kind)
     shown = CKPT.inspect(source)
     (name, number), = numbers.items()
@@ -562,7 +561,7 @@ def test_quantize(folder, dtype, shape, files):
     check_equal(made, {"quant_method": "fp8", "fmt": "e4m3",
                        "activation_scheme": "dynamic",
                        "weight_block_size": [128, 128]}, "what it says")
-    # And back: what the codes stand for.
+    # And back, to the values of the codes.
     CKPT.ok("convert", out, folder / "back", "--to", "safetensors", "--dtype",
             "f32")
     back = written(folder / "back")
@@ -604,8 +603,8 @@ def test_quantize_refused(folder):
 
 
 def test_model(folder):
-    """A model that is quantized here: transformers dequantizes it to the
-    weights that ckpt makes, and to the same logits."""
+    """transformers dequantizes a model quantized here to the weights that ckpt
+    makes, with the same logits."""
     import torch
     from transformers_test import transformers
 
@@ -631,8 +630,8 @@ def test_model(folder):
 
 
 def test_megatron(folder, tp):
-    """Dequantized on the way into Megatron's names, cut, and back: as in one
-    step."""
+    """Dequantized on the way into Megatron's names, cut, and back: same as in
+    one step."""
     from transformers_test import transformers
 
     transformers()
@@ -646,7 +645,7 @@ def test_megatron(folder, tp):
             "--dtype", "bf16", "--tp", tp)
     CKPT.ok("convert", folder / "m", folder / "back", "--to", "safetensors")
     compare(written(folder / "back"), written(folder / "bf16"), "by Megatron")
-    # Made of Megatron's pieces: the same codes.
+    # Quantizing Megatron's pieces makes the same codes.
     CKPT.ok("convert", folder / "hf", folder / "mc", "--to",
             "megatron_torch_dist", "--tp", tp)
     CKPT.ok("convert", folder / "mc", folder / "again", "--to", "safetensors",
@@ -657,7 +656,7 @@ def test_megatron(folder, tp):
 
 
 def test_transformers(folder):
-    """transformers' own functions make the same of the same codes."""
+    """transformers' own functions decode the same codes alike."""
     import torch
 
     from transformers_test import transformers
@@ -678,7 +677,7 @@ def test_transformers(folder):
 
 
 def test_compressed_tensors(folder):
-    """compressed-tensors' dequantize() makes the same of the same codes."""
+    """compressed-tensors' dequantize() decodes the same codes alike."""
     import torch
 
     if not COMPRESSED.is_dir():

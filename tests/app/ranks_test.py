@@ -4,9 +4,9 @@
 
     ranks_test.py --ckpt build/bin/ckpt [--kills 60] [--all send,gpus]
 
-One process is the judge of many: its bytes are held against the peers by the
-other tests. --all takes every golden to every container with every number of
-ranks and those exchanges; without it every third golden gets one of them.
+One process is the judge of many: the other tests compare its bytes with the
+peers. --all takes every golden to every container with every number of ranks
+and those exchanges; without it every third golden gets one of them.
 """
 
 import argparse
@@ -28,24 +28,25 @@ from resume_test import make_source
 DATA = Path(__file__).resolve().parent.parent / "data"
 MPIRUN = ["mpirun", "--oversubscribe", "--allow-run-as-root", "--quiet"]
 SKIPPED = 77
-SOON = 30  # seconds after which no rank may be left, whatever failed
+SOON = 30  # seconds until all ranks must be gone, whatever failed
 COUNTS = (2, 3, 4, 8)
 TARGETS = (("safetensors",), ("torch",), ("dcp", "--dp", "3"),
            ("torch", "--max-shard-size", "1MB"))
-# With messages as small as they are in no real run: many of them.
+# Messages smaller than in any real run, so that there are many.
 SEND = ("--exchange", "send", "--exchange-buffer", "1MiB")
-# In rounds between GPUs, for which the double made of loops and sockets stands
+# In rounds between GPUs, replaced by the double made of loops and sockets
 # (reshard/cuda/abi.h).
 GPUS = (*SEND, "--device", "cuda")
 MODES = {"auto": (), "read": ("--exchange", "read"), "send": SEND,
          "gpus": GPUS}
-# What is killed and goes on: several files, and items that many ranks share.
+# The run that is killed and resumed: several files, and items that many ranks
+# share.
 KILLED = ("--to", "torch", "--max-shard-size", "20MB", "--no-fsync")
-# Open MPI looks for every network there may be: a third of a small job.
-# test_two_hosts, whose command line counts for more, takes another.
+# Open MPI looks for every possible network, a third of a small job's time.
+# test_two_hosts sets another, as its command line takes precedence.
 QUICK_START = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,vader",
                "OMPI_MCA_osc": "^ucx,rdma"}
-# What stands in a job that one process does not have.
+# Fields of a job's document that one process's lacks.
 ONLY_RANKS = ("ranks", "seconds")
 
 
@@ -59,7 +60,7 @@ def check(good, why):
 
 
 def tree(path):
-    """relative path -> SHA-256, of a file or of all files below."""
+    """Relative path -> SHA-256, of a file or of all files below."""
     files = [path] if path.is_file() else sorted(
         p for p in path.rglob("*") if p.is_file())
     return {str(p.relative_to(path)): hashlib.sha256(p.read_bytes()).hexdigest()
@@ -67,7 +68,7 @@ def tree(path):
 
 
 def alive(pid):
-    """False for who is gone, or waits for its parent to notice."""
+    """False for a process that is gone, or waits for its parent to notice."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -84,7 +85,7 @@ def document(text):
 
 
 def job_environment():
-    """Without what a launcher around this test may have set."""
+    """The environment without what a launcher of this test may have set."""
     bare = {k: v for k, v in os.environ.items()
             if not k.startswith(("OMPI_", "PMI", "SLURM_"))}
     return {**bare, **QUICK_START, "CKPT_CUDA_HOST": "1"}
@@ -116,7 +117,7 @@ class Tests:
         path.unlink(missing_ok=True) if path.is_file() else None
         return path
 
-    # A command that writes DST: the same status, JSON and files.
+    # For a command that writes DST: the same status, JSON and files.
     def same_writing(self, counts, command, source, *more):
         line = f"{command} {source} {' '.join(map(str, more))}"
         dst = self.target()
@@ -161,7 +162,7 @@ class Tests:
         check(done > len(cases) / 5, f"only {done} of {len(cases)} converted")
 
     def all_goldens(self, cases):
-        """Every golden, container, number of ranks; says what it did."""
+        """Every golden, container and number of ranks; prints what it did."""
         counts = (1, *COUNTS)
         for mode in self.options.all.split(","):
             done = refused = 0
@@ -189,8 +190,8 @@ class Tests:
                           *SEND)
 
     def test_exchange(self):
-        """Each file is written by one rank: what others have is read again, or
-        comes in messages."""
+        """Each file is written by one rank, which reads what others have again,
+        or gets it in messages."""
         llama = DATA / "fairseq2_native/llama_tp2dp2_fsdp2/ckpt"
         for source, command in (
                 (llama, ("reshard", "--tp", "1", "--dp", "1")),
@@ -205,8 +206,8 @@ class Tests:
             self.same_writing((3, 8), command[0], source, *command[1:], *SEND)
 
     def test_gpus(self):
-        """Payload goes from GPU to GPU if each rank has one of its own, and
-        is the same as by MPI."""
+        """Payload goes from GPU to GPU if each rank has its own, and is the
+        same as over MPI."""
         for counts, source, command in (
                 ((1, 3, 8), "hf/mixtral_f32/ckpt",
                  ("convert", "--to", "dcp", "--dp", "3", "--dtype", "bf16")),
@@ -224,7 +225,7 @@ class Tests:
             self.meet_or_not(name, together)
 
     def meet_or_not(self, gpu, together):
-        """Of one machine's ranks with one GPU none can meet by NCCL."""
+        """Ranks of one machine that share a GPU can't meet over NCCL."""
         given = {"CKPT_CUDA_HOST_NAME": gpu} if gpu else {}
         many = self.ranks(3, "convert", self.big(), self.target(), "--to",
                           "torch", "--max-shard-size", "30MB", "--no-fsync",
@@ -234,7 +235,7 @@ class Tests:
             check((rank["rounds"] > 0) == together, f"{gpu}: {rank}")
 
     def test_more_ranks(self):
-        """Than tensors, and than files to write."""
+        """More ranks than tensors, and than files to write."""
         path = self.folder / "two.safetensors"
         head = (b'{"a":{"dtype":"U8","shape":[5],"data_offsets":[0,5]},'
                 b'"b":{"dtype":"U8","shape":[1],"data_offsets":[5,6]}}')
@@ -243,8 +244,8 @@ class Tests:
             self.same_writing((8,), "convert", path, "--to", "torch", *mode)
 
     def test_traffic(self):
-        """Sent: each byte is read once, each file has one writer, messages
-        have the size that was asked for."""
+        """With messages, each byte is read once, each file has one writer, and
+        messages have the requested size."""
         dst = self.target()
         many = self.ranks(5, "convert", self.big(), dst, "--to", "torch",
                           "--max-shard-size", "30MB", "--no-fsync", "--json",
@@ -315,7 +316,7 @@ class Tests:
                           "--dtype", "bf16")
 
     def test_transposed(self):
-        """Elements that lie in no rows, cut between ranks."""
+        """Elements that don't lie in rows, cut between ranks."""
         try:
             import torch
         except ImportError:
@@ -338,7 +339,8 @@ class Tests:
 
     # ------------------------------------------------------------ failures
     def test_damage(self):
-        """A wrong checksum: found whoever reads it, and nothing is written."""
+        """A wrong checksum is found whichever rank reads it, and nothing is
+        written."""
         path = self.folder / "whole"
         shutil.rmtree(path, ignore_errors=True)
         check(self.alone("convert", self.big(), path, "--to", "torch",
@@ -354,7 +356,7 @@ class Tests:
         self.same_answer(3, "verify", path, "--json")
 
     def script(self, count, before, *argv):
-        """Starts a job of which each rank first runs `before`, in sh."""
+        """Starts a job in which each rank first runs `before`, in sh."""
         pids = self.folder / "pids"
         shutil.rmtree(pids, ignore_errors=True)
         pids.mkdir()
@@ -376,10 +378,11 @@ class Tests:
         return found
 
     def ended(self, job):
-        """What it said, once it has ended. A launcher whose ranks are all gone
-        may wait for a lock of its own for ever, where one was killed: Open MPI
-        4.1.4 does, in PMIx_server_finalize, one time in a hundred and more.
-        That is ended here, and its exit status says nothing."""
+        """Returns what the job printed, once it has ended. If a rank was
+        killed, a launcher whose ranks are all gone may wait forever for a lock
+        of its own: Open MPI 4.1.4 does so in PMIx_server_finalize, one time in
+        a hundred or more. It is killed here, and its exit status says
+        nothing."""
         deadline = time.monotonic() + 2 * SOON
         alone_since = None
         while True:
@@ -413,7 +416,7 @@ class Tests:
 
     def test_rank_fails(self):
         """A write that fails on rank 2: its error is the job's. With messages
-        it is one for others as well."""
+        the write is for other ranks as well."""
         for mode in ((), SEND, GPUS):
             self.fail_rank(mode)
 
@@ -426,8 +429,8 @@ class Tests:
         self.fails(job, 6, "rank 2 of 4", "File too large")
 
     def fails(self, job, status, *words):
-        """It ends in time, with this status and these words, and what it did
-        is gone on from."""
+        """The job ends in time, with this status and these words, and its work
+        can be resumed."""
         begin, dst = time.monotonic(), self.folder / "target"
         said, hung = self.ended(job)
         took = time.monotonic() - begin
@@ -450,8 +453,8 @@ class Tests:
         self.fails(job, 7, "--device cuda", "--device cpu")
 
     def idle_rank_fails_and_another_hangs(self):
-        """Who gives no answer is ended with all others, in time, also in the
-        middle of an exchange."""
+        """A rank that doesn't answer is ended with all others, in time, even in
+        the middle of an exchange."""
         dst = self.target()
         staging = self.folder / ".target.ckpt-staging"
         job = self.script(
@@ -473,7 +476,7 @@ class Tests:
         self.stop_rank(0, "send")
 
     def stop_rank(self, victim, mode):
-        """And nothing else fails: who is silent is missed."""
+        """Nothing else fails, so the silent rank must be missed."""
         job = self.slow_job(4, mode)
         self.wait_for_work(job, "journal.1")  # rank 1 has its task
         try:
@@ -483,8 +486,8 @@ class Tests:
         self.fails(job, 7, f"rank {victim} has ", "stopped")
 
     def resumed(self, dst):
-        """Goes on with any number of ranks and any exchange, and comes to the
-        same bytes."""
+        """Resumes with any number of ranks and any exchange, to the same
+        bytes."""
         count = self.rng.choice((1, 2, 3, 5))
         mode = self.rng.choice(list(MODES))
         argv = ("convert", self.big(), dst, *KILLED, "--resume", "-q",
@@ -523,7 +526,8 @@ class Tests:
               f"{resumable} with finished items to resume from")
 
     def time_of_a_run(self):
-        """From the first sign of work to the end, and from the start to it."""
+        """Seconds from the start to the first sign of work, and from there to
+        the end."""
         job, start = self.slow_job(4, "auto"), time.monotonic()
         self.wait_for_work(job)
         begin = time.monotonic()
@@ -532,7 +536,7 @@ class Tests:
 
     def slow_job(self, count, mode):
         dst = self.target()
-        # Messages as small as 16 MiB of memory want them.
+        # With messages as small as 16 MiB of memory make them.
         small = [word for word in MODES[mode]
                  if word not in ("--exchange-buffer", "1MiB")]
         return self.script(count, "", "convert", self.big(), dst, *KILLED, "-j",
@@ -585,14 +589,14 @@ class Tests:
 
     # ---------------------------------------------------------- two machines
     def test_two_hosts(self):
-        """Two network namespaces, joined by a cable, stand for two hosts."""
+        """Two network namespaces, joined by a cable, stand in for two hosts."""
         a, b = (f"ckpt{os.getpid()}{side}" for side in "ab")
         try:
             if not join_namespaces(a, b):
                 print("  skipped: no network namespaces for this user")
                 return
             agent = self.folder / "agent.sh"  # what ssh would be
-            # A name of its own tells that it is another machine.
+            # Its own host name marks it as another machine.
             agent.write_text(f'#!/bin/sh\nshift\nexec ip netns exec {b} '
                              'unshare --uts sh -c "hostname other; $*"\n')
             agent.chmod(0o755)
@@ -633,7 +637,7 @@ class Tests:
                               capture_output=True, env=env)
         check(bare.returncode == 7 and "libckpt_mpi.so" in bare.stderr,
               f"without the module: {bare.returncode} {bare.stderr}")
-        # The other ranks fail alike, but one message is enough.
+        # The other ranks fail likewise, but one message is enough.
         env["OMPI_COMM_WORLD_RANK"] = "1"
         bare = subprocess.run([copy, "--version"], text=True,
                               capture_output=True, env=env)
@@ -644,7 +648,7 @@ class Tests:
         check(bare.returncode == 0, f"CKPT_LAUNCHER=none: {bare.stderr}")
 
     def test_messages(self):
-        """Wrong usage is said once, and has its exit status."""
+        """Wrong usage is reported once, with its exit status."""
         for argv, status in ((("inspect", "nowhere"), 3),
                              (("reshard",), 2), (("--version",), 0)):
             many = self.ranks(3, *argv)
@@ -680,8 +684,7 @@ class Tests:
         return beside, thread
 
     def run(self):
-        """Those that wait most of their time, for who does not answer, do so
-        beside the others."""
+        """Tests that mostly wait for a silent rank run beside the others."""
         idle = [self.run_beside(name) for name in self.names("idle_")]
         for name in self.names("test_"):
             self.run_one(name)
@@ -693,7 +696,7 @@ class Tests:
 
 
 def join_namespaces(a, b):
-    """False where this user may not, or there is no `ip`."""
+    """False if this user may not, or if there is no `ip`."""
     lines = (f"netns add {a}", f"netns add {b}",
              f"link add ckpt0 netns {a} type veth peer name ckpt1 netns {b}",
              f"-n {a} addr add 10.77.0.1/24 dev ckpt0",
@@ -707,7 +710,7 @@ def join_namespaces(a, b):
 
 
 def check_documents(line, one, many, count):
-    """Of a gather more may be read than is used, and cuts change how much."""
+    """A gather may read more than is used, and cuts change how much."""
     a, b = document(one.stdout), document(many.stdout)
     for each in (a, b):
         each.pop("bytes_read")

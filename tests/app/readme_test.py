@@ -35,7 +35,8 @@ BLOCK = re.compile(r"```console\n(.*?)```", re.S)
 
 
 def said(folder, line):
-    """What a terminal shows for a command: stdout and stderr together."""
+    """Returns what a terminal shows for a command: stdout and stderr
+    together."""
     argv = shlex.split(line)
     return subprocess.run(
         [CKPT.path, *argv[1:]], cwd=folder, text=True, check=False,
@@ -64,7 +65,7 @@ def bring_sources(folder):
 
 
 def tear(path):
-    """Flips a bit of a tensor; its archive's first bytes are whole."""
+    """Flips a bit of a tensor; the archive's first bytes stay intact."""
     data = bytearray(path.read_bytes())
     data[53400] ^= 0x10
     path.write_bytes(data)
@@ -89,7 +90,7 @@ def test_length(folder):
     check(any("─►" in line for line in lines), "no picture")
 
 
-# What the issue of the guides asks for: each how-to is there.
+# Each how-to that the guides' issue asks for must exist.
 HOW_TOS = ("Reshard in a job script", "Hugging Face to Megatron, and back",
            "verl, Accelerate or DeepSpeed to Hugging Face",
            "Rescue a stranded optimizer", "Find a corrupted shard",

@@ -101,7 +101,7 @@ def required(folder, name, dialect, condition, reason):
 
 
 def unbuilt(folder, model_type, reason):
-    """Under its own names it goes to another container, and home."""
+    """Under its own names it goes to another container and back."""
     check(asked(folder, {**SIZES, "model_type": model_type},
                 TARGETS["mcore"], reason), f"{model_type}: {reason}")
     source, there = folder / "source", folder / "there"
@@ -116,7 +116,7 @@ def unbuilt(folder, model_type, reason):
 
 
 def by_args(reason):
-    """Of Megatron's args, not of a config.json: Falcon's three layers."""
+    """About Megatron's args, not config.json: Falcon's three layers."""
     return "Megatron's args don't say" in reason
 
 

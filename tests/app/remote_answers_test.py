@@ -12,8 +12,8 @@ import remote_test as remote
 from remote_servers import Server
 from support import DATA, Suite, check, check_equal
 
-# What a server, or the way to it, does for as long as it is asked. With the
-# exit statuses that say so.
+# What a server, or the way to it, does every time it is asked, with the exit
+# statuses that report it.
 FAULTS = {
     "401": (("status", 401), (6,)),
     "403": (("status", 403), (6,)),
@@ -94,7 +94,7 @@ class Case:
                          if isinstance(f, str) else f for f in fault)
             self.server.fault = lambda request, _: (
                 what if request.path == "/twin/" + file
-                # What its header says is right: nothing else can tell.
+                # The HEAD reply is right: nothing else can tell.
                 and (fault[0], request.method) != ("empty", "HEAD") else None)
         done = remote.run(*argv, env=QUICK, timeout=60)
         self.server.fault = None
@@ -106,7 +106,7 @@ class Case:
         return done, (self.neutral(done.out, name), got), out
 
     def neutral(self, text, name):
-        """Without what differs from run to run."""
+        """The text without what differs between runs."""
         return re.sub(rf'{name}|"seconds":[0-9.]+|"age":[^,]*', "", text)
 
     def asked(self):
@@ -149,7 +149,7 @@ def test_command(folder, command, golden, every):
 
 
 class Unlisted(Server):
-    """Refuses to list, and says 403 of what is absent, as S3 does then."""
+    """Refuses to list, and answers 403 for what is absent, as S3 then does."""
 
     def serve(self, handler, file, path, fault=None, extra=()):
         if not file.is_file():
@@ -158,7 +158,8 @@ class Unlisted(Server):
 
 
 def test_unlisted(folder, scheme):
-    """Absent or refused: not known, so refused, until the user says which."""
+    """Absent or refused is unknown, so it is an error until the user says
+    which."""
     remote.write_model(folder / "b/model.safetensors", {"a": 1000})
     with Unlisted(folder) as server:
         url, env = server.url + "/b", QUICK
@@ -173,7 +174,7 @@ def test_unlisted(folder, scheme):
                 check_equal(done.code, 6, str(done))
                 check("CKPT_NET_FORBIDDEN=absent" in done.err, str(done))
             remote.ok(*words, env={**env, "CKPT_NET_FORBIDDEN": "absent"})
-        # Of what was asked for by its name nothing is assumed.
+        # Nothing is assumed about what was asked for by name.
         done = remote.run("inspect", url + "/other.safetensors",
                           env={**env, "CKPT_NET_FORBIDDEN": "absent"})
         check_equal(done.code, 6, str(done))
@@ -196,7 +197,7 @@ class Lengthless(Server):
 
 
 def test_lengthless(folder):
-    """A body that may have been cut is no file."""
+    """A body that may have been cut is not accepted."""
     remote.write_model(folder / "m.safetensors", {"a": 3000})
     size = (folder / "m.safetensors").stat().st_size
     with Lengthless(folder) as server:
@@ -214,7 +215,7 @@ def test_lengthless(folder):
 
 
 def test_empty(folder):
-    """A file of no bytes is a file of no bytes."""
+    """An empty file is an empty file."""
     remote.write_model(folder / "m/model.safetensors", {"a": 3000})
     (folder / "m/empty").touch()
     with Server(folder) as server:

@@ -18,7 +18,7 @@ from support import Suite, check, check_equal
 
 CKPT = None  # set by prepare
 
-# What is tried again, and what is not.
+# What is retried, and what is not.
 PASSING = {
     "500": ("status", 500), "503": ("status", 503), "cut": ("cut", 1000),
     "cut at once": ("cut", 0), "reset": ("reset", 3000),
@@ -86,7 +86,8 @@ class Case:
         return remote.files_of(self.folder / name)
 
     def judge(self, name, code, text, got, codes):
-        """Right, or refused with words; and the same command goes on."""
+        """The result is right, or an error with a message, after which the same
+        command can continue."""
         if code == 0:
             check(got == self.want, f"{name}: another result: {text[:300]}")
             return
@@ -107,7 +108,7 @@ class Case:
                       self.want[file] == data, f"{file} stands, and differs")
         more = ["--resume"] if "--resume" in text else []
         code, text, got = self.run(name, None, more)
-        # A file that came whole was of the other version.
+        # A file that arrived whole was of the other version.
         if name.startswith("another_etag") and "already exists" in text:
             return
         check(code == 0 and got == self.want, f"not gone on with: {text}")
@@ -123,7 +124,7 @@ def test_faults(folder, command):
     with Server(folder / "srv") as server:
         case = Case(folder, server, command)
         lasting = (0, 3, 6)
-        # Of a file that is listed: to read less is no answer for a target.
+        # For a file that is listed: a target may not be made from less.
         gone = {"404": ("status", 404)} if command in WRITES else {}
         for name, fault in {**PASSING, **LASTING, **gone}.items():
             waits = name in ("stall", "429 with a time")
@@ -142,7 +143,7 @@ def test_faults(folder, command):
 
 
 def versions_of(case, name):
-    """Which version each file of a copy is, or each tensor's of a target."""
+    """The version of each file of a copy, or of each tensor of a target."""
     if case.command == "fetch":
         return {file: data for file, data in case.files(name).items()}
     tensors = {}
@@ -152,8 +153,8 @@ def versions_of(case, name):
 
 
 def test_replaced(folder, command, redirected):
-    """Files that are replaced during a run: all of one version, or an error.
-    Also where they are redirected to another host."""
+    """Files replaced during a run: all of one version, or an error, also when
+    redirected to another host."""
     model(folder / "old/m", 1)
     model(folder / "new/m", 7)
     with Server(folder / "old") as far, Server(folder / "old") as near:
@@ -200,7 +201,8 @@ def test_replaced(folder, command, redirected):
 
 
 def test_interrupted(folder, command):
-    """Ctrl-C while a server does not answer: at once, and gone on with."""
+    """Ctrl-C while a server does not answer: ends at once, and can be
+    resumed."""
     model(folder / "srv/m", 1)
     with Server(folder / "srv") as server:
         case = Case(folder, server, command)

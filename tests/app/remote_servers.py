@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stand-ins of servers on loopback: files by ranges, the hub's API, and the
+"""Stand-ins for servers on loopback: files by ranges, the hub's API, and the
 faults that networks and servers have. Nothing here leaves the machine."""
 
 import contextlib
@@ -18,7 +18,7 @@ from pathlib import Path
 
 
 class Request:
-    """What came: for assertions about it."""
+    """What was received, for assertions."""
 
     def __init__(self, handler):
         self.method = handler.command
@@ -79,7 +79,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 self.server.owner.bytes += len(part)
 
     def reset(self):
-        """Ends the connection as a machine does that knows nothing of it."""
+        """Resets the connection, like a machine that doesn't know it."""
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER,
                                    struct.pack("ii", 1, 0))
         os.close(self.connection.detach())
@@ -92,8 +92,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 class Http(http.server.ThreadingHTTPServer):
-    # Beyond it connections begin a second later, then three: they are made
-    # again by the client's kernel.
+    # Beyond it, connections start a second later, then three: the client's
+    # kernel retries them.
     request_queue_size = 256
     daemon_threads = True
 
@@ -226,7 +226,7 @@ def bytes_of(path, _):
 
 
 def sums_of(full):
-    """Git's name of a file, and its SHA-256."""
+    """Git's hash of a file, and its SHA-256."""
     return sums_of_version(str(full), full.stat().st_mtime_ns)
 
 
@@ -238,9 +238,9 @@ def sums_of_version(path, _):
 
 
 class Hub(Server):
-    """What the hub answers about repositories, each a folder ORG/NAME below
-    `folder`; large files lie on another server, as those of LFS and Xet do:
-    their URL there is signed. Trees come in pages of four."""
+    """The hub's answers about repositories, each a folder ORG/NAME below
+    `folder`; large files are on another server under signed URLs, like those of
+    LFS and Xet. Trees come in pages of four."""
 
     SHA = "0123456789abcdef0123456789abcdef01234567"
 
@@ -307,7 +307,7 @@ class Hub(Server):
 
 
 def wait_for(port, seconds):
-    """True once somebody listens there."""
+    """True once something listens there."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         with socket.socket() as probe:

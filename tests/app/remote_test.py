@@ -22,7 +22,7 @@ from support import DATA, Skip, Suite, check, check_equal, read_safetensors
 
 CKPT = None  # set by prepare
 
-# Nothing of this machine's user decides.
+# Nothing of this machine's user may matter.
 CLEAN = {"HOME": "/nonexistent", "HF_HOME": "/nonexistent/hf", "HF_TOKEN": "",
          "HF_ENDPOINT": "", "HF_HUB_OFFLINE": "", "HF_HUB_CACHE": "",
          "AWS_PROFILE": "", "AWS_ACCESS_KEY_ID": "", "AWS_REGION": "",
@@ -76,7 +76,7 @@ def same_files(got, want):
 
 
 def document(url, env=None):
-    """inspect --json without what says where it lies."""
+    """inspect --json without the location."""
     done = ok("inspect", url, "--json", "--shards", env=env)
     text = done.out.replace(str(url).rstrip("/"), "@")
     return json.loads(text)
@@ -99,14 +99,14 @@ def same_as_local(url, local, folder, env=None):
 
 
 def test_golden(folder, case):
-    """A directory behind a URL is what it is on this machine."""
+    """A directory behind a URL reads like the same one on this machine."""
     with Server(DATA) as server:
         same_as_local(f"{server.url}/{case}/ckpt", DATA / case / "ckpt",
                       folder)
 
 
 def test_file(folder):
-    """So is one file; a server without listings gives single files."""
+    """So does a single file; a server without listings serves single files."""
     write_model(folder / "s" / "a b.safetensors", layers(3, 1000))
     with Server(folder / "s", page=False) as server:
         same_as_local(server.url + "/a b.safetensors",
@@ -121,7 +121,7 @@ def test_file(folder):
 
 
 def test_headers_alone(folder):
-    """inspect reads headers; the rest of the bytes stay where they are."""
+    """inspect reads headers and leaves all other bytes where they are."""
     for i in range(4):
         write_model(folder / "m" / f"model-{i}.safetensors",
                     {f"layers.{i}.{j}": 4 << 20 for j in range(4)}, i)
@@ -133,7 +133,7 @@ def test_headers_alone(folder):
 
 
 def test_wanted_alone(folder):
-    """convert --keys moves what is wanted, its header, and 2 % at most."""
+    """convert --keys moves what is wanted, its header, and 2 % more at most."""
     write_model(folder / "m.safetensors", layers(40, 1 << 20))
     with Server(folder) as server:
         ok("convert", server.url + "/m.safetensors", folder / "out",
@@ -147,7 +147,7 @@ def test_wanted_alone(folder):
 
 
 def once(fault, number):
-    """The fault for one request that reads payload."""
+    """The fault, for one request that reads payload."""
     state = {"left": 1}
 
     def rule(request, index):
@@ -169,7 +169,7 @@ PASSING = {"cut": ("cut", 1000), "cut at once": ("cut", 0),
 
 
 def test_passing(folder, name):
-    """What goes wrong once is done again, and nothing wrong is written."""
+    """What goes wrong once is retried, and nothing wrong is written."""
     write_model(folder / "m.safetensors", layers(4, 3 << 20))
     with Server(folder) as server:
         for number in (1, 2, 4):
@@ -203,7 +203,7 @@ LASTING = {
 
 
 def test_lasting(folder, name):
-    """What stays wrong has its own message and status; no target appears."""
+    """A lasting fault has its own message and status; no target appears."""
     write_model(folder / "m.safetensors", layers(8, 3 << 20))
     fault, code, texts = LASTING[name]
     with Server(folder) as server:
@@ -220,7 +220,7 @@ def test_lasting(folder, name):
 
 
 def test_large_without_ranges(folder):
-    """A small file may come whole; of a large one nothing is taken."""
+    """A small file may come whole; nothing of a large one is accepted."""
     write_model(folder / "small.safetensors", layers(3, 1000))
     write_model(folder / "large.safetensors", layers(3, 30 << 20))
     with Server(folder) as server:
@@ -233,13 +233,13 @@ def test_large_without_ranges(folder):
 
 
 def test_changed_before_publish(folder):
-    """A file that is replaced after its last byte was read is refused, too."""
+    """A file replaced after its last byte was read is refused, too."""
     write_model(folder / "m.safetensors", layers(2, 1 << 20))
     with Server(folder) as server:
         size = (folder / "m.safetensors").stat().st_size
 
         def replace(request, index):
-            # The last look asks for one byte.
+            # The last check asks for one byte.
             if request.headers.get("range") == "bytes=0-0" and \
                     server.bytes > size:
                 return ("etag", '"late"')
@@ -253,7 +253,7 @@ def test_changed_before_publish(folder):
 
 
 def test_resume(folder):
-    """A run whose server dies keeps what it did; --resume fetches the rest."""
+    """A run whose server dies keeps its work; --resume fetches the rest."""
     write_model(folder / "m.safetensors", layers(12, 8 << 20))
     with Server(folder) as server:
         server.fault = lambda request, index: \
@@ -272,7 +272,7 @@ def test_resume(folder):
 
 
 def test_secrets(folder):
-    """What is secret in a URL is sent, and neither shown nor stored."""
+    """Secrets in a URL are sent, but neither shown nor stored."""
     write_model(folder / "m.safetensors", layers(2, 1000))
     secret = "X-Amz-Signature=hunter2&sig=hunter2"
     with Server(folder) as server:
@@ -305,7 +305,7 @@ def test_secrets(folder):
 
 
 def test_trace(folder):
-    """Nor is it in a trace, in a plan's JSON or in the progress of a run."""
+    """Nor are they in a trace, in a plan's JSON or in a run's progress."""
     write_model(folder / "m.safetensors", layers(2, 1000))
     with Server(folder) as server:
         url = server.url.replace("//", "//me:hunter2@") + \
@@ -317,7 +317,7 @@ def test_trace(folder):
 
 
 class Tokens(Server):
-    """Gives keys for a web identity, as AWS's STS does."""
+    """Issues keys for a web identity, as AWS's STS does."""
 
     def answer(self, handler, request, fault):
         asked = urllib.parse.parse_qs(urllib.parse.urlsplit(request.path).query)
@@ -335,14 +335,14 @@ class Tokens(Server):
 
 
 def test_web_identity(folder):
-    """Keys for a token's file are asked for, and signed with; never shown."""
+    """Keys for a token file are requested and signed with, but never shown."""
     write_model(folder / "b" / "m.safetensors", layers(2, 1000))
     (folder / "token").write_text("hunter2-token\n")
     with Tokens(folder) as sts, Server(folder) as server:
         env = {"AWS_ENDPOINT_URL_STS": sts.url, "AWS_ENDPOINT_URL": server.url,
                "AWS_WEB_IDENTITY_TOKEN_FILE": str(folder / "token"),
                "AWS_ROLE_ARN": "arn:aws:iam::1:role/r"}
-        # The bucket can't be listed here: objects are looked at by name.
+        # The bucket can't be listed here: objects are looked up by name.
         server.fault = lambda request, _: \
             ("status", 404) if "list-type" in request.path else None
         done = ok("inspect", "s3://b/m.safetensors", "-vv", env=env)
@@ -362,7 +362,7 @@ def test_web_identity(folder):
 
 
 def test_gs_bearer(folder):
-    """A bearer token for gs:// is sent as it is; its first source counts. It
+    """A bearer token for gs:// is sent unchanged; its first source wins. It
     never goes to another host, and is never shown."""
     write_model(folder / "b" / "m.safetensors", layers(2, 1000))
     with Server(folder) as server, Server(folder) as other:
@@ -379,7 +379,7 @@ def test_gs_bearer(folder):
                 env[name] = "hunter2-oauth" if "OAUTH" in name else \
                     "hunter2-sdk"
             server.forget()
-            # The bucket can't be listed here: objects are looked at by name.
+            # The bucket can't be listed here: objects are looked up by name.
             server.fault = lambda request, _: \
                 ("status", 404) if "?" in request.path else None
             done = ok("inspect", "gs://b/m.safetensors", "-vv", env=env)
@@ -401,7 +401,7 @@ def test_gs_bearer(folder):
 
 
 def test_coalesced(folder):
-    """A header of 2 MiB comes in two requests; three look at what is beside."""
+    """A header of 2 MiB takes two requests; three look for files beside it."""
     entries = 20000
     write_model(folder / "wide.safetensors",
                 {f"layers.{i}.some.longer.name.weight": 4
@@ -425,7 +425,7 @@ def test_redirects(folder):
             check("authorization" not in request.headers, request.headers)
         check("authorization" in server.requests[0].headers, "not sent")
         server.fault = lambda *_: ("to", "http://192.0.2.1/m.safetensors")
-        # Of loopback's http: no more than it was.
+        # No plain http beyond loopback, as before.
         done = run("inspect", "http://192.0.2.1/m.safetensors")
         check_equal(done.code, 8, done.err)
         check("CKPT_NET_ALLOW_HTTP" in done.err, done.err)
@@ -443,7 +443,7 @@ def hub_of(folder, name="org/model", **options):
 
 
 def test_hub(folder):
-    """hf://ORG/NAME is the repository; its revision is asked for once."""
+    """hf://ORG/NAME is the repository; its revision is requested once."""
     hub, cdn, root = hub_of(folder, token="hf_hunter2", large=300)
     with hub, cdn:
         env = {"HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_hunter2"}
@@ -480,7 +480,7 @@ def test_hub_data(folder):
 
 
 def test_hub_expired(folder):
-    """A signed URL of the CDN that is refused is asked for again."""
+    """A signed CDN URL that is refused is requested anew."""
     hub, cdn, root = hub_of(folder, large=300)
     write_model(root / "model.safetensors", layers(6, 8 << 20))
     for name in root.glob("model-*"):
@@ -503,7 +503,7 @@ def test_hub_expired(folder):
 
 
 class Mirror(Hub):
-    """A hub that has large files itself."""
+    """A hub that serves large files itself."""
 
     def answer(self, handler, request, fault):
         path = urllib.parse.urlsplit(request.path).path
@@ -517,7 +517,7 @@ class Mirror(Hub):
 
 
 def test_hub_located(folder):
-    """Where a large file lies is asked for once, not by each of its ranges."""
+    """A large file's location is requested once, not for each of its ranges."""
     root = folder / "hub/org/model"
     for i in range(3):
         write_model(root / f"m{i}.safetensors", layers(5, 8 << 20), i)
@@ -550,7 +550,7 @@ def test_hub_located(folder):
 
 
 def cache_of(folder, root, sha):
-    """The hub's cache as its client leaves it."""
+    """The hub's cache, as its client leaves it."""
     repo = folder / "cache" / "models--org--model"
     snapshot = repo / "snapshots" / sha
     (repo / "refs").mkdir(parents=True)
@@ -570,7 +570,7 @@ def cache_of(folder, root, sha):
 
 
 def test_hub_cache(folder):
-    """What the cache has of a commit is read there; offline, only that."""
+    """Files of a commit in the cache are read there; offline, only those."""
     hub, cdn, root = hub_of(folder, large=300)
     with hub, cdn:
         repo = cache_of(folder, root, hub.SHA)
@@ -595,10 +595,10 @@ def test_hub_cache(folder):
         check_equal(run("inspect", "hf://org/model@v2", env={
             **env, "HF_HUB_OFFLINE": "1"}).code, 3, "no such revision")
         ok("inspect", repo / "snapshots" / hub.SHA, "-q")
-        # A directory of the cache is its main revision.
+        # A directory of the cache means its main revision.
         check_equal(len(document(repo)["tensors"]),
                     len(document(root)["tensors"]), "tensors")
-        # One file is missing, of another the blob: they alone are fetched.
+        # One file is missing, and another's blob: only these are fetched.
         lost = repo / "snapshots" / hub.SHA / "model-00002-of-00003.safetensors"
         lost.resolve().unlink()
         hub.forget()
@@ -616,13 +616,13 @@ def bytes_below(folder):
 
 
 def wants(request, at):
-    """A range from `at` on is asked for."""
+    """True if a range from `at` on is requested."""
     return request.headers.get("range", "").startswith(f"bytes={at}-")
 
 
 def killed(folder, server, name):
-    """A fetch that was killed when its first range stood, and of the second 5
-    MiB; where it was to go."""
+    """Kills a fetch once its first range is there, and 5 MiB of the second.
+    Returns its target."""
     server.fault = lambda request, index: \
         ("stall", 5 << 20) if wants(request, 16 << 20) else None
     out = folder / name
@@ -641,8 +641,8 @@ def killed(folder, server, name):
 
 
 def test_fetch_killed(folder):
-    """A process that is killed has what its journal says; a machine that lost
-    its power has what the disk was asked for."""
+    """A killed process has what its journal says. A machine that lost power has
+    what was flushed to disk."""
     (folder / "m.bin").write_bytes(random.Random(1).randbytes(48 << 20))
     with Server(folder) as server:
         args = ("fetch", server.url + "/m.bin")
@@ -651,7 +651,7 @@ def test_fetch_killed(folder):
         check(server.bytes < 33 << 20, f"{server.bytes} bytes again")
         check_equal((out / "m.bin").read_bytes(),
                     (folder / "m.bin").read_bytes(), "bytes")
-        # The same, and another boot: pages may not have reached the disk.
+        # The same after another boot: pages may not have reached the disk.
         out = killed(folder, server, "power")
         journal = out / ".ckpt-fetch/journal"
         text = journal.read_text()
@@ -663,7 +663,7 @@ def test_fetch_killed(folder):
         check(server.bytes >= 48 << 20, f"{server.bytes} bytes again")
         check_equal((out / "m.bin").read_bytes(),
                     (folder / "m.bin").read_bytes(), "bytes")
-        # A line that was not written in full, and one that is none.
+        # A line that was not written in full, and one that isn't a line.
         out = killed(folder, server, "torn")
         journal = out / ".ckpt-fetch/journal"
         journal.write_text("\0\0\0\ncame 0 x\n" + journal.read_text()
@@ -671,7 +671,7 @@ def test_fetch_killed(folder):
         ok(*args, out, "-q")
         check_equal((out / "m.bin").read_bytes(),
                     (folder / "m.bin").read_bytes(), "bytes")
-        # Another version of the file: nothing of the old one is taken.
+        # Another version of the file: nothing of the old one is used.
         out = killed(folder, server, "changed")
         (folder / "m.bin").write_bytes(random.Random(2).randbytes(48 << 20))
         ok(*args, out, "-q")
@@ -680,7 +680,8 @@ def test_fetch_killed(folder):
 
 
 def test_wire(folder):
-    """What is said of the wire is what passed it: by the server's count."""
+    """What is reported about the wire is what passed it, by the server's
+    count."""
     write_model(folder / "d/m.safetensors", layers(5, 8 << 20))
     (folder / "d/small").write_bytes(b"x" * 1000)
     with Server(folder) as server:
@@ -704,12 +705,12 @@ def test_wire(folder):
 
 
 def test_fetch(folder):
-    """fetch copies all files, and goes on where it stopped."""
+    """fetch copies all files, and continues where it stopped."""
     hub, cdn, root = hub_of(folder, large=300)
     write_model(root / "big.safetensors", layers(4, 12 << 20))
     with hub, cdn:
         env = {"HF_ENDPOINT": hub.url, "CKPT_NET_RETRIES": "1"}
-        # Of three ranges the second is cut, and asked for no more.
+        # The second of three ranges is cut, and not requested again.
         cdn.fault = lambda request, index: ("cut", 5 << 20) \
             if wants(request, 16 << 20) else ("status", 503) \
             if cdn.bytes > 16 << 20 else None
@@ -723,7 +724,7 @@ def test_fetch(folder):
         done = ok("fetch", "hf://org/model", folder / "out", "--json", env=env)
         size = bytes_below(root)
         check(had > 20 << 20, f"{had} bytes before")
-        # What was in a buffer when the end came is lost.
+        # What was in a buffer at the end is lost.
         check(cdn.bytes <= size - had + (1 << 20), f"{cdn.bytes} bytes again")
         same_files(folder / "out", root)
         check_equal(len(done.json()["files"]), len(files_of(root)), "files")
@@ -732,7 +733,7 @@ def test_fetch(folder):
         (root / "sub" / "notes.txt").write_text("other")
         done = run("fetch", "hf://org/model", folder / "out", env=env)
         check_equal(done.code, 5, done.err)
-        # The CDN sends other bytes of the same size.
+        # The CDN sends different bytes of the same size.
         (root / "big.safetensors").write_bytes(
             b"\0" * (root / "big.safetensors").stat().st_size)
         cdn.folder = folder / "lies"
@@ -746,7 +747,7 @@ def test_fetch(folder):
 
 
 def test_rate(folder):
-    """--max-rate holds for what comes over the wire, too."""
+    """--max-rate also limits what comes over the wire."""
     write_model(folder / "m.safetensors", layers(9, 1 << 20))
     with Server(folder) as server:
         url = server.url + "/m.safetensors"
@@ -796,7 +797,7 @@ class S3:
              f"-volume.port.grpc={free_port()}",
              f"-filer.port.grpc={free_port()}", f"-s3.port.grpc={free_port()}",
              "-filer", f"-filer.port={filer}", "-s3", f"-s3.port={s3}",
-             # Those two have one port for all servers of a machine.
+             # These two have one port for all servers of a machine.
              "-s3.port.iceberg=0", "-s3.port.lance=0",
              f"-s3.config={config}", "-volume.max=60",
              "-master.volumeSizeLimitMB=64"],
@@ -809,7 +810,7 @@ class S3:
             raise Skip("SeaweedFS did not start in 40 s")
 
     def put(self, path, key):
-        """With curl's own signature, by parts of no kind."""
+        """With curl's own signature, not in parts."""
         for attempt in range(40):
             done = subprocess.run(
                 ["curl", "-sS", "-o", "/dev/null", "-w", "%{http_code}",
@@ -828,7 +829,7 @@ class S3:
         return self
 
     def __exit__(self, *_):
-        self.child.kill()  # it takes half a minute to end by itself
+        self.child.kill()  # ending by itself takes half a minute
         self.child.wait()
         self.log.close()
 
@@ -941,7 +942,7 @@ http {{
 
 # ---------------------------------------------------------------------- usage
 def test_refused(folder):
-    """What can't be a source or a target says so."""
+    """What can't be a source or a target is refused with a reason."""
     write_model(folder / "m.safetensors", layers(1, 10))
     for args, code, text in (
             (("convert", folder / "m.safetensors", "hf://b/out", "--to",
@@ -958,10 +959,10 @@ def test_refused(folder):
 
 
 def test_memory(folder):
-    """The memory that a run may take bounds what is on its way, too."""
+    """A run's memory limit also bounds what is in flight."""
     write_model(folder / "m.safetensors", layers(24, 8 << 20))
     with Server(folder) as server:
-        # By a shell: what this process has would count else.
+        # Through a shell, as this process's memory would count otherwise.
         done = subprocess.run(
             ["sh", "-c", '"$@"; exit $?', "sh", CKPT.path, "convert",
              server.url + "/m.safetensors", folder / "out", "--to",
@@ -974,7 +975,7 @@ def test_memory(folder):
 
 
 def need_net(ckpt):
-    """Ends the test, skipped, if this build reads no URLs."""
+    """Ends the test as skipped if this build reads no URLs."""
     probe = ckpt.run("inspect", "http://127.0.0.1:1/x",
                      env={"CKPT_NET_RETRIES": "0"})
     if probe.code == 7:

@@ -24,7 +24,7 @@ PROGRAM = Peer("megatron_peer.py")
 BUCKET = ("optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_"
           "(torch.bfloat16, torch.float32).bucket_idx_0.")
 
-# The golden, the topology that ckpt writes, and those that load it.
+# The golden, the topology that ckpt writes, and the topologies that load it.
 RESCUES = [
     (ZARR / "gpt_zarr_optim_bucket_space_v0090", {"tp": 2},
      [{"tp": 1, "pp": 2}, {"tp": 2, "dp": 2}]),
@@ -37,8 +37,8 @@ RESCUES = [
     (DIST / "gpt_optim_float16_v0161", {"tp": 1},
      [{"tp": 1, "dp": 2}, {"tp": 2}]),
     (DIST / "gpt_optim_tied_buckets_tp2_pp2_v0161", {"tp": 1},
-     # Not at pp 2: the peer's optimizer, asked for its state, takes what is
-     # behind the embedding's bucket from where padding would have put it.
+     # Not at pp 2: when asked for its state, the peer's optimizer takes what
+     # follows the embedding's bucket from where padding would have put it.
      [{"tp": 1, "dp": 2}, {"tp": 2, "dp": 2}]),
     (DIST / "moe_optim_buckets_ep2_pp2_v0161", {"tp": 1, "ep": 4, "dp": 4},
      [{"tp": 1, "ep": 2, "dp": 2}, {"tp": 1, "pp": 2, "ep": 2, "dp": 2}]),
@@ -108,7 +108,7 @@ def compare(got, want):
 
 
 def test_common(folder, case):
-    """What a load asks of the common part."""
+    """What a load needs from the common part."""
     if not HAVE_PEER:
         raise Skip("no megatron-core here")
     new = folder / "new"
@@ -185,7 +185,7 @@ def test_flipped_zarr(folder, case):
 
 
 def test_swapped(folder, case):
-    """Two parameters of one size, and all of their state with them."""
+    """Two parameters of one size, swapped with all of their state."""
     path = writable(case, folder)
     slots = slots_of(case)
     first = slots["decoder.layers.0.mlp.linear_fc2.weight"]

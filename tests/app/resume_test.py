@@ -21,7 +21,7 @@ from pathlib import Path
 
 
 def make_source(path, mib):
-    """A safetensors file of random bytes, in tensors of some MiB each."""
+    """A safetensors file of random bytes, in tensors of a few MiB each."""
     rng = random.Random(20261121)
     header, data_end, sizes = {}, 0, []
     while data_end < mib << 20:
@@ -77,8 +77,8 @@ class Tests:
         return child.returncode, err
 
     def kill_at(self, argv, target, lines):
-        """Kills a run, which is slowed down, as soon as its journal has that
-        many lines; one that was too fast is run again."""
+        """Kills a slowed-down run as soon as its journal has that many lines. A
+        run that was too fast is repeated."""
         argv = [*argv, "--max-rate", "64MiB"]
         journal = target.parent / f".{target.name}.ckpt-staging" / "journal"
         for _ in range(50):
@@ -115,7 +115,7 @@ class Tests:
         for attempt in range(200):
             how = rng.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
             before = self.size_of(staging / "journal")
-            # Longer and longer: what was done is read back first.
+            # Longer each time: what was done is read back first.
             most = 0.4 + 0.05 * attempt
             status, err = self.kill_after(self.argv(target, "--resume"),
                                           rng.uniform(0.02, most) * whole,
@@ -160,7 +160,7 @@ class Tests:
                    fresh.stderr)
 
     def torn_journal(self, expected):
-        """A last line that was cut in the middle does not count."""
+        """A last line cut in the middle does not count."""
         target = self.folder / "torn.pt"
         journal = self.kill_at(self.argv(target), target, 3)
         text = journal.read_bytes()
@@ -173,7 +173,7 @@ class Tests:
         return (target.parent / f".{target.name}.ckpt-staging" / target.name)
 
     def resume_after(self, name, harm, expected, told, *more, lines=6):
-        """Killed; then `harm` befalls what was staged; then --resume."""
+        """Killed, then `harm` damages what was staged, then --resume."""
         target = self.folder / name / "torn.pt"
         target.parent.mkdir()
         self.kill_at(self.argv(target), target, lines)
@@ -216,8 +216,8 @@ class Tests:
         self.nothing_to_compare()
 
     def nothing_to_compare(self):
-        """Without digests there is nothing to prove a part by: it is done
-        again, whatever became of it."""
+        """Without digests a part can't be proven, so it is done again whatever
+        its state."""
         target = self.folder / "no_digests" / "torn.pt"
         target.parent.mkdir()
         argv = self.argv(target, "--no-manifest")
@@ -230,8 +230,8 @@ class Tests:
                    verified.stdout + verified.stderr)
 
     def damaged_between_kills(self, kills):
-        """Killed at random, and before each --resume something befalls what
-        was staged."""
+        """Killed at random, with damage to what was staged before each
+        --resume."""
         rng = random.Random(19)
         source = self.folder / "small.safetensors"
         make_source(source, 40)
@@ -288,7 +288,8 @@ class Tests:
         print(f"{kills} kills, {harmed} times damaged, {finished} times done")
 
     def source_replaced(self):
-        """Another file of the same size and time under the source's name."""
+        """A different file of the same size and time under the source's
+        name."""
         source = self.folder / "replaced.safetensors"
         shutil.copy2(self.source, source)
         target = self.folder / "replaced.pt"
@@ -307,7 +308,7 @@ class Tests:
         self.check("source_replaced: no target", not target.exists())
 
     def sidecar_replaced(self):
-        """The same of a file that is only copied."""
+        """The same for a file that is only copied."""
         source = self.folder / "sidecar"
         source.mkdir()
         shutil.copy2(self.source, source / "model.safetensors")
@@ -329,8 +330,8 @@ class Tests:
         self.check("sidecar_replaced: no target", not target.exists())
 
     def flush_fails(self, shim, expected):
-        """The kernel could not write some pages, says so once, and lets go of
-        them. What was journaled then is not in the files any more."""
+        """The kernel could not write some pages, reports it once, and drops
+        them. What was journaled then is no longer in the files."""
         for name, faults in (
                 ("resume_after_failed_flush", "fdatasync@1=lost"),
                 ("resume_after_failed_flush_of_all", "fdatasync@1+=lost"),
@@ -344,7 +345,7 @@ class Tests:
                 env={**os.environ, "LD_PRELOAD": str(shim), "FAULTS": faults,
                      "FAULTS_ROOT": str(target.parent)})
             if broken.returncode == 0:
-                # No such call was made, or it did no harm.
+                # The call was not made, or did no harm.
                 self.check(f"{name}: same bytes", digest(target) == expected)
                 self.check(f"{name}: the fault was there", name.endswith(
                     ("writeback", "close")), broken.stderr)
@@ -374,7 +375,7 @@ class Tests:
         self.run(self.argv(plain.parent / "torn.pt"))
         whole = min(plain_run, time.monotonic() - start)
         self.killed_until_done(expected, whole)
-        # The stem of a file is in its records' names.
+        # A file's stem is part of its records' names.
         self.torn_journal(digest(plain.parent / "torn.pt"))
         torn = digest(plain.parent / "torn.pt")
         self.staged_bytes_are_proven(torn)

@@ -14,7 +14,7 @@ CKPT = None  # set by prepare
 MOST = 10  # files of a target
 PLACES = 5  # of a file
 
-# What carries states of trainers, readers and the like as it is.
+# Cases that carry states of trainers, readers and the like unchanged.
 CASES = {**ONE_OF_EACH,
          "fairseq2, same grid": "fairseq2_native/llama_tp2dp2_fsdp2",
          "olmo_core, trainers": "olmo_core_dcp/direct_flat_w4"}
@@ -37,7 +37,7 @@ def places(path, rng):
 def flip_all(top, opened, rng):
     files = sorted(p for p in top.rglob("*") if p.is_file() and
                    p.stat().st_size and not p.is_symlink())
-    # The small ones first: they are what the tensors' digests don't cover.
+    # The small ones first, as the tensors' digests don't cover them.
     files.sort(key=lambda p: p.stat().st_size)
     few = files[:MOST // 2] + rng.sample(files[MOST // 2:],
                                          max(0, min(MOST // 2,
@@ -82,7 +82,7 @@ def safetensors(path, data):
 
 
 def test_manifest_of_another_file(folder):
-    """A manifest is ignored once another file stands in its place."""
+    """A manifest is ignored once another file has replaced its own."""
     a, b = folder / "a.safetensors", folder / "b.safetensors"
     safetensors(a, bytes(range(256)) * 64)
     CKPT.ok("convert", a, b, "--to", "safetensors")
@@ -93,7 +93,7 @@ def test_manifest_of_another_file(folder):
 
 
 def layered(path, blocks):
-    """A file of one header whatever is in its tensors."""
+    """A file with the same header whatever is in its tensors."""
     header, data = {}, b"".join(blocks)
     for number, block in enumerate(blocks):
         header[f"w{number}"] = {
@@ -104,8 +104,8 @@ def layered(path, blocks):
 
 
 def test_manifest_of_another_step(folder):
-    """A later step, of which the first and the last tensors are frozen, is
-    another file; a flip, a torn page or a hole in this one is damage."""
+    """A later step whose first and last tensors are frozen is another file. A
+    flip, a torn page or a hole in this one is damage."""
     rng = random.Random(1)
     for size in (1000, 1 << 14, 1 << 20):
         a, b = folder / f"a{size}.safetensors", folder / f"b{size}.safetensors"
@@ -137,7 +137,8 @@ def test_manifest_of_another_step(folder):
 
 
 def test_manifest_itself(folder):
-    """What stands under a manifest's name and is none; what it can't list."""
+    """Things under a manifest's name that aren't one, and files that it doesn't
+    list."""
     a, b = folder / "a.safetensors", folder / "b"
     safetensors(a, b"1" * 4096)
     CKPT.ok("convert", a, b, "--to", "safetensors")
@@ -151,12 +152,12 @@ def test_manifest_itself(folder):
     check_equal(CKPT.run("verify", b).code, 1, "a directory")
     path.rmdir()
     path.symlink_to("nowhere")
-    done = CKPT.run("verify", b).want(3)  # as any link to nothing
+    done = CKPT.run("verify", b).want(3)  # like any dangling link
     check(path.name in done.err, done.err)
 
 
 def test_overwrite_without_manifest(folder):
-    """--overwrite --no-manifest takes the old manifest away."""
+    """--overwrite --no-manifest removes the old manifest."""
     a, b = folder / "a.safetensors", folder / "b.safetensors"
     safetensors(a, b"1" * 4096)
     CKPT.ok("convert", a, b, "--to", "safetensors")
@@ -170,7 +171,7 @@ def test_overwrite_without_manifest(folder):
 
 
 def test_old_manifest(folder):
-    """Manifests before contents and identity are read as they were."""
+    """Manifests from before contents and identity are read as ever."""
     a, b = folder / "a.safetensors", folder / "b"
     safetensors(a, b"1" * 4096)
     CKPT.ok("convert", a, b, "--to", "safetensors")
@@ -185,7 +186,7 @@ def test_old_manifest(folder):
 
 
 def test_plain_files_are_read(folder):
-    """Without checksums the payload is read all the same, but for --quick."""
+    """Without checksums the payload is still read, except with --quick."""
     a = folder / "a.safetensors"
     safetensors(a, b"1" * 65536)
     done = CKPT.ok("verify", a, "--json")
@@ -197,15 +198,15 @@ def test_plain_files_are_read(folder):
 
 
 def test_no_checksums_is_said(folder):
-    """zarr has none, whatever objects of torch stand beside the arrays."""
+    """zarr has none, whatever torch objects are beside the arrays."""
     done = CKPT.ok("verify", DATA / "megatron_zarr" / "gpt_zarr_tp2_pp2_v0090"
                    / "ckpt")
     check("no checksums" in done.err, done.err)
 
 
 def test_carried_records(folder):
-    """The CRCs of a pickle that is carried are looked at, by verify and by
-    what carries it."""
+    """The CRCs of a carried pickle are checked, by verify and by whatever
+    carries it."""
     source = folder / "source"
     shutil.copytree(DATA / CASES["fairseq2"] / "ckpt", source)
     state = next(source.rglob("trainer/rank_00.pt"))
@@ -229,7 +230,7 @@ def test_carried_records(folder):
 
 
 def reshape(path, name):
-    """Turns a shape of the header around; the bytes stay."""
+    """Reverses a shape in the header; the bytes stay."""
     data = path.read_bytes()
     size = struct.unpack("<Q", data[:8])[0]
     header = json.loads(data[8:8 + size])
@@ -247,8 +248,8 @@ SELECTED = ((), ("--layers", "0-1"), ("--layers", "1,0"), ("--layers", "0"),
 
 
 def test_header_shapes(folder):
-    """The bytes are those of the manifest, the shape is not: of a tensor that
-    is copied, counted anew or cut."""
+    """The bytes match the manifest but the shape doesn't, for a tensor that is
+    copied, counted anew or cut."""
     whole = folder / "whole"
     CKPT.ok("convert", DATA / "hf/mixtral_f32/ckpt", whole, "--to", "safetensors")
     header = read_safetensors(whole / "model.safetensors")

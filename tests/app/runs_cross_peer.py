@@ -3,10 +3,10 @@
 
     runs_cross_peer.py LOADER MODEL DIR OUT WORLD RANK PORT
 
-The same model, loss and batch whatever the trainer is, no clipping, and
-learning rates as they come out of the checkpoint: so one more step from a
-trainer's own files and from those of another trainer must be the same. Rank 0
-saves loss, parameters and what the loader had of the scheduler.
+The model, loss and batch are the same for every trainer, there is no clipping,
+and learning rates come from the checkpoint. So one more step must be the same
+from a trainer's own files and from another trainer's. Rank 0 saves loss,
+parameters and what the loader had of the scheduler.
 """
 
 import os
@@ -54,7 +54,8 @@ def build():
 
 
 def groups(model):
-    """The groups that the job began with: Trainer's two for qwen2, else one."""
+    """The groups that the job started with: Trainer's two for qwen2, else
+    one."""
     if MODEL not in ("qwen2_1", "qwen2_2"):
         return list(model.parameters())
     from transformers import Trainer
@@ -103,8 +104,8 @@ def finish(model, loss, **more):
 
 
 def allow_cpu():
-    """accelerate gives FSDP to accelerators alone; gloo ranks are let
-    through. Nothing else of it is changed."""
+    """accelerate allows FSDP on accelerators only; this lets gloo ranks
+    through. Nothing else in it is changed."""
     import accelerate.state as state
 
     real = state.DistributedType
@@ -236,8 +237,7 @@ def go_on(model, optimizer, **more):
 
 def verl(model, made=False):
     """What verl 0.9.1's FSDPCheckpointManager.load_checkpoint does. `made`:
-    files that no rank saved. Their mesh is of cuda; it is this one but for
-    that."""
+    files that no rank saved. Their mesh is on cuda, but otherwise this one."""
     optimizer = adamw(model)
 
     def of_cpu(tensor):
@@ -275,7 +275,7 @@ def verl_made():
 
 
 def verl_plain():
-    """One rank has plain tensors, whose model FSDP has not wrapped."""
+    """One rank has plain tensors, as FSDP has not wrapped its model."""
     verl(build())
 
 

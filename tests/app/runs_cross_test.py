@@ -29,7 +29,7 @@ SOURCES = {
     "hf_trainer_qwen2": ("checkpoint-10", "trainer_plain", "qwen2_2", 1),
     "verl_fsdp2_w2": ("global_step_10/actor", "verl_fsdp2", "llama", 2),
 }
-# Target: the trainer and its ranks, and who loads it.
+# Target: the trainer and its ranks, and the loader.
 TARGETS = {
     ("hf_trainer", 1): "trainer_plain",
     ("hf_trainer", 3): "trainer_fsdp2",
@@ -151,7 +151,8 @@ def test_refused(folder, case, trainer, ranks, words):
 
 
 def test_model_only(folder):
-    """What Adam can't go on with goes on without, if that is asked for."""
+    """What Adam can't resume is converted without its state, if that is asked
+    for."""
     out = folder / "out"
     said = convert("hf_trainer_zero3_w2", out, "accelerate", 2, "--model-only")
     said.want(0)
@@ -161,7 +162,7 @@ def test_model_only(folder):
 
 
 def test_options(folder):
-    """A misspelt trainer, and ranks that no step has."""
+    """A misspelt trainer, and numbers of ranks that no step has."""
     convert("hf_trainer_qwen2", folder / "out", "accelrate", 1).want(2)
     convert("hf_trainer_qwen2", folder / "out", "accelerate", 1, "--tp",
             2).want(5)
@@ -207,7 +208,7 @@ def test_optimizer(folder, kind, words):
 
 def test_tied(folder, kind):
     """A head that is stored twice: verl's files share it if it is one tensor,
-    and that is proven from its bytes. Stored once, FSDP's names get both."""
+    which its bytes prove. Stored once, FSDP gets both names."""
     import torch
     import torch.distributed.checkpoint as dcp
 
@@ -245,7 +246,8 @@ def test_tied(folder, kind):
 
 
 def test_experts(folder, trainer):
-    """Saved one by one, trained as one: FSDP's folders have what is trained."""
+    """Saved one by one, trained as one stack: FSDP's folders have what is
+    trained."""
     import torch
     from safetensors.torch import load_file
 
@@ -277,7 +279,8 @@ def test_experts(folder, trainer):
 
 
 def test_named_folder(folder):
-    """Lightning's folders are named like files, and its roots go by that."""
+    """Lightning's folders are named like files, and its roots are recognized by
+    that."""
     out = folder / "last.ckpt"
     convert("verl_fsdp2_w2", out, "lightning", 2).want(0)
     check(out.is_dir(), "no folder")

@@ -18,7 +18,7 @@ from support import (
 CKPT = None  # set by prepare
 GOLDENS = DATA / "runs"
 PEER = Path(sys.prefix) / "transformers_5.12.1"
-# Case, what is opened, the prefix of its expectation, where its config.json
+# Case, what is opened, the prefix of its expectation, and where its config.json
 # is if the step has none.
 MODELS = [
     ("hf_trainer_qwen2", "", "", None),
@@ -45,7 +45,7 @@ def transformers():
 
 
 def qwen2_config(layers, tied=False):
-    """What the generator's model was made of; FSDP's folders don't have it."""
+    """The configuration of the generator's model, which FSDP's folders lack."""
     return transformers().Qwen2Config(
         vocab_size=53, hidden_size=16, intermediate_size=24,
         num_hidden_layers=layers, num_attention_heads=4,
@@ -76,7 +76,7 @@ def test_model(folder, case, inside, prefix, facts):
     peer = transformers()
     source, out = GOLDENS / case / "ckpt" / inside, folder / "out"
     CKPT.ok("convert", source, out, "--to", "safetensors", "-q")
-    if facts:  # as the user has to: there is none in the run
+    if facts:  # as a user must: the run has none
         qwen2_config(**facts).save_pretrained(out)
     kind = json.loads((out / "config.json").read_text())["architectures"][0]
     cls = getattr(peer, kind)
@@ -84,8 +84,8 @@ def test_model(folder, case, inside, prefix, facts):
         str(out), output_loading_info=True, local_files_only=True)
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         check(not info[what], f"{what}: {sorted(info[what])[:5]}")
-    # The same model with the live tensors, put in by transformers' own way
-    # from a folder that safetensors wrote.
+    # The same model with the live tensors, loaded by transformers itself from a
+    # folder that safetensors wrote.
     from safetensors.torch import save_file
 
     want_dir = folder / "want"

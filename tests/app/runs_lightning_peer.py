@@ -45,7 +45,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """That of tests/data/runs/lightning_mp_w2."""
+    """The model of tests/data/runs/lightning_mp_w2."""
 
     def __init__(self):
         super().__init__()
@@ -75,7 +75,7 @@ class Module(lightning.LightningModule):
             num_attention_heads=4, num_key_value_heads=2,
             max_position_embeddings=32, pad_token_id=0, bos_token_id=1,
             eos_token_id=2, num_hidden_layers=1))
-        # A module of Lightning's with the model's own names.
+        # A Lightning module with the model's own names.
         self.model, self.lm_head = made.model, made.lm_head
 
     def forward(self, ids):

@@ -50,7 +50,7 @@ def test_own(folder, ranks):
 
 
 def test_verl(folder, ranks):
-    """verl's files, and Lightning's made of them, at other ranks."""
+    """verl's files, and Lightning's made from them, for other ranks."""
     step = GOLDENS / "verl_fsdp2_w2/ckpt/global_step_10/actor"
     found = []
     for count in (1, ranks):

@@ -23,7 +23,7 @@ def table():
     rows = {}
     for line in text.splitlines():
         cells = [c.strip() for c in line.strip("|").split("|")]
-        # A golden's; the page has tables of trainers and of their steps, too.
+        # A golden's row; the page also has tables of trainers and their steps.
         if re.match(r"\| `\w+` \|", line) and (
                 GOLDENS / cells[0].strip("`")).is_dir() and len(
                     cells) == len(TARGETS) + 1:

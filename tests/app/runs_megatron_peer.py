@@ -12,7 +12,7 @@
         model and torch's AdamW load what the Trainer wrote, and step
 
 The model, loss and batch are the same. No clipping; the learning rate is the
-job's, all else comes out of the checkpoints.
+job's, everything else comes from the checkpoints.
 """
 
 import json
@@ -61,11 +61,11 @@ def build(job):
         model.config, DistributedDataParallelConfig(
             use_distributed_optimizer=True, grad_reduce_in_fp32=True,
             overlap_grad_reduce=False), model)
-    # Other numbers than any file's.
+    # Values that no file has.
     optimizer = get_megatron_optimizer(OptimizerConfig(
         optimizer="adam", lr=0.5, weight_decay=0.7, clip_grad=0.0,
         use_distributed_optimizer=True, params_dtype=torch.float32), [ddp])
-    # As after a step: the optimizer counts its states when it is asked.
+    # As after a step, since the optimizer counts its states when asked.
     for one in getattr(optimizer, "chained_optimizers", [optimizer]):
         for group in one.optimizer.param_groups:
             for p in group["params"]:
@@ -133,7 +133,7 @@ def on_rank(rank, rendezvous, job):
 
 
 def step_of_transformers(job):
-    """What the Trainer does without its loop: its groups, its own files."""
+    """What the Trainer does, without its loop: its groups, its own files."""
     sys.path.insert(0, str(Path(sys.prefix) / "transformers_5.12.1"))
     os.environ.update(HF_HUB_OFFLINE="1")
     import torch

@@ -64,7 +64,7 @@ def digests(path, *more):
 
 
 def expected(case):
-    if case == "verl_fsdp2_w2":  # one role of two, without its prefix
+    if case == "verl_fsdp2_w2":  # one of two roles, without its prefix
         return digests(step_of(case))
     return {name: (tensor.dtype, digest(tensor.data))
             for what in ("expected", "expected_optim")
@@ -73,7 +73,7 @@ def expected(case):
 
 
 def test_round(folder, case, form, sizes, trainer):
-    """To Megatron and home: each tensor of the live objects, bit for bit."""
+    """To Megatron and back: each tensor of the live objects, bit for bit."""
     out, home = folder / "out", folder / "home"
     more = given(case, folder)
     CKPT.ok("convert", step_of(case), out, "--to", form, *sizes.split(), *more,
@@ -85,7 +85,7 @@ def test_round(folder, case, form, sizes, trainer):
     fused = case == "hf_trainer_moe_qwen3"
     for name, (dtype, one) in expected(case).items():
         if fused and ".experts." in name and name not in got:
-            continue  # trained in one, here apart: test_experts
+            continue  # trained as one, separate here: test_experts
         if bf16 and dtype == "bf16":  # weights and moments are wider here
             check_equal(got[name][0], "f32", name)
             continue
@@ -94,7 +94,7 @@ def test_round(folder, case, form, sizes, trainer):
 
 
 def fused(case, what, layer=0):
-    """Queries, keys and values of one layer, as Megatron's groups of heads."""
+    """Queries, keys and values of one layer, in Megatron's groups of heads."""
     import numpy as np
 
     tensors = read_safetensors(GOLDENS / case / f"{what}.safetensors")
@@ -109,7 +109,7 @@ def fused(case, what, layer=0):
 
 
 def test_arrangement(folder):
-    """Groups of heads, and what the optimizer's groups and step become."""
+    """Groups of heads, and what becomes of the optimizer's groups and step."""
     case = "hf_trainer_qwen2"
     out = folder / "out"
     CKPT.ok("convert", step_of(case), out, "--to", DIST, "--tp", 2)
@@ -133,7 +133,8 @@ def test_arrangement(folder):
 
 
 def test_refused(folder, case, words):
-    """What can't follow is named with the next step; nothing is written."""
+    """What can't be converted is named, with what to do next; nothing is
+    written."""
     out = folder / "out"
     result = CKPT.run("convert", step_of(case), out, "--to", DIST)
     result.want(5)
@@ -142,7 +143,7 @@ def test_refused(folder, case, words):
 
 
 def test_unequal(folder):
-    """Counts of steps, options and names that Megatron can't hold."""
+    """Step counts, options and names that Megatron can't hold."""
     import torch
 
     for kind, words in (("step", "others 11 times"),
@@ -174,8 +175,8 @@ def test_unequal(folder):
 
 
 def live(got, name):
-    """A tensor under the name that is trained: experts are saved one by one
-    and trained as one stack, of gate above up."""
+    """A tensor under the name that is trained: experts are saved one by one and
+    trained as one stack, gate above up."""
     import torch
 
     fused = re.fullmatch(r"(.*\.experts)\.(gate_up_proj|down_proj)(\..*)?",
@@ -194,7 +195,7 @@ def live(got, name):
 
 def test_step(folder, case, tp, dp, ep):
     """Megatron-Core's GPTModel and distributed optimizer load what ckpt wrote,
-    step and save; home again it is the step of torch's AdamW."""
+    step and save. Converted back, it equals a step of torch's AdamW."""
     import importlib.util
 
     import numpy as np

@@ -35,13 +35,13 @@ def plain(pattern, number=0):
 
 
 def put(source, step, optimizer, number):
-    """What a save of that kind leaves; the names of its files."""
+    """Puts there what a save of that kind leaves. Returns the file names."""
     import torch
 
     name = plain(source["file"], number)
     path = step / name
     if path.exists() or (step / plain(source["file"])).exists():
-        return []  # or a second model, of the same save
+        return []  # or a second model of the same save
     if source["read"] == "deepspeed":
         if source["file"] != "latest":
             return []  # Accelerate's DeepSpeed has a folder of its own
@@ -104,7 +104,7 @@ def test_other_step(folder):
 
 
 def test_numbers(folder):
-    """DCP of an optimizer's own state dict: numbers are no names."""
+    """DCP of an optimizer's own state dict: numbers are not names."""
     import torch
     import torch.distributed.checkpoint as dcp
 

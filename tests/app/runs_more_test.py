@@ -84,7 +84,7 @@ def test_nemo_rl(folder):
     (step / "training_info.json").write_text('{"step": 7}')
     (step / "config.yaml").write_text("policy: tiny\n")
     torch.save({"i": 14}, step / "train_dataloader.pt")
-    # A newer one, of which the rename is still to come.
+    # A newer one that has not been renamed yet.
     shutil.copytree(step, step.with_name("tmp_step_9"))
     for path in (step, step.parent):
         check_run(path, "nemo_rl", wanted(*policy), 7)
@@ -107,7 +107,8 @@ def megatron_source():
 
 
 def check_as_alone(path, trainer, step):
-    """What Megatron's reader says of the directory, with the trainer."""
+    """Checks what Megatron's reader says about the directory, plus the
+    trainer."""
     found = CKPT.inspect(path, "--digest")
     check_equal(found["trainer"], {"name": trainer, "step": step}, "trainer")
     alone = CKPT.inspect(megatron_source(), "--digest", "--trainer", "none")
@@ -164,7 +165,7 @@ def test_openrlhf(folder):
     for name in models:
         check_equal(got[f"actor.{name}"], want[f"actor.{name}"], name)
         check_equal(got[f"critic.{name}"], want[f"critic.{name}"], name)
-    # DeepSpeed's own folder is nobody's run.
+    # DeepSpeed's own folder belongs to no trainer.
     check_equal(CKPT.inspect(DEEPSPEED)["trainer"], None, "DeepSpeed alone")
 
 
@@ -258,12 +259,12 @@ def test_torchtune(folder):
             for name, t in wanted(model, optimizer).items()}
     for path in (root / "epoch_10", root):
         check_run(path, "torchtune", want, 10)
-    # The state is of the newest epoch alone.
+    # Only the newest epoch has state.
     alone = {n: t for n, t in want.items() if n.startswith("hf.")}
     found = check_run(root / "epoch_9", "torchtune", alone, 9)
     check([p for p in found["problems"] if p["kind"] == "stale_part"],
           f"{found['problems']}")
-    # By number, and nothing proves the order of torchtune's modules.
+    # By number, as nothing proves the order of torchtune's modules.
     save_recipe(root, model, optimizer, 10, False)
     found = CKPT.inspect(root)
     names = {t["name"] for t in found["tensors"] if t["kind"] == "optim"}
@@ -309,8 +310,8 @@ def test_full_fsdp(folder):
 
 
 def test_beside(folder):
-    """What LLaMA-Factory, axolotl, ms-swift and TRL add to a step of the
-    Trainer's is carried, and makes no other trainer of it."""
+    """What LLaMA-Factory, axolotl, ms-swift and TRL add to a Trainer step is
+    carried, and doesn't make it another trainer's."""
     golden = DATA / "runs" / "hf_trainer_fsdp2_w2" / "ckpt" / "checkpoint-3"
     step = folder / "checkpoint-3"
     shutil.copytree(golden, step)
@@ -439,7 +440,7 @@ def test_diffusers(folder):
 
 
 def check_missing(root, name, word):
-    """A component without its weights is damage, and named."""
+    """A component without its weights is damage, and is named."""
     aside = root.parent / "aside"
     (root / name).rename(aside)
     result = CKPT.run("verify", root).want(1)

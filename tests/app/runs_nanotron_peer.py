@@ -5,20 +5,20 @@
     runs_nanotron_peer.py save ROOT OUT TP DP PP PORT WORDS
     runs_nanotron_peer.py load STEP OUT TP DP PP PORT WORDS
 
-A small model of nanotron's tensor-parallel layers. `save` takes three steps
-and saves; `load` makes the model with other weights and loads the step. Both
-take one more step and put what all ranks hold together by nanotron's own
-slices and ZeRO's own offsets: OUT has the whole model and its optimizer, before
-that step and after it.
+A small model of nanotron's tensor-parallel layers. `save` takes three steps and
+saves; `load` makes the model with other weights and loads the step. Both take
+one more step and assemble what all ranks hold by nanotron's own slices and
+ZeRO's own offsets: OUT has the whole model and its optimizer, before and after
+that step.
 
-Which stage has which block, nanotron's own build_model says, by the costs of its
-Llama.
+nanotron's own build_model decides which stage has which block, by the costs of
+its Llama.
 
 WORDS, with commas: "zero" (ZeRO 1), "masters" (bf16 with f32 masters), "bias"
 (of rows, which rank 0 has alone), "-".
 
-nanotron asks for CUDA and NCCL: its groups are gloo here, its buffers on the
-CPU, and its configuration (which asks for more packages) is left out.
+nanotron requires CUDA and NCCL: here its groups use gloo, its buffers are on
+the CPU, and its configuration (which needs more packages) is left out.
 """
 
 import ast
@@ -55,7 +55,7 @@ def stub(name, **what):
 
 
 def on_cpu(name):
-    """A module of nanotron with buffers that it would put on the GPU."""
+    """A nanotron module with buffers that it would put on the GPU."""
     module = importlib.import_module(name)
 
     class Torch:
@@ -70,7 +70,7 @@ def on_cpu(name):
 
 
 def nanotron():
-    """Its packages; those that ask for others are named and empty."""
+    """Its packages; those that need others exist by name, but empty."""
     class Any:
         pass
 
@@ -91,7 +91,7 @@ def nanotron():
     import nanotron.serialize  # noqa: F401
 
     on_cpu("nanotron.optim.gradient_accumulator")
-    # What compares the ranks' states moves them to the GPU first.
+    # The comparison of the ranks' states moves them to the GPU first.
     sys.modules["nanotron.serialize.optimizer"].check_optim_state_in_sync = (
         lambda *a: None)
     sys.modules["nanotron.distributed"].initialize_torch_distributed = (
@@ -100,7 +100,8 @@ def nanotron():
 
 
 def source_of(module, *names):
-    """A function of nanotron's by its source: the module asks for more."""
+    """A nanotron function from its source, as the module needs more
+    packages."""
     import __future__
 
     nodes = ast.parse((PEER / module).read_text()).body
@@ -113,7 +114,7 @@ def source_of(module, *names):
 
 
 class Block:
-    """A PipelineBlock that is told its stage, and built nowhere."""
+    """A PipelineBlock that is told its stage, but never built."""
 
     def __init__(self, builder=None):
         self.module_builder = builder
@@ -205,7 +206,7 @@ def make_model(group, seed, stage):
         final_layer_norm=here(LAYERS + 1, lambda: block(norm())),
         lm_head=here(LAYERS + 2, lambda: block(columns(ROWS)))))
     kind = torch.bfloat16 if "masters" in WORDS else torch.float32
-    # What NanotronModel does to what no tensor-parallel layer made.
+    # What NanotronModel does to parameters that no tensor-parallel layer made.
     for module in list(model.modules()):
         for name, value in list(module.named_parameters(recurse=False)):
             made = NanotronParameter(value)
@@ -298,7 +299,7 @@ def take_step(model, optimizer, scheduler, number):
         accumulator = below(optimizer, "gradient_accumulator")
         for name, held in accumulator.parameters.items():
             held["fp32"].grad = held["half"].grad.float()
-    # What ZeRO gathers afterwards asks for NCCL: finish() does it.
+    # ZeRO's gather afterwards needs NCCL: finish() does it instead.
     (InheritFromOtherOptimizer.step if "zero" in WORDS
      else type(optimizer).step)(optimizer)
     scheduler.step()
@@ -328,7 +329,7 @@ def held_by(model, optimizer, rank):
 
 
 def together(every):
-    """The whole tensors; where a rank of ZeRO steps a run, the run counts."""
+    """The whole tensors. If a ZeRO rank steps a run, the run counts."""
     made = {"model": {}, "optim": {}}
     for name in {n: None for _, found in every for n in found}:
         holders = [(d, found[name]) for d, found in every if name in found]
@@ -434,7 +435,7 @@ def run(rank):
 
 
 def gather(model, optimizer, context):
-    """Each data-parallel rank's run to the others."""
+    """Sends each data-parallel rank's run to the others."""
     for name, value in model.named_parameters():
         runs = optimizer.param_name_to_dp_rank_offsets[name]
         flat = value.data.view(-1)

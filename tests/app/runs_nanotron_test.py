@@ -35,8 +35,8 @@ def content(path):
 
 
 def files_in(step):
-    """Contents; of safetensors the header (whose metadata have no order) and
-    the data."""
+    """File contents; for safetensors, the header (whose metadata have no order)
+    and the data."""
     found = {}
     for path in step.rglob("*"):
         if path.is_file():
@@ -49,8 +49,8 @@ def files_in(step):
 
 
 def test_golden(folder, tp, dp, pp):
-    """There and back: weights, their metadata and what says how many ranks
-    there are."""
+    """There and back: weights, their metadata and what records the number of
+    ranks."""
     out, back = folder / "out", folder / "back"
     CKPT.ok("reshard", GOLDEN, out, "--tp", tp, "--dp", dp, "--pp", pp,
             "--verify")
@@ -74,14 +74,15 @@ def test_golden(folder, tp, dp, pp):
     want, got = files_in(GOLDEN), files_in(back)
     check_equal(sorted(got), sorted(want), "files")
     for name, data in want.items():
-        # Weights of torch.save stand in another archive; content() compares.
+        # torch.save weights are in a different archive; content() compares
+        # them.
         if name.endswith(".safetensors") or "metadata" in name:
             check(got[name] == data, f"{name} is another file")
     check_equal(content(back), content(GOLDEN), "tensors, back")
 
 
 def test_said(folder):
-    """Ranks whose random numbers are not those of any before are said."""
+    """Ranks whose random numbers come from no earlier rank are reported."""
     said = CKPT.ok("reshard", GOLDEN, folder / "out", "--tp", 4).err
     check("random" in said and "tp=4" in said, said)
     for options, word in ((("--pp", 5), "stages"), (("--tp", 5), "divide"),
@@ -94,8 +95,8 @@ def test_said(folder):
 
 
 def test_main_branch(folder):
-    """Files of nanotron's main branch: a scheduler for each rank, and the
-    job's configuration beside them."""
+    """Files of nanotron's main branch: one scheduler per rank, and the job's
+    configuration beside them."""
     step = folder / "10"
     shutil.copytree(GOLDEN, step)
     lone = step / "lr_scheduler/lr_scheduler.pt"
@@ -121,7 +122,7 @@ def test_main_branch(folder):
 
 
 def test_others(folder):
-    """Values that are no parameter's, and files that no parameter has."""
+    """Values that belong to no parameter, and files that no parameter has."""
     import torch
 
     step = folder / "10"
@@ -143,7 +144,7 @@ def test_others(folder):
 
 
 def test_two_saves(folder):
-    """Files of another number of ranks, which an earlier save left."""
+    """Files for another number of ranks, left by an earlier save."""
     for pattern, code in (("random/*", 0), ("optimizer/*.pt", 4),
                           ("model/**/model_weight_pp*", 4)):
         step = folder / pattern[:6] / "10"
@@ -219,7 +220,7 @@ def test_resume(folder, words, before, after):
 
 
 def test_masters(folder):
-    """Another trainer goes on from the masters, not from their roundings."""
+    """Another trainer resumes from the masters, not from their roundings."""
     root, want = saved(folder, "zero,masters,bias", 2, 1, 1)
     CKPT.ok("convert", root, folder / "out", "--to", "run", "--trainer",
             "lightning", "--dp", 2)

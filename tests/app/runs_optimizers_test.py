@@ -50,7 +50,7 @@ def by_torch(kind, **options):
 
 
 def made(states_of):
-    """A state dict as torch.optim's, with states of one's own."""
+    """A state dict like torch.optim's, with custom states."""
     known, number = parameters(), 0
     states, groups = {}, []
     for group in order():
@@ -154,7 +154,7 @@ def test_named(folder, kind):
                 [n for group in order() for n in group])
 
 
-# A state of the first parameter with another shape: it is another model's.
+# A state of the first parameter with another shape belongs to another model.
 WRONG = {
     "Adafactor of torch": ("row_var", lambda t: t[1:]),
     "Adafactor of transformers": ("exp_avg_sq_col", lambda t: t[1:]),
@@ -171,15 +171,15 @@ def test_refuted(folder, kind):
 
 
 def test_half(folder):
-    """Rows without columns prove no shape."""
+    """Rows without columns don't prove a shape."""
     states = MAKERS["Adafactor of torch"]()
     del states["state"][3]["col_var"]
     check("unlike" in check_numbered(save(folder, states)), "message")
 
 
 def test_muon(folder):
-    """Matrices alone, in one group: no rule of the Trainer's has it. A list of
-    names takes the place of what is not known."""
+    """Only matrices, in one group, which no Trainer rule produces. A list of
+    names replaces the unknown order."""
     import torch
 
     known = parameters()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small models of each class whose order of modules ckpt knows, for
-runs_orders_test.py: model_type -> configurations, each with what turns
-parameters on that others lack."""
+"""Small models of each class whose module order ckpt knows, for
+runs_orders_test.py: model_type -> configurations, each of which enables
+parameters that others lack."""
 
 DECODER = dict(
     vocab_size=53, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
@@ -94,7 +94,7 @@ MODELS = {
     "whisper": [dict(BOTH, num_mel_bins=8)],
 }
 
-# What is trained of each, by the word in transformers' lists of classes.
+# The classes trained of each, by the word in transformers' lists.
 HEADS = ["CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ",
          "SEQUENCE_CLASSIFICATION", "MASKED_LM", "TOKEN_CLASSIFICATION",
          "QUESTION_ANSWERING"]

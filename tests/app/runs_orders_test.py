@@ -20,8 +20,8 @@ from support import Skip, Suite, check, check_equal, digest
 
 CKPT = None  # set by prepare
 PEER = Path(sys.prefix) / "transformers_5.12.1"
-MAKING = threading.Lock()  # transformers imports its modules when asked
-# Saved under other names than those that are trained: they stay numbered.
+MAKING = threading.Lock()  # transformers imports its modules lazily
+# Saved under other names than the trained ones, so they stay numbered.
 OTHERWISE = {"mixtral": dict(num_local_experts=4)}
 
 
@@ -44,7 +44,7 @@ def classes(kind):
     found = []
     for head in HEADS:
         name = getattr(auto, f"MODEL_FOR_{head}_MAPPING_NAMES").get(kind)
-        # Those of decoders have a prefix of their own, and few are trained.
+        # Decoders' heads have a prefix of their own, and few are trained.
         decoder = not any("MaskedLM" in one for one in found)
         if name and name not in found and not (
                 decoder and name.endswith("QuestionAnswering")):
@@ -53,8 +53,8 @@ def classes(kind):
 
 
 def saved_names(folder, model):
-    """Live name -> that of the file: a tied parameter is saved once, under a
-    name that need not be the first one; an adapter's without its name."""
+    """Live name -> name in the file. A tied parameter is saved once, not always
+    under its first name; an adapter's without the adapter's name."""
     from safetensors import safe_open
 
     adapter = folder / "adapter_model.safetensors"
@@ -75,7 +75,7 @@ def saved_names(folder, model):
 
 
 def save_step(folder, model):
-    """What the Trainer leaves of a model after one step."""
+    """Saves what the Trainer leaves of a model after one step."""
     import torch
     from transformers import Trainer
 
@@ -129,8 +129,8 @@ def test_order(folder, kind, every):
 
 
 def test_frozen(folder):
-    """Frozen parameters whose shapes tell which they are; where others could be
-    frozen as well, the state stays numbered."""
+    """Frozen parameters that shapes identify. If others could be frozen as
+    well, the state stays numbered."""
     peer = transformers()
     config = dict(MODELS["llama"][0], num_labels=3)
     for freeze, named in (("score.", True), ("model.layers.0.", False)):
@@ -149,7 +149,7 @@ def test_frozen(folder):
         check("more than one way" in said[0]["message"], f"{said}")
 
 
-# What PEFT trains: its configuration, the model's.
+# What PEFT trains: its configuration, and the model's.
 ADAPTERS = {
     "LoRA with biases": lambda p: p.LoraConfig(
         target_modules=["q_proj", "v_proj"], lora_bias=True),

@@ -4,9 +4,9 @@
     runs_peer.py KIND DIR OUT WORLD RANK PORT
 
 Each resumes DIR, takes one more step over one batch that all ranks share, and
-rank 0 saves loss and parameters. So the result is the same whatever the number
-of ranks is. The loaders are those of accelerate, transformers and torch; where
-a trainer does not install here its own few lines are told again, in its order
+rank 0 saves loss and parameters. So the result doesn't depend on the number of
+ranks. The loaders are those of accelerate, transformers and torch. For a
+trainer that doesn't install here, its own few lines are repeated in its order
 of calls.
 """
 
@@ -40,8 +40,8 @@ def batch(count=1):
 
 
 def allow_cpu():
-    """accelerate gives FSDP to accelerators alone; gloo ranks are let through.
-    Nothing else of it is changed."""
+    """accelerate allows FSDP on accelerators only; this lets gloo ranks
+    through. Nothing else in it is changed."""
     import accelerate.state as state
 
     real = state.DistributedType
@@ -178,7 +178,7 @@ def trainer_fsdp2():
 
 def verl_manager():
     """verl's own FSDPCheckpointManager; None if it is not installed. Its
-    packages are entered without their __init__, which ask for ray and more."""
+    packages are imported without their __init__, which needs ray and more."""
     import importlib
     import types
 
@@ -198,8 +198,8 @@ def verl_manager():
 
 def verl(model, context):
     """What verl 0.9.1's FSDPCheckpointManager.load_checkpoint does, or (where
-    it is not installed) the same told again: three files of its own world size
-    and rank, torch.load of each, then load_state_dict."""
+    it is not installed) the same again: three files of its own world size and
+    rank, torch.load of each, then load_state_dict."""
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=0.5, betas=(0.9, 0.95), weight_decay=0.01)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: 1.0)
@@ -292,7 +292,7 @@ def bag(shapes):
 def by_name(model_prefix, optimizer_prefix, flat):
     """torch's own DCP and state_dict functions, as torchtitan 0.3 (flat) and
     Lightning 2.6's ModelParallelStrategy call them: dcp.load into the state
-    dicts of sharded modules. Saved are the tensors that came in."""
+    dicts of sharded modules. The tensors that came in are saved."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint import FileSystemReader
     from torch.distributed.checkpoint.state_dict import (

@@ -15,8 +15,8 @@ from pathlib import Path
 from support import Skip, Suite, check, check_equal, digest
 
 CKPT = None  # set by prepare
-PEERS = Path(sys.prefix) / "transformers_5.12.1"  # yaml, which it asks for
-SAVING = threading.Lock()  # accelerate has one state in a process
+PEERS = Path(sys.prefix) / "transformers_5.12.1"  # yaml, which it needs
+SAVING = threading.Lock()  # accelerate has one state per process
 
 
 def net(hidden):
@@ -28,7 +28,7 @@ def net(hidden):
 
 
 def save(folder, models, optimizers):
-    """Optimizers: lists of (model, parameter). Returns the state of each
+    """`optimizers`: lists of (model, parameter). Returns the state of each
     parameter, by model, name and state."""
     import torch
 
@@ -67,7 +67,7 @@ def all_of(model):
     return [(model, p) for p in range(4)]
 
 
-# Widths of the models, what each optimizer has, which of them are named.
+# Widths of the models, what each optimizer has, which of them get names.
 CASES = {
     "one of each": ([6], [all_of(0)], [True]),
     "two of each": ([6, 7], [all_of(0), all_of(1)], [True, True]),
@@ -120,7 +120,7 @@ def test_owner(folder, case):
 
 
 def test_custom(folder):
-    """--assume-order takes file i for that of model i."""
+    """--assume-order takes file i to be that of model i."""
     step = folder / "step"
     with SAVING:
         states = save(step, *CASES["two models alike"][:2])

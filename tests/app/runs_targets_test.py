@@ -25,7 +25,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "formats" / "runs.md"
 TARGETS = [("hf_trainer", 1), ("hf_trainer", 2), ("accelerate", 1),
            ("accelerate", 2), ("lightning", 2), ("torchtitan", 2),
            ("verl", 1), ("verl", 2)]
-# Words of the page, and what the refusal says.
+# Keys on the page, and what the refusal says.
 REASONS = [
     ("groups", "in one group with"),
     ("order", "order of the model's modules|no module of"),
@@ -44,7 +44,7 @@ def step_of(case):
     return path / "actor" if case == "verl_fsdp2_w2" else path
 
 
-# Steps without a configuration: that of the model which the golden holds.
+# For steps without a configuration: that of the golden's model.
 SIZES = dict(vocab_size=53, hidden_size=16, intermediate_size=24,
              num_attention_heads=4, num_key_value_heads=2,
              max_position_embeddings=32)
@@ -71,7 +71,7 @@ def convert(case, folder, out, trainer, ranks):
 
 
 def wanted(case):
-    if case == "verl_fsdp2_w2":  # one role of two, without its prefix
+    if case == "verl_fsdp2_w2":  # one of two roles, without its prefix
         return {t["name"]: t["digest"] for t in CKPT.inspect(
             step_of(case), "--digest")["tensors"]}
     return {name: digest(tensor.data)
@@ -122,7 +122,7 @@ def test_cell(folder, case, trainer, ranks, says):
     fused = case == "hf_trainer_moe_qwen3"
     for name, one in wanted(case).items():
         if fused and ".experts." in name and name not in got:
-            continue  # put together: runs_cross_test looks at them
+            continue  # stacked: runs_cross_test checks them
         check_equal(got.get(name), one, name)
 
 
@@ -140,8 +140,8 @@ def config_of(case):
 
 
 def test_weights(folder):
-    """torchtitan's step as a directory that transformers loads: the weights are
-    those of its step as a Trainer's, which the way back has proven."""
+    """torchtitan's step as a directory that transformers loads. The weights
+    equal those of its step as a Trainer's, which the way back has proven."""
     from safetensors.torch import load_file
 
     case = "torchtitan_w2"

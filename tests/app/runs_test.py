@@ -24,12 +24,11 @@ TRAINERS = {
     "lightning": "lightning", "nanotron": "nanotron",
     "torchtitan": "torchtitan", "verl": "verl",
 }
-# Files that no loader of the trainer opens; nothing in the others says that
-# there were such.
+# Files that no loader of the trainer opens, and that no other file mentions.
 CARRIED = re.compile(
     r"tokenizer(_config)?\.json$|generation_config\.json$|README\.md$"
     r"|zero_to_(fp32|torch)\.py$")
-# Then nothing is left, or what anybody's unfinished DCP has.
+# Without these nothing is left, or only what any unfinished DCP has.
 NOTHING = re.compile(r"step-\d+/\.metadata$|\.ckpt$")
 
 
@@ -97,7 +96,7 @@ def test_convert(folder, case, to):
         check(name in got, f"{name} is not in {sorted(got)[:5]}")
         check_equal(got[name]["digest"], digest(tensor.data), name)
     if to == "safetensors":
-        # transformers and vLLM take every tensor for a weight.
+        # transformers and vLLM take every tensor to be a weight.
         check_equal(sorted(got), sorted(model), "tensors")
         return
     states = {f"{t.get('param')}.{t.get('state')}": t
@@ -119,8 +118,8 @@ def test_model_only(folder, case):
 
 
 def test_unshard(folder, case):
-    """From the root: the model whole, under its own names; and a step differs
-    from none of its copies, but from one with another byte."""
+    """From the root: the whole model under its own names. A step doesn't differ
+    from its copy, but does from one with a changed byte."""
     CKPT.ok("unshard", root_of(case), folder / "out")
     got = {t["name"]: t["digest"]
            for t in CKPT.inspect(folder / "out", "--digest")["tensors"]
@@ -149,7 +148,7 @@ def test_none(folder, case):
 
 
 def names_it(text, name):
-    """By its name, or as that of a rank (DeepSpeed, nanotron)."""
+    """Whether the text has its name, or its rank (DeepSpeed, nanotron)."""
     base = Path(name).name
     if base in text:
         return True
@@ -160,15 +159,15 @@ def names_it(text, name):
 
 
 def answer(path):
-    """Damage and the rest of what is said of a path, as text."""
+    """Exit status and everything that verify says about a path."""
     result = CKPT.run("verify", path, "--json")
     check(result.code in (0, 1, 3, 4), f"{result}")
     return result.code, result.out + result.err
 
 
 def test_drop(folder, case, root):
-    """Without any one of its files: the answer names it, as damage or as what
-    the loader does without."""
+    """Without any one of its files: the answer names it, as damage or as one
+    that the loader does without."""
     copy = folder / "ckpt"
     shutil.copytree(root_of(case), copy)
     opened = copy if root else copy / step_of(case).relative_to(root_of(case))
@@ -189,7 +188,7 @@ def test_drop(folder, case, root):
 
 
 def test_drop_all(folder):
-    """All files of a kind: none of them is left to tell that there are."""
+    """All files of a kind, so that none is left to tell that they existed."""
     for case, pattern, code, word in (
             ("verl_fsdp2_w2", "extra_state_*", 0, "extra_state"),
             ("verl_fsdp2_w2", "latest_*", 0, "from the beginning"),
@@ -213,8 +212,8 @@ def test_drop_all(folder):
 
 
 def test_beside(folder):
-    """What the step beside has was not always absent: lost, if the loader
-    fails without it; a warning, if it does not."""
+    """What the neighbouring step has was not always absent: lost if the loader
+    fails without it, a warning if it doesn't."""
     for case, older, newer, name, code in (
             ("accelerate_fsdp2_w2", "checkpoints/checkpoint_9",
              "checkpoints/checkpoint_10", "scheduler.bin", 1),
@@ -241,8 +240,8 @@ def test_beside(folder):
 
 
 def test_lost_scheduler(folder):
-    """Accelerate's, in a step that lies alone: the optimizer's groups have
-    what a scheduler sets."""
+    """Accelerate's, in a single step: the optimizer's groups have what a
+    scheduler sets."""
     import torch
 
     step = folder / "checkpoint_10"
@@ -251,7 +250,8 @@ def test_lost_scheduler(folder):
     (step / "scheduler.bin").unlink()
     said = CKPT.ok("verify", step)
     check("initial_lr" in said.out and "scheduler.bin" in said.out, f"{said}")
-    # A plain one: of an optimizer that no scheduler steps, and one that has.
+    # A plain step: of an optimizer that no scheduler steps, and of one with a
+    # scheduler.
     shutil.rmtree(step)
     step.mkdir()
     model = torch.nn.Linear(3, 2)
@@ -270,7 +270,8 @@ def test_lost_scheduler(folder):
 
 
 def test_names(folder):
-    """What is missing is named as a file: no pattern of trainers.json shows."""
+    """What is missing is named as a file, never as a pattern of
+    trainers.json."""
     for case, pattern in (
             ("nanotron_tp2", "tp-*.pt"), ("nanotron_tp2", "lr_scheduler.pt"),
             ("nanotron_tp2", "optimizer_config.json"),
@@ -297,7 +298,7 @@ def test_names(folder):
 
 
 def test_roles(folder):
-    """Actor and critic in one directory of weights: nobody loads that."""
+    """Actor and critic in one directory of weights, which nothing loads."""
     root = root_of("verl_fsdp2_w2")
     said = CKPT.ok("convert", root, folder / "out", "--to", "safetensors")
     check("2 models" in said.err and "global_step_10/actor" in said.err,
@@ -308,7 +309,7 @@ def test_roles(folder):
 
 
 def test_hole(folder):
-    """Objects are counted from 0: a hole is a file that is missing."""
+    """Objects are numbered from 0: a hole is a missing file."""
     copy = folder / "ckpt"
     shutil.copytree(root_of("accelerate_fsdp2_w2"), copy)
     step = copy / "checkpoints/checkpoint_10"
@@ -320,7 +321,7 @@ def test_hole(folder):
 
 
 def test_stranger(folder):
-    """training_args.bin of a stranger: read as data, never run."""
+    """A stranger's training_args.bin is read as data, never run."""
     copy, mark = folder / "ckpt", folder / "mark"
     shutil.copytree(root_of("hf_trainer_qwen2"), copy)
     import torch
@@ -339,7 +340,7 @@ def test_stranger(folder):
 
 
 def test_index_lists_less(folder):
-    """A file of weights that the index does not list is said."""
+    """Weights that the index does not list are reported."""
     copy = folder / "ckpt"
     shutil.copytree(root_of("hf_trainer_qwen2"), copy)
     step = copy / "checkpoint-10"
@@ -354,7 +355,7 @@ def test_index_lists_less(folder):
 
 
 def mutants(data):
-    """Bytes that a disk or a stranger may have left: never a crash."""
+    """Bytes that a disk or a stranger may have left; must never crash."""
     half = len(data) // 2
     yield "empty", b""
     yield "half", data[:half]
@@ -366,8 +367,8 @@ def mutants(data):
 
 
 def test_mutants(folder, case):
-    """Each file damaged in turn: an answer with a right exit status. One that
-    is cut short is named, but for texts, of which nothing tells the end."""
+    """Each file damaged in turn: an answer with a proper exit status. A
+    truncated file is named, except for texts, whose end nothing tells."""
     copy = folder / "ckpt"
     shutil.copytree(root_of(case), copy)
     for file in sorted(p for p in copy.rglob("*") if p.is_file()):
@@ -398,8 +399,8 @@ def test_two_worlds(folder):
 
 
 def test_two_steps(folder):
-    """A rank's file of the step before, of the same world: the optimizer counts
-    its steps on each rank."""
+    """A rank's file from the step before, with the same world size: the
+    optimizer counts its steps on each rank."""
     import torch
 
     for case, name in (
@@ -442,7 +443,7 @@ def test_unknown_family(folder):
     check(all(re.match(r"optimizer\.state\.\d+\.", n) for n in names), names)
     check(any(p["kind"] == "numbered_state" for p in found["problems"]),
           f"{found['problems']}")
-    # A list of names takes the place of what is not known.
+    # A list of names replaces the unknown order.
     order = facts("hf_trainer_qwen2")["optimizer_order"]
     listing = folder / "order.txt"
     listing.write_text("\n".join(n for g in order for n in g))
@@ -467,7 +468,8 @@ def test_tracker(folder):
 
 
 def test_newest(folder, case):
-    """By number, not by letters; an unfinished one is skipped aloud."""
+    """By number, not alphabetically; an unfinished step is skipped with a
+    message."""
     copy = folder / "ckpt"
     shutil.copytree(root_of(case), copy)
     step = copy / step_of(case).relative_to(root_of(case))
@@ -489,7 +491,7 @@ def test_newest(folder, case):
 
 
 def test_list(folder):
-    """Steps of a root: complete or not, and why not."""
+    """A root's steps: complete or not, and why not."""
     copy = folder / "ckpt"
     shutil.copytree(root_of("hf_trainer_fsdp2_w2"), copy)
     step = copy / "checkpoint-3"
@@ -522,7 +524,7 @@ def test_list(folder):
 
 
 def test_list_ranks(folder):
-    """A rank that is missing; a step that is newer than the tracker says."""
+    """A missing rank; a step newer than the tracker says."""
     copy = folder / "ckpt"
     shutil.copytree(root_of("verl_fsdp2_w2"), copy)
     shutil.copytree(copy / "global_step_10", copy / "global_step_20")
@@ -537,7 +539,7 @@ def test_list_ranks(folder):
 
 
 def test_no_tensors(folder):
-    """Nothing that was read is no proof of anything."""
+    """Reading nothing proves nothing."""
     import torch
 
     torch.save({"step": 3}, folder / "values.pt")

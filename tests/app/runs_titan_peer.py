@@ -3,9 +3,10 @@
 
     runs_titan_peer.py DIR OUT WORLD RANK PORT
 
-CheckpointManager.load of torchtitan 0.3, into a Llama with a fused projection
-and its OptimizersContainer, then its save of the same as step 11. Rank 0 saves model and moments under transformers'
-names, as torchtitan's own adapter gives them.
+torchtitan 0.3's CheckpointManager.load, into a Llama with a fused projection
+and its OptimizersContainer, then its save of the same as step 11. Rank 0 saves
+model and moments under transformers' names, as torchtitan's own adapter gives
+them.
 """
 
 import os
@@ -26,7 +27,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 torch.set_num_threads(1)
-# Triton's kernels for experts on GPUs, a gigabyte; nothing here calls one.
+# Triton's kernels for experts on GPUs, a gigabyte that nothing here calls.
 kernels = types.ModuleType("torchtitan.distributed.minimal_async_ep.kernels")
 kernels.__getattr__ = lambda name: None
 sys.modules[kernels.__name__] = kernels
@@ -120,7 +121,8 @@ def main():
     if RANK == 0:
         torch.save({"model": {n: t.contiguous() for n, t in found.items()},
                     "step": state.step, "steps": sorted(steps)}, OUT)
-    # Untrained, the next step is this one; only its folder has another name.
+    # Without training, the next step equals this one, in a folder with another
+    # name.
     assert manager.save(11), "nothing was saved"
     manager.close()
     dist.barrier()

@@ -56,7 +56,7 @@ def test_load(folder, ranks):
             check_equal(mine.numpy().tobytes(), bytes(tensor.data), rest)
             count += 1
     check_equal(count, 36, "tensors")
-    # And what torchtitan saves of it, ckpt reads: nothing was trained.
+    # And ckpt reads what torchtitan saves of it: nothing was trained.
     steps = [folder / f"checkpoint/step-{step}" for step in (10, 11)]
     CKPT.ok("verify", steps[1], "--deep")
     CKPT.ok("verify", *steps)

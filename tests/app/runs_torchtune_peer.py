@@ -5,12 +5,12 @@
     runs_torchtune_peer.py DIRECTORY
     runs_torchtune_peer.py DIRECTORY FOLDER OUT
 
-The second one has its distributed checkpointer resume the newest step of FOLDER
-into a model and an optimizer of zeros, and puts what came into OUT.
+The second form has its distributed checkpointer resume the newest step of
+FOLDER into a model and an optimizer of zeros, and writes what came in to OUT.
 
 Each has the live objects beside it: live.safetensors, by torchtune's names.
-torchtune's __init__ asks for torchao and torchdata; none of it is in its
-checkpointers, which alone are imported.
+torchtune's __init__ needs torchao and torchdata. Its checkpointers, the only
+part imported here, don't.
 """
 
 import importlib
@@ -77,7 +77,8 @@ def transformers_weights():
 
 
 def module_order(name):
-    """As torchtune's TransformerDecoder and what is in it register theirs."""
+    """The order in which torchtune's TransformerDecoder and its modules
+    register theirs."""
     layer = int(name.split(".")[1]) if name.startswith("layers.") else 0
     words = ["tok_embeddings", "layers.", "norm.", "output"]
     inner = ["q_proj.w", "q_proj.lora_a", "q_proj.lora_b", "k_proj",
@@ -88,7 +89,7 @@ def module_order(name):
 
 
 def states(params):
-    """AdamW's after a step, by name and by number."""
+    """AdamW's states after a step, by name and by number."""
     names = list(params)
     live = [torch.nn.Parameter(params[n].clone()) for n in names]
     optimizer = torch.optim.AdamW(live, lr=1e-3)
@@ -141,7 +142,8 @@ class Saver:
         return one
 
     def save(self, checkpointer, optimizer=None, epoch=0, live=(), **more):
-        """As the recipes do, at the end of an epoch that is not the last."""
+        """Saves as the recipes do at the end of an epoch that is not the
+        last."""
         state = {"model": dict(self.model), **more}
         adapter_only = state.pop("adapter_only", False)
         if optimizer is not None:
@@ -195,7 +197,7 @@ class Saver:
 
 
 def resume(live, folder, out):
-    """DistributedCheckpointer goes on with the newest `dist_epoch_N`."""
+    """DistributedCheckpointer resumes from the newest `dist_epoch_N`."""
     model = {n: torch.zeros_like(t) for n, t in load_file(live).items()
              if not n.endswith((".exp_avg", ".exp_avg_sq", ".step"))}
     optimizer = states(model)[0]

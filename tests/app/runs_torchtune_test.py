@@ -17,7 +17,7 @@ from support import Skip, Suite, check, check_equal, digest, read_safetensors
 CKPT = None  # set by prepare
 HERE = Path(__file__).resolve().parent
 PEER = Path(sys.prefix) / "torchtune"
-MADE = []  # the peer's folder, once it is there
+MADE = []  # the peer's folder, once it exists
 ONE = threading.Lock()
 
 
@@ -91,7 +91,7 @@ def test_form(folder, name, own, by_name):
 
 
 def test_meta(folder):
-    """Meta's names, torchtune's rows: the pickle's order is the modules'."""
+    """Meta's names, torchtune's rows: the pickle has the modules' order."""
     peer = made(folder.parent)
     live = read_safetensors(peer / "meta/live.safetensors")
     found = CKPT.inspect(peer / "meta", "--digest")
@@ -112,7 +112,8 @@ def test_meta(folder):
 
 
 def test_last(folder):
-    """The last epoch has no state; that of the one before is not its."""
+    """The last epoch has no state; the state of the one before isn't its
+    own."""
     found = CKPT.inspect(made(folder.parent) / "last")
     check_equal(found["trainer"]["step"], 1, "step")
     check_equal(tensors(found, "optim"), {}, "states")
@@ -144,7 +145,7 @@ def test_steps(folder):
 
 
 def test_resume(folder):
-    """torchtune's DistributedCheckpointer goes on with what ckpt reshards."""
+    """torchtune's DistributedCheckpointer resumes what ckpt reshards."""
     peer = made(folder.parent)
     (folder / "out").mkdir()
     CKPT.ok("reshard", peer / "dist", folder / "out/dist_epoch_0", "--dp", 3)

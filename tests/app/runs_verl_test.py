@@ -34,7 +34,7 @@ def root_at(folder, roles=("actor",)):
 
 
 def home(at):
-    """What verl puts there for transformers."""
+    """Puts there what verl does for transformers."""
     at.mkdir(parents=True)
     source = RUNS / "hf_trainer_qwen2/ckpt/checkpoint-10"
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
@@ -47,7 +47,7 @@ PARTS = {"model": lambda key: not key.startswith(("optimizer.", "rng_state")),
 
 
 def save_part(source, part, wanted):
-    """Of a container those of its keys alone, as a save of them leaves it."""
+    """A container with only these of its keys, as a save of them leaves it."""
     index = pickle.loads((source / ".metadata").read_bytes())
     index.state_dict_metadata = {
         k: v for k, v in index.state_dict_metadata.items() if wanted(k)}
@@ -99,8 +99,8 @@ def test_one(folder):
 
 
 def test_parts(folder, case):
-    """A container for each part: the optimizer's buffers are those of the
-    model beside it."""
+    """One container per part: the optimizer's buffers belong to the model
+    beside it."""
     root, role = root_at(folder)
     split(golden(case), role)
     found = CKPT.inspect(root, "--digest")
@@ -154,7 +154,7 @@ def test_adapter(folder):
 
 
 def test_home(folder):
-    """To transformers, by the configuration beside the container."""
+    """To transformers, using the configuration beside the container."""
     source = RUNS / "hf_trainer_qwen2/ckpt/checkpoint-10"
     CKPT.ok("convert", source, folder / "mg", "--to", "megatron_torch_dist",
             "--tp", 2)
@@ -217,7 +217,7 @@ def test_roles(folder):
 
 
 def test_lost_role(folder):
-    """A role without the files by which it is known is not left out."""
+    """A role without the files that identify it is not left out."""
     root = folder / "ckpt"
     shutil.copytree(RUNS / "verl_fsdp2_w2/ckpt", root)
     critic = root / STEP / "critic"
@@ -225,7 +225,7 @@ def test_lost_role(folder):
         path.unlink()
     result = CKPT.run("verify", root).want(1)
     check("critic" in result.out, f"{result}")
-    # One of another kind is said, too.
+    # One of another kind is reported, too.
     shutil.rmtree(critic)
     shutil.copytree(golden(FULL), critic / "dist_ckpt")
     found = CKPT.inspect(root)
@@ -234,7 +234,7 @@ def test_lost_role(folder):
 
 
 def test_gone_role(folder):
-    """The step before has a critic. An old step may have lost its own to
+    """The previous step has a critic. An old step may have lost its own to
     max_critic_ckpt_to_keep."""
     root = folder / "a run"
     shutil.copytree(RUNS / "verl_fsdp2_w2/ckpt", root)

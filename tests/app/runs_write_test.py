@@ -57,13 +57,13 @@ def test_contents(folder, case, ranks):
     out = folder / "out"
     CKPT.ok("reshard", GOLDENS / case / "ckpt", out, "--dp", ranks, "--verify")
     check_contents(case, out)
-    if ranks == 3:  # and back: what was cut is put together again
+    if ranks == 3:  # and back: parts are joined again
         CKPT.ok("reshard", out, folder / "back", "--dp", 2, "-q")
         check_contents(case, folder / "back")
 
 
 def test_files(folder, case):
-    """Every file is there again, but for those of ranks, which are named."""
+    """Every file is there again, except ranks' files, which are named."""
     out = folder / "out"
     step = step_of(case)
     before = {str(p.relative_to(step)) for p in step.rglob("*") if p.is_file()}
@@ -86,7 +86,7 @@ def test_files(folder, case):
 
 
 def test_whole(folder):
-    """A part of a step would be taken for a whole one: refused."""
+    """Part of a step is refused, as it would be mistaken for a whole one."""
     step = step_of("hf_trainer_fsdp2_w2")
     for options in (("--keys", "*q_proj*"), ("--model-only",),
                     ("--dtype", "bf16"), ("--tp", 2)):
@@ -101,7 +101,7 @@ def free_port():
 
 
 def resume(kind, directory, out, ranks):
-    """What runs_peer.py saved: loss and parameters."""
+    """Returns what runs_peer.py saved: loss and parameters."""
     import torch
 
     if not PEER.is_dir():
@@ -149,7 +149,7 @@ def test_resume(folder, case, kind, ranks, role):
 
 
 def test_loaded(folder, case, kind, ranks):
-    """What torch's functions take out of it is what the trainer had."""
+    """What torch's functions read from it is what the trainer had."""
     CKPT.ok("reshard", step_of(case), folder / "out", "--dp", ranks)
     found = resume(kind, folder / "out", folder / "got.pt", ranks)["model"]
     for what in ("expected", "expected_optim"):

@@ -71,7 +71,7 @@ def files_of(path):
 
 
 def one_of_each(files):
-    """A file of each kind: names without their numbers, at most five."""
+    """One file of each kind, by name without numbers; at most five."""
     kinds = {}
     for file in files:
         kinds.setdefault(re.sub(r"\d+", "#", file.name), file)
@@ -79,7 +79,7 @@ def one_of_each(files):
 
 
 def digests(path):
-    """name -> (dtype, shape, digest), as any reader of ckpt sees it."""
+    """name -> (dtype, shape, digest), as any of ckpt's readers sees it."""
     return {t["name"]: (t["dtype"], tuple(t["shape"]), t.get("digest"))
             for t in CKPT.inspect(path, "--digest")["tensors"]}
 
@@ -142,7 +142,7 @@ DAMAGE = {
 
 
 def has_checksum(path):
-    """Zips of torch.save, also those inside of .distcp files."""
+    """True for torch.save zips, also inside .distcp files."""
     return b"PK\x01\x02" in path.read_bytes()
 
 
@@ -151,7 +151,7 @@ def salvage(source, target, *more):
     result = CKPT.run("salvage", source, target, "--json", "--no-fsync", *more)
     check(result.code in (0, 1, 4, 5, 8), f"{result}")
     report = None
-    # What its own reader refuses has no report: a rank's file alone.
+    # What its own reader refuses (a rank's file alone) has no report.
     if result.code in (0, 1) or (result.code == 5 and result.out):
         report = json.loads(result.out)
         check_equal(report["schema"], "ckpt/salvage/1", "schema")
@@ -163,7 +163,7 @@ def gone_tensors(report):
 
 
 def same_but_listed(want, got, report, what):
-    """Recovered and listed together are everything."""
+    """Recovered plus listed must be everything."""
     gone = gone_tensors(report)
     listed = " ".join(note["what"] for note in report["lost"])
     for name, value in want.items():
@@ -175,7 +175,7 @@ def same_but_listed(want, got, report, what):
         else:
             check(name in listed or report["lost"],
                   f"{what}: {name} is neither recovered nor listed")
-    # Without common.pt optimizer buckets have the names that they are stored by.
+    # Without common.pt, optimizer buckets have the names they are stored under.
     check(report["lost"] or not set(got) - set(want),
           f"{what}: {set(got) - set(want)} is new")
 
@@ -224,7 +224,7 @@ def test_damage(folder, format, case, name, with_like):
     files = one_of_each(files_of(source))
     for file in files:
         for damage in DAMAGE:
-            # The names of its optimizer's states follow from it.
+            # It determines the names of the optimizer's states.
             if format == "runs" and file.name == "config.json":
                 continue
             if not FULL and len(files) > 2 and zlib.crc32(
@@ -240,7 +240,7 @@ def test_damage(folder, format, case, name, with_like):
 
 
 def test_sound(folder, format, case, name):
-    """A sound source is copied as it is."""
+    """A sound source is copied unchanged."""
     source = source_of(format, case, name)
     out = folder / source.name
     _, report = salvage(source, out)
@@ -259,7 +259,7 @@ def test_sound(folder, format, case, name):
 
 # --------------------------------------------------- what exactly is listed
 def test_cut_safetensors(folder):
-    """Each element of a file that was cut is either right or listed."""
+    """Each element of a truncated file is either right or listed."""
     source = DATA / "hf/llama/ckpt/model.safetensors"
     if not source.exists():
         source = sorted((DATA / "hf/llama/ckpt").glob("*.safetensors"))[0]
@@ -302,7 +302,7 @@ def nan(dtype):
 
 
 def test_lost_directory(folder):
-    """torch loads what is rebuilt of a file without its directory."""
+    """torch loads what is rebuilt from a file without its directory."""
     import torch
 
     source = DATA / "torch_pt/container_variants/ckpt/default.pt"
@@ -318,7 +318,7 @@ def test_lost_directory(folder):
 
 
 def test_lost_pickle(folder):
-    """Without data.pkl nothing can be known, and that is said."""
+    """Without data.pkl nothing can be known, which is reported."""
     source = DATA / "torch_pt/container_variants/ckpt/default.pt"
     data = bytearray(source.read_bytes())
     at = data.index(b"data.pkl") + 200
@@ -331,7 +331,7 @@ def test_lost_pickle(folder):
 
 
 def test_index(folder):
-    """A lost index is rebuilt: the weight map is the one that was."""
+    """A lost index is rebuilt with the same weight map."""
     source = DATA / "safetensors/hf_sharded/ckpt"
     name = next(p.name for p in source.glob("*.index.json"))
     want = json.loads((source / name).read_text())
@@ -373,14 +373,14 @@ def holders(folder):
 
 
 def check_map(got, want, what):
-    """Each tensor of `want` (as holders gives it) is where it can be."""
+    """Each tensor of `want` (from holders) is in a shard that has it."""
     check_equal(set(got), set(want), what)
     for name, shard in got.items():
         check(shard in want[name], f"{what}: {name} in {shard}")
 
 
 def test_index_and_shard(folder, case):
-    """Without the index, a set says by its numbers what it lacks."""
+    """Without the index, a set's numbers show what is missing."""
     source = sharded(folder, case)
     want = holders(source)
     shards = sorted(set().union(*want.values()))
@@ -404,13 +404,13 @@ def test_index_and_shard(folder, case):
             check(shard in {note["file"] for note in report["lost"]},
                   f"{what}: {report['lost']}")
             result, report = salvage(broken, out, "--partial", "zeros")
-            if result.code != 1:  # the rest is nothing that is read
+            if result.code != 1:  # what is left is not readable
                 continue
             check(not (out / MANIFEST).exists(), f"{what}: certified")
             got = json.loads((out / INDEX).read_text())["weight_map"]
             check_map(got, holders(broken), what)
             shutil.rmtree(out)
-    # Another step has it, and then the index has it too.
+    # If another step has it, the index has it too.
     result, report = salvage(broken, out, "--like", source)
     if result.code == 0:
         got = json.loads((out / INDEX).read_text())["weight_map"]
@@ -419,7 +419,7 @@ def test_index_and_shard(folder, case):
 
 
 def test_foreign_beside(folder, case):
-    """What lies beside the set is no part of the index that is rebuilt."""
+    """Files beside the set don't become part of the rebuilt index."""
     source = sharded(folder, case)
     want = holders(source)
     shards = sorted(set().union(*want.values()))
@@ -440,7 +440,7 @@ def test_foreign_beside(folder, case):
 
 
 def test_index_is_completed(folder, case):
-    """Tensors that an index does not name, puts elsewhere, or makes up."""
+    """Tensors that an index omits, misplaces or makes up."""
     source = sharded(folder, case)
     whole = json.loads((source / INDEX).read_text())
     want, named = holders(source), whole["weight_map"]
@@ -471,7 +471,8 @@ def test_index_is_completed(folder, case):
 
 
 def test_layers_of_config(folder):
-    """One file, and an index that is cut: config.json counts the layers."""
+    """One file and a truncated index: config.json gives the number of
+    layers."""
     source = DATA / "hf/llama/ckpt"
     broken = folder / "broken"
     CKPT.ok("convert", source, broken, "--to", "safetensors", "--keys", "*",
@@ -493,7 +494,7 @@ def test_like_is_a_fifo(folder):
 
 def test_manifest(folder):
     """A flipped bit in a file without checksums is found by the manifest, and
-    another step that has the same digest heals it."""
+    another step with the same digest heals it."""
     source = DATA / "hf/llama/ckpt"
     whole, broken, out = (folder / n for n in ("whole", "broken", "out"))
     CKPT.ok("convert", source, whole, "--to", "safetensors", "-q")
@@ -510,8 +511,8 @@ def test_manifest(folder):
 
 
 def test_own_manifest(folder):
-    """What was salvaged is certified by a manifest if it is whole; a flipped
-    byte of it is found then. What is not whole has none."""
+    """A whole result is certified by a manifest, so that a flipped byte in it
+    is found. An incomplete one has none."""
     source = DATA / "hf/llama/ckpt"
     broken, out = copy(source, folder / "broken"), folder / "out"
     file = sorted(broken.glob("*.safetensors"))[0]
@@ -540,7 +541,7 @@ def test_tied(folder):
     plain = folder / "plain.safetensors"
     weights = load_file(sorted((DATA / "hf/llama/ckpt").glob(
         "*.safetensors"))[0])
-    name = "a.copy"  # stands first in the file
+    name = "a.copy"  # is first in the file
     weights[name] = weights["model.embed_tokens.weight"].clone()
     save_file(weights, plain)
     broken, out = folder / "broken.safetensors", folder / "out.safetensors"
@@ -559,17 +560,17 @@ def test_tied(folder):
         check_equal(got[tensor].data, value.data, tensor)
 
 
-# What no other file of a checkpoint tells, and what is said of it.
+# What no other file of a checkpoint tells, and the word that reports it.
 UNKNOWN = [
     ("dcp", "fsdp2_w2_adamw", ".metadata", "names"),
     ("megatron_torch_dist", "gpt_tp2_pp2_v0161", ".metadata", "names"),
-    # Its chunks are packed, so that their sizes tell nothing.
+    # Its chunks are packed, so their sizes tell nothing.
     ("megatron_zarr", "zarr_v2_variants_emulated", ".zarray", "shape"),
 ]
 
 
 def test_unknown(folder, format, case, name, word):
-    """Lost, and no other step to tell: the file is named with what it alone
+    """Lost, with no other step to tell: the file is named with what only it
     knew, and nothing is written."""
     broken = copy(DATA / format / case / "ckpt", folder / "broken")
     lost = sorted(broken.rglob(name))[0]
@@ -582,7 +583,7 @@ def test_unknown(folder, format, case, name, word):
     check(not (folder / "out").exists(), f"{result}")
 
 
-# Source, format to write and how: what ckpt's manifest tells of items.
+# Source, format to write and how, where ckpt's manifest identifies items.
 METADATA = [
     ("dcp/fsdp2_w2_adamw", "dcp", "--dp", "2"),
     ("dcp/fsdp2_w2_adamw", "dcp", "--dp", "3"),
@@ -598,8 +599,8 @@ METADATA = [
 
 
 def test_lost_metadata(folder, source, to, *layout):
-    """A lost .metadata of what ckpt wrote: the digests of the manifest prove
-    which items make up which tensor, objects are listed."""
+    """A lost .metadata of ckpt's own output: the manifest's digests prove which
+    items make up which tensor; objects are listed."""
     whole, broken, out = (folder / n for n in ("whole", "broken", "out"))
     CKPT.ok("convert", DATA / source / "ckpt", whole, "--to", to, *layout, "-q")
     want = digests(whole)
@@ -629,7 +630,7 @@ def test_lost_metadata(folder, source, to, *layout):
 
 
 def torch_reads_it(whole, out, folder):
-    """torch finds the same tensors by both .metadata files."""
+    """torch finds the same tensors with both .metadata files."""
     import torch
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
@@ -654,7 +655,8 @@ def torch_reads_it(whole, out, folder):
 
 
 def test_other_grid(folder):
-    """A tensor that no choice of items adds up to is listed, not guessed."""
+    """A tensor that no combination of items adds up to is listed, not
+    guessed."""
     whole, out = folder / "whole", folder / "out"
     CKPT.ok("convert", DATA / "hf/llama/ckpt", whole, "--to", "dcp", "--dp",
             "2", "-q")
@@ -686,8 +688,8 @@ def test_linked_directory(folder):
 
 
 def test_lost_array(folder, case):
-    """Each .zarray of a zarr checkpoint in turn, by names and sizes of chunks,
-    arrays of the same shape and the args: the text that was, or it is listed.
+    """Each .zarray of a zarr checkpoint in turn, from names and sizes of
+    chunks, arrays of the same shape and the args: restored verbatim, or listed.
     """
     source = DATA / "megatron_zarr" / case / "ckpt"
     want, rebuilt, unknown = digests(source), 0, []
@@ -715,7 +717,7 @@ def test_lost_array(folder, case):
     check(rebuilt > len(unknown), f"{unknown}")
 
 
-# What the goldens' own args are, and tensors or grids of objects determine.
+# Args of the goldens that tensors or grids of objects determine.
 TOLD = ("tensor_model_parallel_size", "pipeline_model_parallel_size",
         "num_layers", "hidden_size", "padded_vocab_size", "swiglu",
         "num_attention_heads", "num_query_groups", "kv_channels",
@@ -742,7 +744,8 @@ def args_of(path):
 
 def test_lost_common(folder, format, case):
     """Megatron's common.pt: topology and args that the tensors determine are
-    inferred, and are those that were; what stands nowhere else is listed."""
+    inferred, with the original values. What is recorded nowhere else is
+    listed."""
     source = DATA / format / case / "ckpt"
     broken, out = copy(source, folder / "broken"), folder / "out"
     next(broken.rglob("common.pt")).unlink()
@@ -784,7 +787,7 @@ def test_link_to_nothing(folder):
 
 
 def test_bad(folder):
-    """Files that were made to harm: an answer, and never a bug's."""
+    """Malicious files: an answer, and never that of a bug."""
     (folder / "out").mkdir()
     for path in sorted((DATA / "bad").glob("*/*")):
         if path.parent.name not in ("safetensors", "torch_pt", "dcp", "index"):
@@ -806,10 +809,10 @@ def test_dry_run(folder):
 
 
 def every_case():
-    """All goldens: what is opened of each, the folder or files in it."""
+    """All goldens, with what is opened of each: the folder or files in it."""
     for folder in sorted(DATA.glob("*/*/ckpt")):
         format, case = folder.relative_to(DATA).parts[:2]
-        # Optimizers of ranks, each in a file of its own under the same names.
+        # Ranks' optimizers, each in its own file under the same names.
         if (format, case) == ("fsdp", "torch_w3"):
             continue
         if CKPT.run("inspect", folder, "--digest", "-q").code == 0:

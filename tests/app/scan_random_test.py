@@ -64,7 +64,7 @@ class Record:
             return self.getattr
         if (module, name) == OPTIONS:
             return self.options()
-        # A module's file is not called so, and "" is refused.
+        # No module's file has such a name, and "" is refused.
         if re.fullmatch(r"[\w.-]+", module):
             self.imported.append((module, name))
         return lambda *args: self.called.append((module, name))
@@ -101,7 +101,7 @@ def unpickle(base, data):
 
 
 def record_of(data):
-    """Of both unpicklers: they differ in what they refuse."""
+    """The records of both unpicklers, which differ in what they refuse."""
     one, two = (unpickle(base, data)
                 for base in (pickle._Unpickler, pickle.Unpickler))
     return one.imported + two.imported, one.called + two.called
@@ -125,7 +125,7 @@ def long_bytes(data):
 
 
 def numbers(rng):
-    """A memo index, as int() reads it, or nearly."""
+    """A memo index that int() reads, or almost."""
     n = rng.choice([0, 1, 2, 10, 11, 300, 5000, 2**64 + 1])
     digits = str(n)
     form = rng.randrange(10)
@@ -166,7 +166,7 @@ def tokens(rng):
 
 
 def sound(rng):
-    """A token that Python takes wherever it stands."""
+    """A token that Python accepts anywhere."""
     put = numbers(random.Random(rng.randrange(6)))
     return rng.choice([
         b"N0", b"]Nb0", b")Nb0", b"}Nb0", b"\x8fNb0", b"K\1Nb0", b"S'a'\nNb0",
@@ -182,7 +182,7 @@ def sound(rng):
 
 def pickles(rng, count):
     for i in range(count):
-        if i % 2:  # gets to the call, if the tracer follows what Python takes
+        if i % 2:  # reaches the call, if the tracer follows what Python accepts
             parts = [sound(rng) for _ in range(rng.randrange(8))]
             parts.append(glob(EVIL) + b"(" + text("x") + b"tR" if i % 4 == 1
                          else b"\x80\x04N")
@@ -208,7 +208,7 @@ def is_text(data):
 
 
 def verdicts(folder, datas):
-    """Of each, under a name that says nothing and under a pickle's."""
+    """The verdict on each, under a meaningless name and under a pickle's."""
     for i, data in enumerate(datas):
         (folder / f"{i:05}").write_bytes(data)
         (folder / f"{i:05}.pkl").write_bytes(data)
@@ -232,7 +232,7 @@ def test_random(folder, seed, count):
         if imported or called:
             harmful += 1
             check(named in NOT_SAFE, f"{what}; scan: {named}")
-            # A text that only begins like a pickle may import.
+            # A text that merely begins like a pickle may import.
             check(bare in NOT_SAFE or (is_text(data) and not called),
                   f"{what}; scan without a suffix: {bare}")
     check(harmful > count // 5 and safe > count // 20,
@@ -241,7 +241,7 @@ def test_random(folder, seed, count):
 
 # ------------------------------------- callables in the state of instances
 def hidden(way):
-    """A value that does harm when it is called."""
+    """A value that does harm when called."""
     partial = glob(("functools", "partial"))
     data = long_bytes(EVIL_BYTES)
     return {
@@ -266,7 +266,7 @@ ATTRIBUTES = ("keys", "items", "append", "extend", "add", "update",
 
 
 def holders(value, attribute):
-    """Whatever may hold it."""
+    """Everything that may hold it."""
     name = text(attribute)
     for cls in (("argparse", "Namespace"), ("collections", "OrderedDict"),
                 ("collections", "Counter"), ("collections", "deque"),
@@ -324,7 +324,7 @@ def npy(descr, data):
 
 
 def test_npy(folder):
-    """Whatever numpy would unpickle is looked at."""
+    """Whatever numpy would unpickle is scanned."""
     import numpy
 
     letters = [chr(c) for c in range(33, 127) if chr(c) not in "'\\\""]

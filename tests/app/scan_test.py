@@ -52,8 +52,8 @@ EVIL = call(glob("os", "system"), "true")
 PLAIN = b"}" + text("step") + b"K\x07s"
 ORDERED = glob("collections", "OrderedDict") + b")R"
 
-# What is called, with arguments that would do harm. Each was once missing
-# from a list of what is forbidden.
+# Functions called with harmful arguments. Each was once missing from a
+# deny-list.
 CALLS = [
     ("os", "system"), ("posix", "system"), ("nt", "system"),
     ("subprocess", "Popen"), ("builtins", "eval"), ("builtins", "exec"),
@@ -210,7 +210,7 @@ def pickles():
     yield "a module of this name", proto(
         call(glob("collections.evil", "OrderedDict"))), EXECUTES
 
-    # What other scanners' parsers stop at.
+    # Where other scanners' parsers stop.
     yield "broken after the call", b"\x80\x04" + EVIL + b"\xff", EXECUTES
     yield "cut after the call", b"\x80\x04" + EVIL, EXECUTES
     yield "stack empty after the call", proto(EVIL + b"000"), EXECUTES
@@ -230,7 +230,7 @@ def pickles():
     yield "a far memo index", proto(
         glob("os", "system") + b"r\xff\xff\xff\xffj\xff\xff\xff\xff)R"), EXECUTES
 
-    # What Python goes on at, and others stop.
+    # Where Python continues and others stop.
     for front in (b"Np1_0\n0", b"Np+1\n0", b"Np 1 \n0", b"Np1\ng+1\n0",
                   b"Np1\0x\ng0_1\n0", b"Np" + b" " * 60_000 + b"1\n0",
                   b"Np99999999999999999999999\n0", b"]Nb0", b")Nb0", b"}Nb0",
@@ -243,12 +243,12 @@ def pickles():
         b"(S'true'\nios\nsystemx"), EXECUTES
     yield "GLOBAL of a long name", proto(
         b"ccollections\nOrderedDict" + b".x" * 4000 + b"\n"), EXECUTES
-    # A vector of what is named grew under the call that reads from it.
+    # A vector of names grew during the call that reads from it.
     yield "_reconstructor of nothing known", (
         b"\x80\x04" + stack_global("copyreg", "_reconstructor")
         + b"(]" + text("a") + text("b") + b"\x93NtR."), EXECUTES
 
-    # The words of a text are not opcodes; but this is called a pickle.
+    # The words of a text are not opcodes, but this file is named as a pickle.
     yield "text", b"Cats are not pickles.\nNor dogs.\n", UNREADABLE
     yield "words, one a line", b"cat\ndog\nbird\n", UNREADABLE
     evil_bytes = b"B" + struct.pack("<I", len(proto(EVIL))) + proto(EVIL)
@@ -276,7 +276,7 @@ def test_pickle(folder, data, want):
 
 
 def test_calls(folder):
-    """Every function of the list, in each way of calling it."""
+    """Every function in the list, in each way of calling it."""
     paths = []
     for index, (module, name) in enumerate(CALLS):
         for way, body in (
@@ -336,7 +336,7 @@ def set_flag(data, flag):
 
 
 def containers(bad, good):
-    """Name of the file, what it holds, may it be unreadable when sound?"""
+    """File name, content, and whether it may be unreadable when sound."""
     def both(name, make, broken=False):
         yield name, make(bad), EXECUTES
         yield "sound_" + name, make(good), UNREADABLE if broken else SAFE
@@ -357,7 +357,7 @@ def containers(bad, good):
     yield from both("p.joblib", zlib.compress)
     yield from both("p.nemo", lambda p: tar(**{"a.ckpt": torch_zip(p)}))
     yield from both("image.png", lambda p: p)
-    # Each is loaded by some reader, and refused by others.
+    # Some readers load each of these, others refuse it.
     yield from both("crc.pt", lambda p: flip_crc(torch_zip(p)), True)
     yield from both("encrypted.pt", lambda p: set_flag(torch_zip(p), 1), True)
     yield from both("prefix.pt", lambda p: b"#!junk\n" + torch_zip(p), True)
@@ -382,7 +382,7 @@ def containers(bad, good):
     header = (names + b"aaC" + b"~" + b"a" * 126 + b'0":1}').ljust(0xf55)
     yield "both.safetensors", (
         b"U\x0f\0\0\0\0\0\0" + header + b"\xff"), SAFE
-    # Under a name that says nothing.
+    # Under a meaningless name.
     for name in ("foo", "x.dat", "notes.txt", "data.json"):
         yield from ((name, b"Np1_0\n0" + EVIL + b".", EXECUTES),
                     (name, b"K\x01" + glob("os", "system") + b"\xff", UNREADABLE),
@@ -422,7 +422,7 @@ def test_directory(folder):
 
 
 def test_verify(folder):
-    """A sound checkpoint beside an evil file is not whole."""
+    """A sound checkpoint with an evil file beside it is not whole."""
     shutil.copytree(DATA / "safetensors/hf_sharded/ckpt", folder / "c")
     CKPT.ok("verify", folder / "c")
     (folder / "c" / "training_args.bin").write_bytes(torch_zip(proto(EVIL)))
@@ -433,7 +433,7 @@ def test_verify(folder):
 
 
 def test_convert(folder):
-    """A sidecar of which nobody can tell is left out by name, unless asked."""
+    """A sidecar that nobody can judge is left out by name, unless asked for."""
     shutil.copytree(DATA / "safetensors/hf_sharded/ckpt", folder / "c")
     (folder / "c" / "training_args.bin").write_bytes(proto(PLAIN)[:-2])
     CKPT.run("verify", folder / "c").want(1)
@@ -515,7 +515,7 @@ def test_differential(folder, root):
     check(compared > 0 or "safetensors" in str(root), f"nothing in {root}")
 
 
-# What their own project's code is needed for, which is not any trainer's.
+# Files that need their own project's code, which no trainer has.
 OWN_CODE = {"training_objects", "whole_module"}
 
 
@@ -524,8 +524,8 @@ def test_golden(folder, case):
     CKPT.run("scan", case).want(want)
 
 
-# How storages of random numbers may begin: of 100,000 each, these were said to
-# call a value that is computed, and numbers of the extension registry.
+# Beginnings of storages of random numbers. Of 100,000 each, these were once
+# reported to call a computed value, and extension registry numbers.
 NUMBERS = ["974aa03c8c8662bd34fd29bccb213ebc219f26bc707b0a3d984707bce1dac5bc",
            "84999f9ffd82cc613b95920c6f92f0928537b8f6518e43530ee1e8faaa5db1db",
            "822e7d627885e3e6e166ff0f0b5dc1efb0ddc6c74f4d4d80651ffd659c448ce1",
@@ -533,8 +533,8 @@ NUMBERS = ["974aa03c8c8662bd34fd29bccb213ebc219f26bc707b0a3d984707bce1dac5bc",
 
 
 def test_numbers(folder):
-    """Elements of a storage are not a pickle for what they may look like; one
-    that imports what it calls is."""
+    """A storage's elements are not a pickle just because they look like one;
+    one that imports what it calls is."""
     def archive(name, storages):
         with zipfile.ZipFile(folder / name, "w") as out:
             out.writestr("archive/data.pkl", proto(PLAIN, 2))
@@ -550,7 +550,7 @@ def test_numbers(folder):
 
 
 def test_large(folder):
-    """In bounded memory, whatever the pickle: 8 bytes a value."""
+    """Memory is bounded, whatever the pickle: 8 bytes per value."""
     for name, body in (("ints", b"K\x01" * 4_000_000),
                        ("tuples", b")" * 8_000_000),
                        ("memo", b"N" + b"\x94" * 8_000_000),

@@ -49,15 +49,15 @@ COMMANDS = (
     ("inspect", RUN, "--all"),
     ("inspect", "hf/llama/ckpt", "--digest"),
 )
-# What is of this machine and this moment: looked at, not kept.
+# Output that depends on this machine and moment: checked, not kept.
 PASSING = (
     ("doctor",),
     ("ls", RUN, "-l"),
     ("doctor", "nowhere/else"),
 )
-# Every command, in what it can be asked for: no line of any is too wide. What
-# is not for people to read on a terminal (JSON, roff, a shell's script) is not
-# folded; a path is copied, so it is not broken.
+# Every command, in its variants: no line of any is too wide. What people don't
+# read on a terminal (JSON, roff, a shell script) is not folded; a path is meant
+# to be copied, so it is not broken.
 EVERY = (
     ("inspect", LEGACY, "-v"), ("inspect", "dcp/fsdp2_w2_adamw/ckpt"),
     ("inspect", "hf/qwen3_moe_bf16/ckpt", "--stats"),
@@ -91,7 +91,7 @@ EVERY = (
 
 
 def shown(argv, width, env=None):
-    """What a terminal of that width, or a pipe, is given."""
+    """Returns what a terminal of that width, or a pipe, gets."""
     env = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8", "TERM": "xterm",
            **(env or {})}
     folder = AGED if RUN in argv else DATA
@@ -110,7 +110,7 @@ def shown(argv, width, env=None):
     while True:
         try:
             said += (more := os.read(ours, 1 << 16))
-        except OSError:  # Linux says so when the other side is closed
+        except OSError:  # how Linux reports that the other side is closed
             break
         if not more:
             break
@@ -121,7 +121,7 @@ def shown(argv, width, env=None):
 
 def plain(text):
     text = re.sub(r"\x1b\[[0-9;]*m", "", text)
-    # Of the disk and the clock, wherever a line is folded.
+    # Depends on the disk and the clock, wherever a line is folded.
     text = re.sub(r"(?ms)^\S+: [\d.]+ \wiB free\n", "", text)
     text = re.sub(r"(?ms)^takes about .*?\snow\n", "", text)
     return re.sub(r"(?m)^(saved +).*", r"\1(when)", text)
@@ -141,7 +141,7 @@ def sound(text, width, command):
         check(width == 0 or copied or columns(line) <= width,
               f"{columns(line)} columns of {width}: {line!r}\nckpt "
               + " ".join(command))
-        # The columns below a name that has a line of its own may be equal.
+        # The columns below a name on its own line may be equal.
         if "inspect" in command and not line.startswith("   "):
             check(line not in section, f"twice: {line!r}\n{text}")
             section.add(line)
@@ -165,8 +165,8 @@ def test_width(folder, width):
     check_equal(len(page), len(golden.read_text()), golden.name)
 
 
-# What generators gave the models, by where a checkpoint keeps it: config.json,
-# model.yaml, params.json, a pickle of args.
+# The generators' settings for the models, by where a checkpoint keeps them:
+# config.json, model.yaml, params.json, a pickle of args.
 HEADERS = {
     "hf/llama/ckpt":
         ("2 layers, hidden 32, 8 heads, 2 kv heads, vocabulary 60", ""),
@@ -204,7 +204,7 @@ def test_header(folder, path, model, iteration):
 
 
 def test_every(folder, width):
-    """What every command shows fits, whatever it is asked for."""
+    """The output of every command fits, whatever it is asked for."""
     for command in EVERY:
         for line in plain(shown(command, width)).splitlines():
             copied = line.startswith(("path ", "found in ")) or " " not in (
@@ -215,14 +215,14 @@ def test_every(folder, width):
 
 
 def test_all_commands(folder):
-    """EVERY has each command that there is."""
+    """EVERY has every command."""
     rows = shown(("help",), 0).split("\nCommands\n")[1].split("\n\n")[0]
     names = {row.split()[0] for row in rows.splitlines() if row[2] != " "}
     check_equal(names - {c[0] for c in EVERY}, set(), "commands without a row")
 
 
 def test_long_names(folder):
-    """Names that differ in the middle only stay distinct at any width."""
+    """Names that differ only in the middle stay distinct at any width."""
     import numpy
     from safetensors.numpy import save_file
     names = [f"model.{'very_long_' * 4}{part}.{'x' * 40}.tail.weight"
@@ -244,7 +244,7 @@ def colours(argv, width, **env):
 
 def test_colours(folder):
     argv = ("inspect", LEGACY)
-    rows = (  # a terminal or not, environment, colours
+    rows = (  # width (0: no terminal), environment, colours
         (80, {}, True),
         (0, {}, False),
         (80, {"NO_COLOR": "1"}, False),
@@ -269,7 +269,7 @@ def test_colours(folder):
 
 
 def bar_at(folder, width):
-    """The lines that a bar was drawn as, of a run that takes a second."""
+    """The lines of the bar drawn by a run that takes a second."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 50, width, 0, 0))
     child = subprocess.Popen(
@@ -291,8 +291,8 @@ def bar_at(folder, width):
 
 
 def test_bars(folder):
-    """The share, bytes and rate at any width; the phase first; where there is
-    room, the time that is left, peak memory, and the tensor."""
+    """The share, bytes and rate at any width; the phase first; if there is
+    room, time left, peak memory, and the tensor."""
     numbers = r"copying [█░]* *\d+%  [\d.]+ KiB / 62\.6 KiB"
     wanted = {40: numbers, 60: numbers + r"  [\d.]+ KiB/s",
               80: numbers + r"  [\d.]+ KiB/s  ETA \d:\d\d  mem [\d.]+ MiB",
@@ -310,7 +310,7 @@ def test_bars(folder):
 
 
 def test_minutes(folder):
-    """In a log a line comes each minute by itself, and what it cost at last."""
+    """In a log, one line each minute, and the totals at the end."""
     done = CKPT.ok("convert", DATA / "hf/llama/ckpt", folder / "out", "--to",
                    "dcp", "--max-rate", "950", timeout=200)
     lines = done.err.splitlines()
@@ -352,7 +352,7 @@ def test_interrupted_bar(folder):
 
 
 def aged():
-    """How old files are takes columns, so a checkout's age may not show."""
+    """Files' ages take columns, so a checkout's age must not show."""
     root = pathlib.Path(tempfile.mkdtemp(prefix="screens-"))
     atexit.register(shutil.rmtree, root)
     shutil.copytree(DATA / RUN, root / RUN)

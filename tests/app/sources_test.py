@@ -20,8 +20,8 @@ FULL = False
 
 
 class Counting(Server):
-    """Answers after a while, and knows how many wait. More than `limit` at
-    once are refused as S3 refuses them."""
+    """Answers after a while, and counts how many wait. Refuses more than
+    `limit` at once as S3 does."""
 
     def __init__(self, folder, seconds=0.25, limit=1000):
         super().__init__(folder)
@@ -52,7 +52,7 @@ def fetch(server, folder, **env):
 
 
 def test_grows(folder):
-    """More requests at once, while that moves more; never more than allowed."""
+    """More requests at once as long as that moves more, within the limit."""
     for i in range(48):
         write_model(folder / f"d/{i}.safetensors", layers(1, 2 << 20))
     with Counting(folder) as server:
@@ -66,8 +66,8 @@ def test_grows(folder):
 
 
 def test_shrinks(folder):
-    """A server that takes four at a time is not asked for eight all the time:
-    what it refuses ends, and the run does not."""
+    """A server that accepts four at a time is not constantly asked for eight:
+    refusals cease, and the run goes on."""
     write_model(folder / "m.safetensors", layers(32, 4 << 20))
     with Counting(folder, 0.15, limit=4) as server:
         fetch(server, folder)
@@ -83,8 +83,8 @@ def ranges(server, name):
 
 
 def test_zip(folder):
-    """The directory of a zip: what is behind it, then all of it. A small one
-    comes with the first."""
+    """A zip's directory: first what follows it, then all of it. A small one
+    comes with the first request."""
     for count, most in ((300, 1), (12_000, 2)):
         name = f"m{count}.pt"
         write_model(folder / "m.safetensors",
@@ -99,7 +99,7 @@ def test_zip(folder):
                      for r in seen]
             with zipfile.ZipFile(folder / name) as archive:
                 directory = archive.start_dir
-            # A small one lies in what the first look at the end brings.
+            # A small one is within the first read at the end.
             behind = [int(b) for b, e in first if int(e) > directory]
             check(0 < len(behind) <= most, f"{len(behind)} for the directory "
                   f"of {count} records: {first}")
@@ -115,7 +115,7 @@ def etag_of(path):
 
 
 class Listed(Server):
-    """A bucket's objects by ListObjectsV2, 1000 on a page."""
+    """A bucket's objects by ListObjectsV2, 1000 per page."""
 
     PAGE = 1000
 
@@ -148,7 +148,8 @@ class Listed(Server):
 
 
 def test_index(folder):
-    """A DCP of many files: its index, the listing's pages, and no file."""
+    """A DCP of many files: reads its index and the listing's pages, but no
+    file."""
     count = 16_384 if FULL else 2_048
     write_model(folder / "m.safetensors", {"w": count * 4})
     (folder / "b").mkdir()
@@ -176,7 +177,7 @@ def test_index(folder):
 
 
 def test_one_listing(folder):
-    """A tree of folders is listed once, and not folder by folder."""
+    """A tree of folders is listed once, not folder by folder."""
     names = [f"{a}/{b}/{c}" for a in "xyz" for b in ("s t", "u") for c in "vw"]
     for name in ("top", *names):
         write_model(folder / "b/run" / f"{name}.safetensors", layers(1, 100))
@@ -196,7 +197,7 @@ def test_one_listing(folder):
 
 
 def llama(folder, hidden=1024, layers=1):
-    """A model of Hugging Face's, by its published names."""
+    """A Hugging Face model with its published names."""
     heads, ffn, vocab = hidden // 128, 256, 64
     shapes = {"model.embed_tokens.weight": (vocab, hidden),
               "model.norm.weight": (hidden,), "lm_head.weight": (vocab, hidden)}
@@ -235,8 +236,8 @@ def llama(folder, hidden=1024, layers=1):
 
 
 def test_once(folder):
-    """Tensors whose rows change places are read once over the wire, though
-    the plan reads them by rows that overlap."""
+    """Tensors whose rows are permuted are read once over the wire, though the
+    plan reads them in overlapping rows."""
     llama(folder / "hf")
     (folder / "s").mkdir()
     ok("convert", folder / "hf", folder / "s" / "f2", "--to",
@@ -257,7 +258,7 @@ def test_once(folder):
 
 
 class Expiring(Server):
-    """Takes the key AKIDOLD for the first bytes alone, as S3 does."""
+    """Accepts the key AKIDOLD for the first bytes only, as S3 does."""
 
     def __init__(self, folder, renew):
         super().__init__(folder)
@@ -277,8 +278,8 @@ class Expiring(Server):
 
 
 def test_expired(folder):
-    """Keys that expire in a run are looked for again where they came from; if
-    they are the same, that is said."""
+    """Keys that expire during a run are looked up again where they came from.
+    If they are unchanged, that is reported."""
     write_model(folder / "b" / "m.safetensors", layers(12, 4 << 20))
 
     def profile(key):
@@ -325,7 +326,7 @@ def token_file(folder, server):
     return {"HF_ENDPOINT": server.url, "HF_TOKEN_PATH": str(folder / "token")}
 
 
-# How a secret comes in: (URL, environment) for a server.
+# Ways for a secret to come in: (URL, environment) for a server.
 SOURCES = {
     "user and password": lambda f, s: (
         s.url.replace("//", "//me:hunter2@") + "/b/m.safetensors", {}),
@@ -372,15 +373,15 @@ SOURCES = {
         "http_proxy": s.url.replace("//", "//me:hunter2@"), "no_proxy": ""}),
 }
 
-# What must not be seen: the secret, and what is made of it.
+# What must not show: the secret, and what is derived from it.
 SHOWN = [SECRET, base64.b64encode(b"hunter2").decode()[:8],
          base64.b64encode(b"me:hunter2").decode(),
          base64.b64encode(b"hunter2-azure").decode()[:12]]
 
 
 class Keys(Hub):
-    """Files, the hub's API, and the services that give out keys; listings of
-    buckets are refused, objects are looked at by name."""
+    """Files, the hub's API, and the services that issue keys. Bucket listings
+    are refused; objects are looked up by name."""
 
     def __init__(self, folder):
         self.cdn = Server(folder)
@@ -426,7 +427,7 @@ class Keys(Hub):
 
 
 def said_by(folder, url, env):
-    """All that commands print and write about a URL."""
+    """Everything that commands print and write about a URL."""
     said = []
     out = folder / "out"
 
@@ -459,8 +460,8 @@ BROKEN = {
 
 
 def test_secrets(folder, name):
-    """No way in leads out: not by -vv, JSON, progress, manifests, journals,
-    plans, traces, pages or messages of what fails."""
+    """No secret gets out: not by -vv, JSON, progress, manifests, journals,
+    plans, traces, pages or error messages."""
     write_model(folder / "s" / "b" / "m.safetensors", layers(2, 1000))
     write_model(folder / "s" / "org/model" / "m.safetensors", layers(2, 1000))
     (folder / "out").mkdir()
@@ -468,7 +469,7 @@ def test_secrets(folder, name):
         url, env = SOURCES[name](folder, server)
         said = said_by(folder, url, env)
         check(server.requests, "nobody was asked")
-        # All of them with --full; else two for each source.
+        # All of them with --full, otherwise two for each source.
         at = list(SOURCES).index(name)
         statuses = list(BROKEN)
         for status in statuses if FULL else (statuses[at % 6],

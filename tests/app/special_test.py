@@ -13,7 +13,7 @@ from files_test import ONE_OF_EACH
 from support import DATA, Suite, check
 
 CKPT = None  # set by prepare
-SECONDS = 30  # on a loaded machine; a FIFO without a writer waits for ever
+SECONDS = 30  # on a loaded machine; a FIFO without a writer waits forever
 MOST = 8  # files of a case
 
 
@@ -26,7 +26,7 @@ def zero(path):
 
 
 def sock(path):
-    # The address of a socket has 108 bytes at most.
+    # A socket's address has at most 108 bytes.
     here = os.open(path.parent, os.O_RDONLY)
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"/proc/self/fd/{here}/{path.name}")
@@ -46,7 +46,7 @@ KINDS = (fifo, zero, sock, directory, dangling)
 
 def some_files(case):
     files = sorted(p.relative_to(case) for p in case.rglob("*") if p.is_file())
-    first = {}  # of each folder and kind of name: readers look for each
+    first = {}  # one per folder and kind of name: readers look for each
     for path in files:
         key = (path.parent, path.suffix, path.name.split("_")[0])
         first.setdefault(key, path)
@@ -72,7 +72,7 @@ def test_special(folder, case):
             if done.code:
                 check('"error":' in done.err, f"{what}: no message: {done.err}")
                 continue
-            # What was not needed is named, or is not a file any more.
+            # What was not needed is named, or is no longer a file.
             fates = {row["path"]: row for row in done.json()["files"]}
             row = fates.get(str(name))
             check(kind is directory or (row and row["fate"] == "left_out"),

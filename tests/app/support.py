@@ -21,7 +21,7 @@ import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-# torch warns that a DeviceMesh was unpickled without its process group.
+# torch warns about a DeviceMesh unpickled without its process group.
 logging.disable(logging.WARNING)
 
 HERE = Path(__file__).resolve().parent
@@ -29,7 +29,7 @@ DATA = HERE.parent / "data"
 
 
 class Failure(Exception):
-    """A check that did not hold; the text is for the reader of the log."""
+    """A failed check; the text is for the reader of the log."""
 
 
 class Skip(Exception):
@@ -53,7 +53,7 @@ def short(value, limit=300):
 
 # ------------------------------------------------------------- running ckpt
 class Result:
-    """How a command ended: exit status, what it said, what it cost."""
+    """How a command ended: exit status, output, cost."""
 
     def __init__(self, argv, code, out, err, seconds, rss):
         self.argv, self.code, self.out, self.err = argv, code, out, err
@@ -173,7 +173,7 @@ TORCH_NAMES = {
 
 
 def from_torch(tensor):
-    """The Tensor that a torch tensor stands for."""
+    """The Tensor for a torch tensor."""
     import torch
 
     tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
@@ -206,7 +206,7 @@ def parts_of(tensor):
 
 
 def torch_tensors(value, path=(), found=None, above=()):
-    """dotted path -> Tensor for each tensor in what torch.load gave."""
+    """dotted path -> Tensor for each tensor in what torch.load returned."""
     import torch
 
     found = {} if found is None else found
@@ -229,7 +229,7 @@ def torch_tensors(value, path=(), found=None, above=()):
 
 
 class Stub:
-    """Stands for any class that is not installed here."""
+    """Stands in for any class that is not installed here."""
 
     def __init__(self, *args, **kwargs):
         self.items = []
@@ -277,7 +277,7 @@ def load_pt(path, weights_only=True, mmap=False):
 
 
 def compare(got, want, what, ignore_extra=()):
-    """Two dicts of Tensors are the same, bit for bit."""
+    """Checks that two dicts of Tensors are the same, bit for bit."""
     missing = [n for n in want if n not in got]
     extra = [n for n in got if n not in want and n not in ignore_extra]
     problems = []

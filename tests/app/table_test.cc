@@ -35,7 +35,7 @@ TEST_CASE("table: widths as a terminal has them") {
   CHECK(display_width("e\xcc\x81") == 1);  // e and a combining accent
   CHECK(display_width("漢字") == 4);
   CHECK(display_width("\x1b[1mbold\x1b[0m") == 4);
-  CHECK(display_width("\xff\xe2") == 2);  // no UTF-8: a column each
+  CHECK(display_width("\xff\xe2") == 2);  // not UTF-8: one column each
 }
 
 TEST_CASE("table: the middle of a name is cut") {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests share that make tiny models by transformers' own classes."""
+"""Shared by tests that make tiny models with transformers' own classes."""
 
 import importlib
 import json
@@ -31,7 +31,7 @@ def config_of(directory):
 
 
 def same_function(tiny, kind, source, alone):
-    """The config.json that ckpt made describes the model that was saved."""
+    """Checks that the config.json that ckpt made describes the saved model."""
     import torch
 
     a, b = (tiny.logits_of(kind.from_pretrained(path, dtype=torch.float32))

@@ -81,7 +81,7 @@ def test_kind(folder, kind):
 
 
 def test_nf4(folder):
-    """NF4, which torchao makes of one tensor, not of a module."""
+    """NF4, which torchao makes from one tensor, not from a module."""
     configs()
     from torchao.quantization.quantize_.workflows.nf4.nf4_tensor import to_nf4
 

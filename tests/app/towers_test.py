@@ -60,7 +60,7 @@ def tower(folder, name):
     config = config_of(source)
     text = config.get("text_config", config)
     layers = text["num_hidden_layers"]
-    # Dense layers are the first ones: the last layer again.
+    # The first layers are dense, so the last layer is repeated.
     again = layers - 1 if text.get("first_k_dense_replace") else 0
     for kept, count in ((f"0-{layers - 2}", layers - 1),
                         (f"0-{layers - 1},{again}-{layers - 1}",
@@ -98,8 +98,8 @@ def two_stacks(folder, name):
 
 
 def by_itself(folder):
-    """What --keys leaves of a model is a tower: its layers are counted, and
-    rows that a distributed checkpoint stacks are not those of the text."""
+    """--keys leaves only a model's tower: its layers are counted, and rows that
+    a distributed checkpoint stacks aren't the text's."""
     tiny = models_of("multimodal_models")
     name = "qwen2_5_vl"
     tiny.model_of(tiny.config_of(name)).save_pretrained(folder / "source")

@@ -16,8 +16,8 @@ from support import DATA, Skip, Suite, check, check_equal
 CKPT = None  # set by prepare
 GOLDENS = DATA / "hf"
 PEER = Path(sys.prefix) / "transformers_5.12.1"
-# What these need and args don't have: layer types, expert groups, windows, a
-# token id that fits a tiny vocabulary.
+# Families that need what args don't have: layer types, expert groups, windows,
+# a token id that fits a tiny vocabulary.
 NEEDS_CONFIG = ("gemma2", "gemma3", "deepseek", "olmo2", "mistral",
                 "phi3")
 
@@ -84,7 +84,7 @@ def through(folder, case, container, options):
 
 
 def from_args(folder, case):
-    """Nothing but Megatron's args says what the model is."""
+    """Only Megatron's args say what the model is."""
     there, back = folder / "there", folder / "back"
     CKPT.ok("convert", GOLDENS / case / "ckpt", there, "-q", "--to",
             "megatron_torch_dist", "--tp",
@@ -102,7 +102,7 @@ def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
     for case in cases():
-        # Falcon's goldens have one layer, and one group of heads.
+        # Falcon's goldens have one layer and one group of heads.
         ranks = 1 if case.startswith("falcon") else 2
         suite.add(f"{case} through Megatron", through, case,
                   "megatron_torch_dist", ["--tp", ranks, "--pp", ranks])

@@ -27,8 +27,8 @@ def load(path):
 
 
 def test_one_file(folder, case):
-    """model.pt and optim.pt as the peer's; the same as safetensors, which open
-    as one checkpoint."""
+    """model.pt and optim.pt like the peer's, and the same as safetensors, which
+    open as one checkpoint."""
     source, peer = GOLDENS / case / "ckpt", GOLDENS / case / "unsharded"
     out = folder / "pt"
     CKPT.ok("unshard", source, out, "--verify", "--to", "torch")
@@ -95,7 +95,7 @@ def test_chunks(folder, case):
 
 
 def test_optimizer(folder, options):
-    """The optimizer, and its values that are not tensors, in the other forms."""
+    """The optimizer, including its non-tensor values, in the other forms."""
     case = "state_unflat_w2"
     source, peer = GOLDENS / case / "ckpt", GOLDENS / case / "unsharded"
     out = folder / "out"
@@ -110,7 +110,7 @@ def test_optimizer(folder, options):
 
 
 def test_v1(folder, case):
-    """Generation 1: the numbered state that its unshard_optim_state gives."""
+    """Generation 1: the numbered state that its unshard_optim_state returns."""
     out, pt, lone = folder / "out", folder / "pt", folder / "optim.pt"
     source = V1 / case / "ckpt"
     CKPT.ok("unshard", source, out, "--verify")
@@ -124,7 +124,7 @@ def test_v1(folder, case):
 
 
 def test_others(folder, case):
-    """One file for each tensor of any other format."""
+    """Any other format, one file for each tensor."""
     source, out = DATA / case / "ckpt", folder / "out"
     CKPT.ok("unshard", source, out, "--per-tensor", "--verify", "--model-only")
     got = {}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A proxy on loopback that passes requests on to a server of objects, and
-does to them what networks and servers do."""
+"""A proxy on loopback that forwards requests to an object server, and does to
+them what networks and servers do."""
 
 import http.client
 import http.server

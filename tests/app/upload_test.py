@@ -23,7 +23,7 @@ from support import DATA, Failure, Skip, Suite, check, check_equal
 from upload_proxy import Proxy
 
 SERVER = None  # one for all cases
-CASES = 0  # each has a folder in one bucket: buckets take the server's room
+CASES = 0  # each has a folder in one bucket: buckets take up server space
 PART = 5 << 20
 
 
@@ -85,8 +85,8 @@ class Place:
 
 
 def same_as(place, prefix, folder):
-    """What is below a prefix is what is in a directory, byte for byte; of the
-    manifest, which names its source, that it is there."""
+    """What is below a prefix equals a directory, byte for byte. The manifest,
+    which names its source, only has to be there."""
     want = {str(p.relative_to(folder)): p for p in folder.rglob("*")
             if p.is_file()}
     got = [k.removeprefix(prefix + "/") for k in place.keys(prefix + "/")]
@@ -105,7 +105,7 @@ CONVERSIONS = [("safetensors/hf_sharded", "dcp"),
 
 
 def test_convert(folder, case, form):
-    """A target is what it would be on this machine, and verifies there."""
+    """A target is the same as on this machine, and verifies there."""
     with Place(folder) as place:
         source = DATA / case / "ckpt"
         rest = ("--to", form, "--allow-replica-mismatch", "-q")
@@ -135,7 +135,8 @@ def send(place, source, key="new", *rest, **extra):
 
 
 def test_parts(folder):
-    """Large files go in parts, bytes go once, and nothing is seen before."""
+    """Large files go in parts, bytes are sent once, and nothing shows
+    before."""
     with Place(folder) as place:
         source = big(folder)
         early = []
@@ -183,7 +184,7 @@ PASSING = {
 
 
 def test_passing(folder, name):
-    """What passes is tried again; what is there is right."""
+    """Passing faults are retried; the result is right."""
     with Place(folder) as place:
         source = big(folder)
         kind, most, fault = PASSING[name]
@@ -215,8 +216,8 @@ LASTING = {
 
 
 def test_lasting(folder, name):
-    """What lasts ends the run with its own words; nothing of the model is
-    published, and --resume goes on with the parts that stand."""
+    """A lasting fault ends the run with its own message. Nothing of the model
+    is published, and --resume continues from the parts already there."""
     with Place(folder) as place:
         source = big(folder)
         kind, fault, code, words = LASTING[name]
@@ -257,7 +258,7 @@ def test_abandoned(folder):
         done = send(place, source, "new", "--resume", "--keys", "layers.0.*")
         check(done.code not in (0, 70), str(done))
         check_equal(len(place.uploads()), 1, "uploads after a refusal")
-        # a fresh run: the claim of the dead one is in the way, and named
+        # a fresh run: the dead one's claim is in the way, and is named
         done = send(place, source)
         check_equal(done.code, 5, done.err)
         check_equal(place.keys("new/"), ["new/.ckpt-upload"], "objects")
@@ -266,7 +267,7 @@ def test_abandoned(folder):
 
 
 def test_cleared(folder):
-    """A fresh run aborts what an earlier one began, and begins anew."""
+    """A fresh run aborts what an earlier one began, and starts over."""
     with Place(folder) as place:
         source = big(folder)
         place.proxy.fault = lambda what, number, path: (
@@ -284,7 +285,7 @@ def test_cleared(folder):
 
 
 def test_exists(folder):
-    """What stands there stays, but for --overwrite."""
+    """Existing objects stay, except with --overwrite."""
     with Place(folder) as place:
         source = big(folder, 1, 1000)
         send(place, source).want(0)
@@ -312,7 +313,7 @@ def test_exists(folder):
 
 
 def test_raced(folder):
-    """What comes to stand there during the run stays as it is."""
+    """What appears there during the run is left alone."""
     with Place(folder) as place:
         source = big(folder)
 
@@ -328,7 +329,7 @@ def test_raced(folder):
 
 
 def test_claimed(folder):
-    """Of two runs that end together one goes on."""
+    """Of two runs that end together, one wins."""
     with Place(folder) as place:
         source = big(folder, 1, 1000)
         first = send(place, source, "probe")
@@ -348,7 +349,8 @@ def test_claimed(folder):
 
 
 def test_interrupt(folder):
-    """Ctrl-C in the middle of an upload: nothing appears, --resume goes on."""
+    """Ctrl-C in the middle of an upload: nothing appears, --resume
+    continues."""
     with Place(folder) as place:
         source = big(folder, 9)
         place.proxy.delay = 0.3
@@ -373,7 +375,7 @@ def test_interrupt(folder):
 
 
 def blocks(folder):
-    """Bytes that files below it take on the disk."""
+    """Bytes of disk that the files below it use."""
     total = 0
     for path in folder.rglob("*"):
         try:
@@ -392,8 +394,8 @@ def begin(place, source, form, key="new", *rest, **extra):
 
 
 def test_streamed(folder, form):
-    """Parts go while others are written: the disk holds a few of them. Each is
-    sent once, though checksums in them are known late."""
+    """Parts are sent while others are written, so the disk holds only a few.
+    Each is sent once, although checksums in them are known late."""
     with Place(folder) as place:
         source = big(folder, 30)
         place.proxy.delay = 0.05
@@ -419,8 +421,9 @@ def test_streamed(folder, form):
 
 
 def test_killed(folder, form, how):
-    """What a dead run sent stands, though its bytes are gone here: --resume
-    sends the rest. If the server has lost it, all of it is sent again."""
+    """What a dead run sent still counts, though its bytes are gone here:
+    --resume sends the rest. If the server has lost it, everything is sent
+    again."""
     with Place(folder) as place:
         source = big(folder, 20)
         place.proxy.delay = 0.1
@@ -471,8 +474,7 @@ def test_gs(folder):
 
 
 def test_commands(folder):
-    """reshard, unshard and salvage write there, and read back what they
-    wrote."""
+    """reshard, unshard and salvage write there, and read back their output."""
     with Place(folder) as place:
         source = DATA / "megatron_torch_dist/gpt_tp2_pp2_v0161/ckpt"
         for words in (["reshard", "--tp", "1", "--verify"],
@@ -516,8 +518,8 @@ def fetched_as(place, key, root):
 
 
 def test_fetch(folder):
-    """From the hub to a bucket, and from there to another place: as they are,
-    each byte once, the index last, nothing left."""
+    """From the hub to a bucket, and from there to another place: unchanged,
+    each byte once, the index last, nothing left over."""
     hub, cdn, root = hub_with(folder)
     size = sum(p.stat().st_size for p in root.rglob("*") if p.is_file())
     with Place(folder) as place, hub, cdn:
@@ -552,8 +554,8 @@ def test_fetch(folder):
 
 
 def test_fetch_resumes(folder):
-    """What was sent stands, and is neither fetched nor sent again, unless its
-    bytes are needed for a sha256; a source that changed begins anew."""
+    """What was sent is neither fetched nor sent again, unless its bytes are
+    needed for a sha256. A changed source starts over."""
     write_model(folder / "s" / "m.safetensors", layers(5, 6 << 20))
     with Place(folder) as place, Server(folder / "s") as server:
         url = server.url + "/m.safetensors"
@@ -588,7 +590,8 @@ def test_fetch_resumes(folder):
 
 
 def test_fetch_lies(folder):
-    """Other bytes than the hub promises never appear, and are not resumed."""
+    """Bytes that differ from what the hub promises never appear, and are not
+    resumed."""
     hub, cdn, root = hub_with(folder)
     with Place(folder) as place, hub, cdn:
         env = {**place.env, "HF_ENDPOINT": hub.url}
@@ -609,7 +612,7 @@ def test_fetch_lies(folder):
 
 
 def test_plan(folder):
-    """A plan may be of URLs: run as it was made, refused when they changed."""
+    """A plan may name URLs: it runs as made, and is refused if they changed."""
     with Place(folder) as place:
         source = big(folder)
         SERVER.put(source, f"bucket/{place.base}src/model.safetensors")
@@ -626,7 +629,7 @@ def test_plan(folder):
 
 
 def test_refused(folder):
-    """What can't be written says so."""
+    """What can't be written is refused with a reason."""
     source = big(folder, 1, 1000)
     with Place(folder) as place:
         for url in ("hf://org/model", "https://host/x", "az://c/x"):
@@ -659,7 +662,7 @@ def test_dry_run(folder):
                    if w in ("put", "part", "begin")], place.proxy.seen)
 
 
-# What a request may end with, and whether it is asked again.
+# How a request may end, and whether it is retried.
 FAULTS = {
     "500": (("status", 500, "InternalError"), True),
     "503": (("status", 503, "SlowDown"), True),
@@ -692,7 +695,7 @@ class Sending:
         self.web = f"{web.url}/src"
         self.env = {**place.env, "CKPT_NET_STALL": "1",
                     "CKPT_NET_RETRIES": "2", "CKPT_NET_CONNECTIONS": "2"}
-        # What stands there is new, or what it replaces.
+        # What is there before: nothing, or what the run replaces.
         self.old = {}
         self.send("want").want(0)
         self.kinds = [w for w, _ in place.proxy.seen]
@@ -721,7 +724,7 @@ class Sending:
         return self.there(name)
 
     def judge(self, name, done, old):
-        """Whole, or as it was, or said not to be finished."""
+        """Whole, or unchanged, or marked as unfinished."""
         now = self.there(name)
         if done.code == 0:
             check(now == self.want, f"{sorted(now)}: {done}")
@@ -746,13 +749,13 @@ class Sending:
 
 
 def test_any(folder, command, every):
-    """Any request of any command that sends, and any that goes on: whatever it
-    ends with, nothing half-done looks whole, and --resume goes on."""
+    """Any request of any command that sends or resumes: however it ends,
+    nothing half-done looks whole, and --resume continues."""
     with Place(folder) as place, Server(folder) as web:
         case = Sending(folder, place, web, command)
         rule = random.Random(command)
         kinds = sorted(set(case.kinds))
-        # Of these 200 without a word says all that there is to say.
+        # For these, an empty 200 is a full answer.
         rows = [(k, f) for k in kinds for f in FAULTS
                 if k not in ("delete", "abort", "head")
                 or FAULTS[f][0][0] != "body"]
@@ -776,7 +779,7 @@ def test_any(folder, command, every):
                         check_equal(done.code, 0, str(done))
                     case.judge(name, done, old)
                     if done.code != 0:
-                        # The run that goes on meets one, too.
+                        # The resumed run meets a fault, too.
                         more = [] if command == "fetch" else ["--resume"]
                         case.judge(name, case.send(name, harm, *more), old)
                         case.goes_on(name)

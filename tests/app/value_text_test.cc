@@ -40,7 +40,7 @@ TEST_CASE("value text: canonical JSON as people write it") {
        R"("args":{"!tuple":[{"!global":"builtins list"}]},"pairs":[["k",1]]})",
        R"(collections.defaultdict(builtins.list) {"k": 1})"},
       {R"([1,{"!ref":""},{"!elided":9}])", "[1, <above>, …]"},
-      // What no canonical JSON holds still gives some text.
+      // What canonical JSON never holds still gives some text.
       {R"({"!tuple":5})", "(5)"},
       {R"({"!dict":[1,[2]]})", "{}"},
       {R"({"!object":7})", "object()"},

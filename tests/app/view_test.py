@@ -52,7 +52,7 @@ class Served:
         return status, json.loads(body)
 
     def raw(self, data, timeout=20):
-        """What comes back until the server closes."""
+        """Returns what comes back until the server closes."""
         with socket.create_connection(("127.0.0.1", self.port)) as link:
             link.settimeout(timeout)
             link.sendall(data)
@@ -79,7 +79,7 @@ def serving(*args):
 
 
 def plain_page(page):
-    """The page with what a live one has beside it taken out."""
+    """The page without what only a live one has."""
     page = re.sub(r"<meta http-equiv=\"Content-Security-Policy\"[^\n]*\n", "",
                   page)
     page = re.sub(r"<script nonce=\"\w+\">\n//[^\n]*\n'use strict';\n// The "
@@ -116,7 +116,7 @@ def test_page(folder):
 
 
 def test_stats(folder):
-    """Each tensor's, and only its bytes are read."""
+    """Each tensor's stats, reading only its bytes."""
     for path in (LEGACY, SHARDED):
         tensors = CKPT.inspect(path, "--stats")["tensors"]
         tensors = tensors[:: max(1, len(tensors) // 30)]
@@ -131,7 +131,8 @@ def test_stats(folder):
 
 
 def same_stats(got, want, name):
-    """Sums depend on how threads cut them, in their last digits."""
+    """Compares stats; the last digits of sums depend on how threads cut
+    them."""
     check_equal(list(got), list(want), f"members of {name}")
     for key, value in want.items():
         if isinstance(value, float) and isinstance(got[key], float):
@@ -142,7 +143,7 @@ def same_stats(got, want, name):
 
 
 def test_numpy(folder):
-    """Against numpy, by names that have to be quoted."""
+    """Against numpy, with names that need quoting."""
     import numpy
     from safetensors.numpy import save_file
     rng = numpy.random.default_rng(7)
@@ -164,7 +165,7 @@ def test_numpy(folder):
 
 
 def test_rows(folder):
-    """A row's `first` leads to all its tensors; all rows, to all of them."""
+    """A row's `first` leads to all its tensors, and all rows to all tensors."""
     with serving(LEGACY) as served:
         page = served.get()[2].decode()
         data = re.search(r"id=\"data\">(.*?)</script>", page, re.S)[1]
@@ -226,7 +227,7 @@ main().catch(e => fail(e.stack));
 
 
 def test_script(folder):
-    """The page's own script in node: rows open, and close."""
+    """The page's own script in node: rows open and close."""
     node = shutil.which("node")
     if node is None:
         raise Skip("node is not installed")
@@ -247,7 +248,7 @@ def test_script(folder):
 
 
 def test_damage(folder):
-    """A file cut short while it is served is told, and the server lives."""
+    """A file truncated while it is served is reported, and the server lives."""
     import numpy
     from safetensors.numpy import save_file
     save_file({"w": numpy.ones(100000, "f4")}, folder / "a.safetensors")
@@ -261,7 +262,8 @@ def test_damage(folder):
 
 
 def test_strangers(folder):
-    """Who has no token, another's name, or another wish is told nothing."""
+    """A client without the token, with another host name or another request,
+    learns nothing."""
     with serving(SHARDED) as served:
         port, token = served.port, served.path.strip("/")
         check(re.fullmatch(r"[0-9a-f]{32}", token), token)
@@ -330,7 +332,8 @@ def test_too_much(folder):
 
 
 def test_slow(folder):
-    """Twice as many silent clients as are let in: all leave, others come."""
+    """Twice as many silent clients as are admitted: all leave, others get
+    in."""
     with serving(SHARDED) as served:
         links = [socket.create_connection(("127.0.0.1", served.port))
                  for _ in range(64)]
@@ -353,7 +356,7 @@ def test_slow(folder):
 
 
 def test_many(folder):
-    """Browsers that ask at once, and some who go before the answer."""
+    """Browsers that ask at once, some of which leave before the answer."""
     names = [t["name"] for t in CKPT.inspect(LEGACY)["tensors"]][:20]
     with serving(LEGACY) as served:
         failures = []
@@ -410,7 +413,8 @@ def test_end(folder):
 
 
 def test_words(folder):
-    """--json and --port; what is not a port, taken, or no checkpoint."""
+    """--json and --port; invalid ports, taken ports, and what isn't a
+    checkpoint."""
     with serving(SHARDED, "--json") as served:
         document = json.loads(served.url)
         check_equal((document["schema"], list(document)),

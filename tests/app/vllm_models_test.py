@@ -29,7 +29,7 @@ SCALES = ("_k_scale", "_prob_scale", "_q_scale", "_v_scale")
 SMALL = dict(vocab_size=120, hidden_size=32, intermediate_size=48,
              num_hidden_layers=2, num_attention_heads=8,
              num_key_value_heads=4, max_position_embeddings=64)
-# transformers' names of models and what they need to be small.
+# transformers' names of models, and the settings that make them small.
 MODELS = {
     "llama": {}, "mistral": {"head_dim": 4}, "qwen2": {}, "qwen3": {},
     "granite": {},
@@ -49,7 +49,7 @@ MODELS = {
                   "shared_expert_intermediate_size": 32,
                   "num_experts_per_tok": 2},
 }
-# Whose runner of experts is given the router.
+# Models whose runner of experts gets the router.
 OWNS_ROUTER = ("qwen3_moe", "deepseek_v2", "deepseek_v3")
 
 
@@ -148,7 +148,7 @@ class Rank:
         self.scales(a + "attn.")
 
     def latent(self, a):
-        """MLA: modules of the attention are in a wrapper once more."""
+        """MLA: the attention's modules are also in a wrapper."""
         import torch
 
         def put(name, value):
@@ -233,11 +233,11 @@ BLOCK = 2  # rows and columns that share a scale, so that models stay tiny
 
 
 class Fp8Rank(Rank):
-    """The same of fp8 in blocks, as vLLM 0.33.0 makes the parameters that its
+    """The same in fp8 blocks, as vLLM 0.33.0 makes the parameters that its
     loader fills (Fp8LinearMethod, Fp8MoEMethod: create_weights, before the
     kernels' own form): a weight_scale_inv beside each weight, cut and joined as
-    the weight is, and an attention's scales of the cache, -1 where no
-    checkpoint says them (Fp8KVCacheMethod; MLA's attention has none).
+    the weight is, and an attention's cache scales, -1 where no checkpoint gives
+    them (Fp8KVCacheMethod; MLA's attention has none).
     """
 
     def __init__(self, tensors, config, tp, rank, ep):
@@ -246,7 +246,7 @@ class Fp8Rank(Rank):
         others = {n: t for n, t in tensors.items()
                   if not n.endswith("_scale_inv")}
         super().__init__(others, config, tp, rank, ep)
-        # Scales are cut as a model whose sizes are a block's part of these.
+        # Scales are cut like a model with these sizes divided by the block.
         small = {n: scales.get(n, t) for n, t in others.items()}
         whole = self.state
         super().__init__(small, config, tp, rank, ep)
@@ -265,7 +265,7 @@ class Fp8Rank(Rank):
 
 
 def in_fp8(folder):
-    """The linear layers of a model as codes of fp8 and scales of blocks."""
+    """Turns a model's linear layers into fp8 codes and block scales."""
     import torch
     from safetensors.torch import save_file
 
@@ -365,7 +365,7 @@ def check_ranks(folder, tensors, config, tp, ep, kind=Rank):
 
 
 def round_trip(folder, hf, ranks, kind=Rank):
-    """(tp, whole experts on each rank) one after the other, and back."""
+    """Each (tp, whole experts on each rank) in turn, and back."""
     tensors = read_hf(hf)
     config = json.loads((hf / "config.json").read_text())
     config.setdefault("num_key_value_heads", config["num_attention_heads"])
@@ -403,7 +403,7 @@ def made(folder, kind):
 
 
 def old_names(folder):
-    """As vLLM 0.11 had the experts: read, and taken apart all the same."""
+    """The experts' names of vLLM 0.11: read, and split all the same."""
     from safetensors.torch import save_file
 
     hf = DATA / "hf/qwen3_moe_bf16/ckpt"
@@ -439,7 +439,7 @@ def refusals(folder):
 
 
 def counted(folder):
-    """How many of transformers' models go there and back."""
+    """Counts the transformers models that go there and back."""
     kinds = {json.loads((DATA / "hf" / g / "ckpt/config.json").read_text())[
         "model_type"] for g in GOLDENS} | set(MODELS)
     print(f"{len(kinds)} model types to vLLM's sharded_state and back: "

@@ -22,7 +22,7 @@ MODELS = DATA / "vllm/models"
 
 
 def filled(name, dtype, shape):
-    """Finite numbers with 16 bits, of which the name is the seed."""
+    """Finite 16-bit numbers, with the name as seed."""
     import torch
 
     data = hashlib.shake_128(name.encode()).digest(2 * math.prod(shape))
@@ -42,7 +42,8 @@ def write_source(folder, truth):
 
 
 def values(tensor, dtype):
-    """As that dtype: vLLM has some routers in f32 and copies what is stored."""
+    """The values as that dtype: vLLM keeps some routers in f32 and copies what
+    is stored."""
     import torch
 
     kinds = {"bf16": torch.bfloat16, "f32": torch.float32}
@@ -79,7 +80,8 @@ def check_back(folder, source, hf):
 
 
 def test_model(folder, path):
-    """To every number of ranks that vLLM was asked for, one from another."""
+    """To every number of ranks that vLLM was asked for, each from the one
+    before."""
     truth = json.loads(path.read_text())
     hf = source = write_source(folder / "hf", truth)
     for spec, want in truth["ranks"].items():
@@ -127,7 +129,7 @@ def gpt_oss(folder):
 
 def gpt_oss_rank(t, rank, whole):
     """What its loader in vLLM 0.33.0 gives one of two ranks: rows of gate and
-    up alternate in w13, and rank 0 alone has the bias of w2."""
+    up alternate in w13, and only rank 0 has w2's bias."""
     import torch
 
     a = "model.layers.0.self_attn."
@@ -174,7 +176,7 @@ def test_gpt_oss(folder, whole):
 
 
 def test_bias(folder):
-    """What other ranks add to the first one's bias has to be zero."""
+    """What other ranks add to the first one's bias must be zero."""
     from safetensors.torch import load_file, save_file
 
     hf, _ = gpt_oss(folder)
@@ -196,7 +198,7 @@ def test_bias(folder):
 
 
 def test_pairs(folder):
-    """Llama 4's heads have to be whole pairs of rows."""
+    """Llama 4's heads must be whole pairs of rows."""
     truth = json.loads((MODELS / "llama4_text.json").read_text())
     truth["config"].update(num_attention_heads=64, num_key_value_heads=16,
                            head_dim=1)  # of the same rows

@@ -160,7 +160,7 @@ class Rank:
                 continue
             full = torch.zeros(padded, self.model.hidden, dtype=t[name].dtype)
             full[:self.model.vocab] = t[name]
-            # Tied: two keys of one memory, the smaller of which is kept.
+            # Tied: two keys for one memory, of which the smaller is kept.
             gemma = self.model.kind.startswith("gemma")
             key = name if HEAD in t or gemma else HEAD
             self.state[key] = full.chunk(self.tp)[self.rank].contiguous()
@@ -221,9 +221,9 @@ def write_ranks(folder, model, tp):
 
 
 def write_stages(folder, model, tp, pp, word="tp"):
-    """As save_model does in each stage: PPMissingLayer keeps the layers'
-    numbers, the first stage has the embeddings and the last one norm and
-    head; tied embeddings are the last one's, too, as its head."""
+    """What save_model does in each stage: PPMissingLayer keeps the layers'
+    numbers, the first stage has the embeddings and the last one norm and head;
+    the last one also has tied embeddings, as its head."""
     from safetensors.torch import save_file
 
     folder.mkdir()
@@ -286,13 +286,13 @@ def test_golden(folder):
 
 
 def test_golden_settled(folder):
-    """Without config.json heads are not cut, unless somebody says how."""
+    """Without config.json, heads are not cut unless told how."""
     path = GOLDEN / "ckpt"
     wants(CKPT.run("reshard", path, folder / "four", "--tp", 4), 5,
           "config.json")
     rules = folder / "rules.json"
     rules.write_text(json.dumps({"*.qkv_proj.*": {"dim": 0, "groups": 3}}))
-    # 10 rows of a vocabulary that nobody padded.
+    # 10 rows of an unpadded vocabulary.
     CKPT.ok("reshard", path, folder / "four", "--tp", 4, "--shard-dims",
             rules, "--exclude", "{lm_head,*embed_tokens}.weight")
     want = read_safetensors(GOLDEN / "expected.safetensors")
@@ -379,7 +379,7 @@ def test_parts(folder):
 
 
 def test_old(folder):
-    """Older versions have no buffers of scales: --exclude leaves them out."""
+    """Older versions have no scale buffers: --exclude leaves them out."""
     model = Model(4)
     CKPT.ok("convert", model.write(folder / "hf"), folder / "new", "--to",
             "vllm", "--tp", 2)
@@ -563,7 +563,7 @@ def test_refused(folder):
 
 
 def test_quantized(folder):
-    """Weights that vLLM packed are not cut; as they are they stay."""
+    """Weights that vLLM packed are not cut, only kept as they are."""
     import torch
 
     def edit(tensors):

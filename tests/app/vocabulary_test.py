@@ -21,7 +21,7 @@ sys.path.insert(0, os.path.join(sys.prefix, "transformers_5.12.1"))
 os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
 CKPT = None  # set by prepare
 ROWS, FEWER = 64, 48
-OWN_ROWS = 72  # no other number of a tiny model
+OWN_ROWS = 72  # unlike any other number of a tiny model
 
 
 def tiny_models():
@@ -99,7 +99,7 @@ def fewer(folder, source, model_type, kind, want):
 
 
 def own_names(folder, model_type):
-    """Fewer and more rows without another dialect."""
+    """Fewer and more rows without changing the dialect."""
     import torch
 
     tiny = tiny_models()
@@ -138,14 +138,14 @@ def own_names(folder, model_type):
                     / want.abs().max())
         check(got.shape[-1] == rows and off < 1e-5,
               f"{rows} rows: logits differ by {off:.2g}")
-    # What has a manifest was written by ckpt: it is held against its rows.
+    # What has a manifest was written by ckpt: it is checked against its rows.
     CKPT.ok("convert", folder / f"of{OWN_ROWS + 8}", folder / "again", "--to",
             "safetensors", "--vocab-size", OWN_ROWS, "--no-fsync", "-q")
     compare(tensors_of(folder / "again"), before, "cut again")
 
 
 def not_followed(folder):
-    """What would be lost, or can't be told, is named."""
+    """What would be lost or is ambiguous is named."""
     import json
 
     tiny = tiny_models()
@@ -170,7 +170,7 @@ def not_followed(folder):
                   "--vocab-size", FEWER)
     check("eos_token_id" in run.err, run.err)
     path.write_text(json.dumps(config))
-    # A tensor of as many of something that is no embedding.
+    # A tensor with as many elements that is not an embedding.
     from safetensors.torch import load_file, save_file
     import torch
     file = source / "model.safetensors"
@@ -181,7 +181,8 @@ def not_followed(folder):
 
 
 def parts_follow(folder, key):
-    """Whatever a part of a model is called, it says the rows that are left."""
+    """Whatever a part of a model is called, its config gets the remaining
+    rows."""
     import json
 
     tiny = tiny_models()
@@ -206,9 +207,9 @@ def parts_follow(folder, key):
 
 
 def padded_alone(folder):
-    """Args of Megatron's runs say the rows with padding, and often not how many
-    are tokens. All come home, with a warning; --vocab-size says how many are
-    to, and a config.json beside them contradicts nothing."""
+    """Args of Megatron's runs give the rows with padding, and often not how
+    many are tokens. All come back, with a warning; --vocab-size says how many
+    should, and a config.json beside them doesn't contradict it."""
     import torch
 
     tiny = tiny_models()
@@ -265,7 +266,7 @@ BESIDE = {
 
 
 def tokens_beside(folder, name):
-    """Files that count tokens which no row is left for are named, under any
+    """Files that count tokens without a remaining row are named, under any
     names; those that don't are not."""
     import json
 

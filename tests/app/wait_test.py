@@ -32,7 +32,7 @@ def play(source, target, pause):
 
 
 def test_save(folder, name):
-    """Not before the last byte, and soon after it."""
+    """Ends not before the last byte, but soon after it."""
     target = folder / "save"
     ended = []
 
@@ -53,7 +53,7 @@ def test_save(folder, name):
 
 
 def test_never(folder):
-    """Half a checkpoint and no checkpoint at all: 1, and why."""
+    """Half a checkpoint or none at all: exit status 1, and why."""
     half = folder / "half"
     shutil.copytree(SAVES["safetensors"], half)
     shard = next(half.glob("*.safetensors"))

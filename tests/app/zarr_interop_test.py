@@ -79,15 +79,15 @@ def random_fill(rng, dtype):
 
 
 def random_filters(rng, dtype):
-    """Delta, where it gives back what it got."""
+    """Delta, where it is lossless."""
     return ([numcodecs.Delta(dtype)]
             if dtype[0] in "<|" and dtype[1] in "iu" and rng.random() < 0.5
             else None)
 
 
 def write_array(rng, path, dtype, codec):
-    """One array of zarr-python's making, some of its chunks taken away; what
-    zarr-python itself reads from it."""
+    """Writes an array with zarr-python and removes some of its chunks. Returns
+    what zarr-python itself reads from it."""
     shape, chunks, values = random_array(rng, dtype)
     fill = rng.choice((None, random_fill(rng, dtype)))
     separator = rng.choice("./")
@@ -140,7 +140,7 @@ def test_golden_variants(folder):
 
 
 def test_refused_filters(folder):
-    """What is not read is listed, and named when it is needed."""
+    """What can't be read is still listed, and named when it is needed."""
     need_zarr()
     source = start(folder / "ckpt")
     filters = [numcodecs.FixedScaleOffset(0, 10, "<f4")]
@@ -153,7 +153,7 @@ def test_refused_filters(folder):
 
 
 def test_damaged_delta(folder):
-    """A chunk of differences that is cut."""
+    """A truncated chunk of differences."""
     need_zarr()
     for codec in (None, numcodecs.LZ4(1)):
         source = start(folder / f"ckpt{codec is None}")
@@ -202,8 +202,8 @@ def random_model(rng):
 
 
 def read_with_zarr(folder):
-    """All arrays, by zarr-python; bfloat16, which is Megatron's own name, as
-    unsigned integers of its size."""
+    """All arrays, read by zarr-python; bfloat16, Megatron's own name, as
+    unsigned integers of the same size."""
     out = {}
     for path in sorted(folder.glob("*/.zarray")):
         about = json.loads(path.read_text())
@@ -273,7 +273,7 @@ def same_value(a, b):
 
 
 def test_refused(folder):
-    """What Megatron's zarr has no form for, by its name."""
+    """What Megatron's zarr can't express is named."""
     rows = [
         ("w", torch.tensor(1.0), "0-d"),
         ("w", torch.zeros(0, 3), "empty"),

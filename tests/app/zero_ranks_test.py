@@ -70,7 +70,7 @@ def compare(source, stage, before, after, folder, sub_group=0):
 
 
 def test_loaded(folder, case, stage, ranks):
-    """DeepSpeed's masters are those that its own zero_to_fp32 gave."""
+    """DeepSpeed's masters equal what its own zero_to_fp32 made."""
     out = folder / "out"
     CKPT.ok("reshard", GOLDENS / case / "ckpt", out, "--dp", ranks, "--verify")
     got = resumed(stage, out, folder / "got.pt", ranks, 0)["loaded"]
@@ -93,9 +93,9 @@ def test_resume(folder, stage, before, after, sub_group=0):
 
 
 def test_trainer(folder, stage, before, after):
-    """Hugging Face's Trainer resumes its step with other ranks: the masters are
-    those that were saved, loss, masters and moments after one more step those
-    of the unchanged run."""
+    """Hugging Face's Trainer resumes its step with other ranks: the masters
+    equal the saved ones, and after one more step loss, masters and moments
+    equal those of the unchanged run."""
     import torch
 
     script = {"script": "zero_trainer_peer.py"}
@@ -108,7 +108,7 @@ def test_trainer(folder, stage, before, after):
         CKPT.ok("verify", step, out)
         got = resumed(stage, out, folder / f"got{ranks}.pt", ranks, 0, **script)
         check(abs(got["loss"] - want["loss"]) < 1e-5, f"{got['loss']}")
-        # As above: of three gradients the mean is rounded otherwise.
+        # As above: the mean of three gradients is rounded differently.
         for when in ("loaded", "stepped") if ranks != 3 else ("loaded",):
             check_equal(sorted(got[when]), sorted(want[when]), "names")
             for name, tensor in want[when].items():
@@ -117,14 +117,15 @@ def test_trainer(folder, stage, before, after):
 
 
 def test_again(folder, case, ranks):
-    """A golden for other ranks and home: each file says what DeepSpeed's did."""
+    """A golden for other ranks and back: each file holds what DeepSpeed's
+    did."""
     from deepspeed_test import load_states, step_folder
 
     import torch
 
     def same(a, b, where):
         if isinstance(b, torch.Tensor):
-            # ZeRO 3 pads each part with anything; `verify` looks at the rest.
+            # ZeRO 3 pads each part with anything; `verify` checks the rest.
             padded = case.startswith("zero3") and b.dim() == 1
             if padded and "module" not in where:
                 return check_equal((a.shape, a.dtype), (b.shape, b.dtype), where)
@@ -185,7 +186,7 @@ def load_named(path):
 
 
 def optimizers(change):
-    """Changes the optimizer's state dict of each rank."""
+    """Changes each rank's optimizer state dict."""
     def run(states):
         if "optimizer_state_dict" in states:
             change(states["optimizer_state_dict"])
@@ -223,7 +224,7 @@ def unlike_step(base):
         group["params"] = [99]
 
 
-# Kind, golden, what is changed in each file, words of the refusal.
+# Kind, golden, the change to each file, words of the refusal.
 REFUSED = [
     ("round robin", "zero1_dp2", zero_of("round_robin_gradients", True),
      "round_robin_gradients"),
@@ -245,7 +246,7 @@ REFUSED = [
 
 
 def test_refused(folder, case, change, words):
-    """What it is, and the next step; nothing is written."""
+    """Names the problem and what to do next; nothing is written."""
     import torch
 
     source = folder / "source"

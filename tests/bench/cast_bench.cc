@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// GiB of source that are cast in a second of processor time, with each
-// instruction set that the processor has. Source and target together are 1 MiB
-// and stay in the cache, as the engine's blocks do; both begin at odd bytes.
+// GiB of source cast per second of processor time, with each instruction set of
+// the processor. Source and target together are 1 MiB and stay in the cache, as
+// the engine's blocks do; both start at odd bytes.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ constexpr uint64_t kBytes = 1 << 20;
 constexpr DType kTypes[] = {DType::f64,  DType::f32,     DType::f16,
                             DType::bf16, DType::f8_e4m3, DType::f8_e5m2};
 
-// The best of samples of 20 ms.
+// The best of several 20 ms samples.
 double rate(const reshard::CastKernel& kernel, DType from, DType to) {
   const uint64_t count = kBytes / (element_size(from) + element_size(to));
   std::vector<std::byte> in(kBytes + 1), out(kBytes + 1);

@@ -3,8 +3,8 @@
 //
 //   cuda_bench              a table; scripts/gpu_bench.sh runs it
 //
-// GB/s counts what a kernel reads and writes, and so it does for the copy, so
-// that "of copy" is the same ratio whatever the work.
+// GB/s counts what a kernel reads and writes, and likewise for the copy, so "of
+// copy" is the same ratio whatever the work.
 #include <cstdio>
 #include <stdexcept>
 #include <string>
@@ -99,7 +99,7 @@ class Bench {
         stream_->stream, [&] { upload(device_[0], up, kBytes, stream_); });
     const double from = seconds_of(
         stream_->stream, [&] { download(down, device_[1], kBytes, stream_); });
-    // The upload's stream is timed while the other one goes on.
+    // The upload's stream is timed while the other one is busy.
     const double both = seconds_of(stream_->stream, [&] {
       upload(device_[0], up, kBytes, stream_);
       download(down, device_[1], kBytes, other);
@@ -140,7 +140,7 @@ void dimension(CkptCudaCopy& copy, uint64_t size, uint64_t in, uint64_t out) {
   ++copy.dims;
 }
 
-// Half of the columns of a matrix, to rows without gaps.
+// Packs half of a matrix's columns into rows without gaps.
 void pack(Bench& bench, uint64_t row, uint64_t skew) {
   CkptCudaCopy copy = plain(1);
   copy.in = skew;
@@ -164,7 +164,7 @@ void cast(Bench& bench, const char* name, uint32_t from, uint32_t to,
 
 void transpose(Bench& bench, uint32_t element) {
   CkptCudaCopy copy = plain(element);
-  const uint64_t side = 5000;  // no power of two, no multiple of a tile
+  const uint64_t side = 5000;  // not a power of two or a multiple of a tile
   dimension(copy, side, element, side * element);
   dimension(copy, side, side * element, element);
   bench.show("transpose of " + std::to_string(element) + " B elements", &copy,

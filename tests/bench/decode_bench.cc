@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// GB of bf16 that are made of quantized weights in a second of processor time:
-// codes and scales stand in memory, the engine's blocks of 1 MiB are read one
-// after the other.
+// GB of bf16 made from quantized weights per second of processor time. Codes
+// and scales are in memory; the engine's 1 MiB blocks are read one after the
+// other.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -94,7 +94,7 @@ int main() {
   mxfp4.made.transposed = true;
   mxfp4.made.block_columns = 32;
   Weight::place(mxfp4.made.codes, DType::u8, kRows, kColumns / 2, 0, 1);
-  // The bytes of 0.01F: powers of two as weights have them, none at an end.
+  // The bytes of 0.01F: powers of two typical of weights, none at an extreme.
   Weight::place(mxfp4.made.scales, DType::u8, kRows, kColumns / 32, 1, 1);
   fmt::print("{:<16}{:>6.1f} GB/s\n", "mxfp4", rate(mxfp4.made));
 

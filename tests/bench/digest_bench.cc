@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// GiB/s of what runs over every byte: digest and CRC-32. The block of 1 MiB
-// stays in the cache, as the engine's blocks do.
+// GiB/s of the passes over every byte: digest and CRC-32. The 1 MiB block stays
+// in the cache, as the engine's blocks do.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -15,7 +15,7 @@ namespace {
 
 uint64_t sink = 0;
 
-// Repeats work(), which goes over `bytes`, for a quarter of a second.
+// Repeats work(), which processes `bytes`, for a quarter of a second.
 template <class Work>
 void measure(const std::string& what, uint64_t bytes, Work work) {
   using Clock = std::chrono::steady_clock;

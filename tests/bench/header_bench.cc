@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How long 100,000 tensors take to open: the header of one safetensors file,
-// the catalog made of it, and an index of as many names. The aim is 60 ms for
-// a header in a Release build (an inspect starts in milliseconds).
+// the catalog made from it, and an index with as many names. The aim is 60 ms
+// for a header in a Release build (an inspect starts in milliseconds).
 //
 //   header_bench [TENSORS]
 #include <fmt/format.h>
@@ -21,7 +21,7 @@
 namespace ckpt {
 namespace {
 
-// Processor time: the clock says little on a shared machine.
+// Processor time, as wall time says little on a shared machine.
 double milliseconds() {
   return 1e3 * static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
 }
@@ -38,7 +38,7 @@ double best_of(int runs, Function function) {
   return best;
 }
 
-// Names as a mixture of experts has them.
+// Names like those of a mixture of experts.
 std::vector<std::string> names(size_t count) {
   std::vector<std::string> all;
   for (size_t i = 0; i < count; ++i)

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long a plan takes when pieces count by the million: a large model's
-// tensors as 16,384 ranks hold them, to be written by fewer. Near-linear: a
-// piece more must cost the same at a hundred thousand pieces and at millions.
+// How long a plan takes with millions of pieces: a large model's tensors as
+// 16,384 ranks hold them, to be written by fewer. Near-linear: one more piece
+// must cost the same at a hundred thousand pieces and at millions.
 //
 //   plan_bench [TENSORS [PIECES [TARGETS]]]
 //
-// PIECES and TARGETS are those of one tensor; source pieces are a grid of
-// rows and eight parts of each row, target pieces are rows.
+// PIECES and TARGETS are per tensor; source pieces are a grid of rows and eight
+// parts of each row, target pieces are rows.
 #include <fmt/format.h>
 #include <sys/resource.h>
 

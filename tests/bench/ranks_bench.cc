@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a job of many ranks would share a checkpoint, without running it: the
-// imbalance, what rank 0 sends, what the largest share holds in memory; with
+// imbalance, what rank 0 sends, and the memory of the largest share; with
 // --exchange send also the payload and the messages between ranks.
 //
 //   ranks_bench SRC FORMAT [TP [PP [DP [SHARD_GB]]]]
 //
-// Numbers for docs/scaling.md: SRC is what scripts/make_sparse.py makes of
+// Numbers for docs/scaling.md: SRC is what scripts/make_sparse.py makes for
 // 405B parameters.
 #include <fmt/format.h>
 #include <sys/resource.h>
@@ -50,7 +50,7 @@ uint64_t peak_of_process() {
   return static_cast<uint64_t>(usage.ru_maxrss) << 10;
 }
 
-// What a rank holds of a share, besides its buffers.
+// The bytes that a rank holds for a share, besides its buffers.
 uint64_t held(const ranks::Share& share) {
   const reshard::Plan& plan = share.plan;
   uint64_t bytes = plan.jobs.size() * sizeof(reshard::Job) +
@@ -106,7 +106,7 @@ struct Range {
   }
 };
 
-// What one rank sends, in messages as full as they can be.
+// What one rank sends, in messages that are as full as possible.
 struct Traffic {
   uint64_t sent = 0;
   uint64_t messages = 0;

@@ -24,7 +24,7 @@ Header read(const std::string& content) {
   return read_header(io::Handle::open_read(temp.path));
 }
 
-// All that a header says, or why it is refused.
+// Everything a header says, or why it is refused.
 template <class Read>
 std::string outcome(Read read) {
   try {
@@ -179,7 +179,7 @@ TEST_CASE("safetensors header: the same read part by part") {
       // It is looked for in the first part.
       if (part < 3 && json.starts_with("\xef\xbb\xbf")) continue;
       const std::string found = in_parts(json, file.size(), part);
-      // What is wrong before a bad character is found first.
+      // An error before the bad character is found first.
       if (expected.find("invalid UTF-8") == expected.npos)
         CHECK(found == expected);
       else
@@ -222,8 +222,8 @@ TEST_CASE("safetensors header: spelled compactly or not, the same") {
   };
   for (const std::string_view row : rows) {
     CAPTURE(row);
-    // A space is no part of the compact spelling: the scanner reads that one.
-    // What is said of both differs in the places only.
+    // A space is not part of the compact spelling, so the scanner reads that
+    // one. The messages for the two differ only in positions.
     std::string spaced(row);
     spaced.insert(spaced.find("\"dtype\":"), " ");
     const auto without_numbers = [](std::string text) {

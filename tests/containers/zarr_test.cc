@@ -38,7 +38,7 @@ Read read(const std::string& directory, bool content = true) {
   return read;
 }
 
-// What an error says; 0: there is none.
+// What an error says; 0: no error.
 struct Outcome {
   int code = 0;
   std::string message;
@@ -146,7 +146,7 @@ TEST_CASE("zarr: fill values") {
     json value;
     const char* want;  // "": refused
   };
-  // Expected bytes are struct.pack's and torch's.
+  // The expected bytes are struct.pack's and torch's.
   const Row rows[] = {
       {DType::f32, 1.5, "0000c03f"},
       {DType::f32, -0.0, "00000080"},
@@ -160,7 +160,7 @@ TEST_CASE("zarr: fill values") {
       {DType::f16, 2.98e-08, "0000"},
       {DType::f16, 0.33325, "5535"},
       {DType::f16, "NaN", "007e"},
-      {DType::bf16, 1.00390625, "803f"},  // a tie: to even
+      {DType::bf16, 1.00390625, "803f"},  // a tie goes to even
       {DType::bf16, 1.01171875, "823f"},
       {DType::bf16, -3.3895313892515355e38, "7fff"},
       {DType::bf16, "Infinity", "807f"},
@@ -207,7 +207,7 @@ TEST_CASE("zarr: descriptions as Megatron writes them") {
   CHECK(grid_of({7, 5, 4}, {3, 2, 9}) == Dims{3, 3, 1});
 }
 
-// What numpy would hold, element by element.
+// Against what numpy would hold, element by element.
 TEST_CASE("zarr: any shape, chunks, order, with chunks left out") {
   std::mt19937_64 random(11);
   for (int round = 0; round < 200; ++round) {
@@ -304,7 +304,7 @@ TEST_CASE("zarr: chunks that are not what they should be") {
        "chunk 1.1 is missing"},
       {[&](const TempDir& d) { rename(path(d, "1.1"), path(d, "1.1.0")); }, 4,
        "chunk 1.1 is missing"},
-      // A grid that nobody has may not cost memory or time.
+      // An absurd grid may not cost memory or time.
       {[](const TempDir& d) {
          d.write(".zarray", described({{"shape", {1ULL << 38, 1ULL << 20}},
                                        {"chunks", {1, 1}}}));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The family files against models that their peers wrote: every name that the
-// rules make, and no other.
+// rules produce, and no other.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -43,7 +43,8 @@ struct Made {
   bool twice = false;
 };
 
-// What the rules name, without the optional tensors that `there` lacks.
+// The names that the rules produce, without the optional tensors that `there`
+// lacks.
 Made made(const Dialect& dialect, const Numbers& numbers, const Names& there) {
   Made all;
   for (const Instance& one : instances(dialect, numbers)) {
@@ -138,10 +139,10 @@ TEST_CASE("families: numbers survive the way to the dialect's config") {
     const Values config = values_of_file(home + "/ckpt", "hf");
     const auto family = family_of(config);
     for (const Dialect& dialect : family->dialects()) {
-      // meta has no field for tied weights: params.json says nothing of them.
+      // meta has no field for tied weights: params.json doesn't mention them.
       if (dialect.config.is_null() || dialect.name == "meta") continue;
       if (family->name() == "falcon") continue;  // has no mcore layers
-      // Heads of another size, for which fairseq2's Mistral has no field.
+      // fairseq2's Mistral has no field for heads of another size.
       if (home.ends_with("mistral_bf16") && dialect.name == "fairseq2") {
         const Numbers refused(family, dialect, "hf", config.values, "");
         CHECK_THROWS_WITH_AS(instances(dialect, refused),
@@ -164,7 +165,7 @@ TEST_CASE("families: numbers survive the way to the dialect's config") {
   }
 }
 
-// What the peers' own configurations say, whatever they call it.
+// What the peers' own configurations say, whatever they call each number.
 TEST_CASE("families: numbers of checkpoints in other formats") {
   struct Row {
     const char* path;

@@ -12,7 +12,7 @@
 namespace ckpt::formats {
 namespace {
 
-// "0:8 1:4": where each run of the part begins in the whole, and its size.
+// "0:8 1:4": where each run of the part starts in the whole, and its size.
 std::string runs(const Cut& cut, const Shape& shape, uint32_t ranks,
                  uint32_t rank) {
   std::string text;
@@ -93,8 +93,8 @@ TEST_CASE("rank cut: pieces of a target are contiguous") {
 }
 
 // Every cut of up to three segments of up to six elements over up to six ranks:
-// each rank's parts lie in its shard without a gap, and each element of the
-// whole is on `repeat` neighbouring ranks.
+// each rank's parts fill its shard without gaps, and each element of the whole
+// is on `repeat` neighbouring ranks.
 TEST_CASE("rank cut: all small cuts cover the whole") {
   size_t fitting = 0;
   const auto check = [&](const Cut& cut, uint64_t size, uint32_t ranks) {

@@ -11,7 +11,7 @@
 namespace ckpt::formats {
 namespace {
 
-// The message and the hint of opening `path`; "" if it opens.
+// Returns the message and the hint from opening `path`, or "" if it opens.
 std::string complaint(const std::string& path, ExitCode code) {
   try {
     open(path, {}, {});

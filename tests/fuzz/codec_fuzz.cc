@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes as a compressed stream: it is refused with an Error, or what comes
-// out is the same however it is read, and never more than was asked for.
+// Any bytes as a compressed stream: refused with an Error, or the output is the
+// same however it is read, and never more than was asked for.
 //
 //   input   codec, then the packed bytes
 #include <algorithm>
@@ -59,7 +59,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     return 0;
   }
   if (plain.size() > kLimit) found("more than the limit");
-  // What decompresses once does so again, for exactly its size.
+  // What decompressed once does so again, to exactly its size.
   if (read_in_parts(packed, codec, plain.size()) != plain)
     found("parts differ from the whole");
   for (const uint64_t other : {plain.size() + 1, plain.size() - 1}) {

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Seeds for the fuzzers, made of tests/data: corpus.py OUT.
+"""Seeds for the fuzzers, made from tests/data: corpus.py OUT.
 
-One folder for each target. Inputs that were found to be wrong once lie in
-tests/data/bad and are seeds too, so that a fuzzer sees them in every run.
+One folder per target. Inputs that once went wrong are in tests/data/bad and are
+seeds too, so that a fuzzer sees them in every run.
 """
 
 import io
@@ -31,9 +31,10 @@ def header(path):
     return bytes([min(255, len(data) - 8 - size)]) + data[8:8 + size]
 
 
-# Pickles that Python runs, and that something here once stopped at or fell
-# over: calls hidden in the state of instances, memo indices as int() reads them,
-# BUILD with None, lines that the end of the file ends, what calls its arguments.
+# Pickles that Python runs, and that something here once stopped at or choked
+# on: calls hidden in instances' state, memo indices as int() reads them, BUILD
+# with None, lines ended by the end of the file, callables that call their
+# arguments.
 PICKLES = [
     b"\x80\x04X\7\0\0\0copyregX\x0e\0\0\0_reconstructor\x93(]X\1\0\0\0aX\1\0\0\0b"
     b"\x93NtR.",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Any bytes as the index of a checkpoint, or as an item of a data file: the
-// reader refuses them with an Error, or what it lists can be looked at.
+// reader refuses them with an Error, or what it lists can be inspected.
 //
 //   input   first byte even: .metadata, beside two data files of zeros
 //           odd: an item; its first and last bytes tell nothing that the

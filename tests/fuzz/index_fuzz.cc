@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Any bytes as the index of a sharded checkpoint, beside two shards: refused
-// with an Error, or the names in it stay inside of the directory.
+// with an Error, or the names in it stay inside the directory.
 #include "ckpt/error.h"
 #include "containers/hf/index.h"
 #include "tests/fuzz/memory_file.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes as JSON: what we take, nlohmann's own parser takes and reads the
-// same; what we refuse and it takes, is refused for one of our own rules.
+// Any bytes as JSON: whatever we accept, nlohmann's own parser accepts and
+// reads the same. Whatever only it accepts, we refuse by one of our own rules.
 #include <cstdint>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
@@ -17,7 +17,7 @@ void require(bool holds) {
   if (!holds) std::abort();
 }
 
-// Stricter than nlohmann on purpose; a NUL ends its input.
+// Deliberately stricter than nlohmann; a NUL ends its input.
 bool own_rule(std::string_view problem, std::string_view text) {
   return text.find('\0') != text.npos ||
          problem.find("given twice") != problem.npos ||

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Any bytes as our own manifest (first byte even) or journal (odd): refused
-// with an Error, or what is read is written the same again.
+// with an Error, or what is read is written back the same.
 #include "ckpt/error.h"
 #include "lib/manifest.h"
 #include "reshard/journal.h"

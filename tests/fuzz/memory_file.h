@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes as a file that has a path, and how a fuzzer says what it found.
+// Bytes as a file with a path, and how a fuzzer reports what it found.
 #pragma once
 
 #include <stdlib.h>
@@ -42,7 +42,7 @@ class MemoryFile {
   std::string path_;
 };
 
-// A directory for the whole run, in memory where the machine has that.
+// A directory for the whole run, in memory where the machine supports it.
 class Directory {
  public:
   Directory() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes as what servers and users' settings say of remote files.
+// Any bytes as what servers and users' settings say about remote files.
 //
 //   input   first byte mod 4: a URL, an answer in XML, a file of profiles, a
 //           Location header

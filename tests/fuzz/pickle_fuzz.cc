@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes: decode refuses them with an Error, or what it gives can be
-// shown, copied, and written as a pickle that decodes to the same bytes. What
-// trace finds lies in them.
+// Any bytes: decode refuses them with an Error, or its result can be shown,
+// copied, and written as a pickle that decodes to the same bytes. What trace
+// finds is inside them.
 #include <cstdio>
 #include <cstdlib>
 #include <span>
@@ -38,7 +38,7 @@ void check(const pickle::Document& document) {
   }
   const auto text = std::as_bytes(std::span(bytes));
   const auto again = pickle::decode(text, "encoded").document;
-  // Names with dots become calls of getattr; then the form is settled.
+  // Names with dots become calls of getattr; then the form is stable.
   const std::string settled = pickle::encode(*again);
   const auto last =
       pickle::decode(std::as_bytes(std::span(settled)), "settled").document;

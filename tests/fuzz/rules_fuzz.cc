@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes as one of the files that users write or that say what a model is.
+// Any bytes as one of the files that users write or that describe a model.
 //
 //   input   first byte mod 5: a family file, a rules file (--shard-dims), a
 //           config.json that families are found by, an adapter_config.json, a
@@ -26,7 +26,7 @@ void check_adapter(const std::string& text) {
   }
 }
 
-// What is left out is out.
+// What was dropped must be gone.
 void check_quantization(const std::string& text) {
   Catalog catalog;
   catalog.path = "/nowhere";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Any bytes as a .safetensors file: read or refused with an Error, never a
-// crash, and what is read lies inside the file and is written back the same.
+// crash. What is read is inside the file and is written back the same.
 #include <cstdint>
 #include <cstdlib>
 #include <span>

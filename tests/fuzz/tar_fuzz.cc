@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes as a tar archive: refused with an Error, or its members lie inside
-// of the file, under names that stay inside of it, each once.
+// Any bytes as a tar archive: refused with an Error, or its members are inside
+// the file, under names that stay inside it, each once.
 #include <set>
 #include <string>
 

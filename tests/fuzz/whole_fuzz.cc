@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // A small checkpoint with one of its files changed, from opening it to a plan
 // that reads all of it: refused with an Error, or every element has a place
-// inside of a file.
+// inside a file.
 //
 //   input   u8 which golden | u8 which of its files | edits:
 //           u8 kind | u16 where (in 1/65536 of the file) | bytes
 //
-// CKPT_FUZZ_DATA is tests/data. So that a run makes thousands of these in a
-// second, only goldens of at most 256 KiB take part.
+// CKPT_FUZZ_DATA is tests/data. Only goldens of at most 256 KiB take part, so
+// that a run makes thousands of these per second.
 #include <algorithm>
 #include <filesystem>
 #include <iterator>
@@ -65,7 +65,8 @@ const std::vector<Golden>& goldens() {
   return all;
 }
 
-// A golden as links into the tree; the one file that is changed is its own.
+// A golden as links into the tree, with its own copy of the one file that is
+// changed.
 class Copy {
  public:
   explicit Copy(const Golden& golden) : golden_(golden) {

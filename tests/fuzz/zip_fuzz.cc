@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes as a zip archive: refused with an Error, or its records lie inside
-// of the file and can be read. The scan that salvage makes without a directory
-// agrees with the directory on what both find.
+// Any bytes as a zip archive: refused with an Error, or its records are inside
+// the file and can be read. Salvage's scan without a directory agrees with the
+// directory on what both find.
 #include "ckpt/error.h"
 #include "formats/salvage/repair.h"
 #include "formats/salvage/zip_scan.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prints the names of a checkpoint's tensors and the bytes of the first.
+// Prints the names of a checkpoint's tensors and the bytes of the first one.
 #include <ckpt/ckpt.h>
 #include <ckpt/version.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The threads that run all requests, from many threads at once: the thread
-// sanitizer runs these, too.
+// The threads that run all requests, called from many threads at once. These
+// also run under the thread sanitizer.
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
@@ -23,7 +23,7 @@ namespace {
 
 using test::FaultServer;
 
-// Before the settings are read; nothing here goes to a proxy.
+// Set before the settings are read; nothing here goes to a proxy.
 const bool environment_set = [] {
   ::setenv("CKPT_NET_BACKOFF_MS", "2", 1);
   ::setenv("no_proxy", "*", 1);
@@ -32,7 +32,7 @@ const bool environment_set = [] {
 
 constexpr uint64_t kFile = 8 << 20;
 
-// What one request wants, and where it has to come.
+// What one request asks for, and where it has to go.
 struct Wish {
   uint64_t seed, begin, size;
   std::vector<std::byte> memory;
@@ -64,7 +64,7 @@ struct Wish {
   }
 };
 
-// Small ones are the first thread's, large ones are everybody's.
+// Small ones belong to the first thread, large ones to any.
 Wish random_wish(std::minstd_rand& random, const std::string& path) {
   const bool large = random() % 8 == 0;
   Wish wish{.seed = random(),
@@ -81,7 +81,7 @@ struct Sums {
   size_t wrong = 0, failed = 0, ended = 0, slow = 0;
 };
 
-// One thread's requests, some at once; every ninth is given up at some point.
+// One thread's requests, some at once; every ninth is abandoned at some point.
 Sums ask_for_many(const FaultServer& server, uint64_t seed, size_t rounds,
                   const test::TempDir& dir) {
   using Clock = std::chrono::steady_clock;
@@ -135,7 +135,7 @@ Sums ask_from_threads(const FaultServer& server, size_t threads,
 
 }  // namespace
 
-// A wake-up that is lost costs a second, which a loop waits at most.
+// A lost wake-up costs a second, the longest that a loop waits.
 TEST_CASE("client: many threads, and nothing waits for a wake-up") {
   const FaultServer server;
   const Sums sums = ask_from_threads(server, 6, 12);
@@ -153,7 +153,7 @@ TEST_CASE("client: each fault, from many threads, never brings a wrong byte") {
   CHECK(sums.ended > 6 * 16 * 3);
 }
 
-// Memory that a request fills may go once cancel() returned.
+// The memory that a request fills may be freed once cancel() has returned.
 TEST_CASE("client: what was cancelled writes no more") {
   const FaultServer server(5);
   for (int i = 0; i < 10; ++i) {

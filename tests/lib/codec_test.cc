@@ -95,7 +95,7 @@ std::string blosc_pack(std::string_view text, const BloscWay& way) {
 }
 #endif
 
-// numcodecs' frame around a block: what the last 64 KiB have is copied.
+// numcodecs' frame around a block: repeats from the last 64 KiB are copied.
 std::string lz4_pack(std::string_view text) {
   std::string packed;
   const auto number = [&](uint64_t value, int bytes) {
@@ -227,7 +227,7 @@ std::string from_hex(std::string_view text) {
   return bytes;
 }
 
-// What a call throws; 0: nothing.
+// What a call throws; 0 if nothing.
 struct Outcome {
   int code = 0;
   std::string message;
@@ -295,7 +295,7 @@ TEST_CASE("codec: several streams one after the other") {
       CHECK(read_all(packer, both, 150'000) == a + b);
     else
       CHECK(outcome([&] { read_all(packer, both, 150'000); }).code == 4);
-    // The first one alone is not all that is there.
+    // The first one alone is not everything.
     CHECK(outcome([&] { read_all(packer, both, 100'000); }).code == 4);
   }
 }
@@ -323,8 +323,8 @@ TEST_CASE("codec: data of another size than declared, cut, or with a tail") {
   }
 }
 
-// Not all codecs have a checksum: damage may go unseen, but it may neither
-// crash nor hang, and what has a checksum must notice.
+// Not all codecs have a checksum: damage may go unseen, but must neither crash
+// nor hang, and a codec with a checksum must notice.
 TEST_CASE("codec: any byte may be wrong") {
   std::mt19937_64 random(8);
   for (const Packer& packer : packers()) {
@@ -375,7 +375,7 @@ TEST_CASE("lz4: blocks that don't fit what they say") {
        3, false},  // too few
       {"\x02\0\0\0\x30"
        "abc"s,
-       2, false},  // literals too many
+       2, false},  // too many literals
       {"\x0c\0\0\0\x12"
        "x\0\0\x50"
        "vwxyz"s,
@@ -387,7 +387,7 @@ TEST_CASE("lz4: blocks that don't fit what they say") {
       {"\x04\0\0\0\x12"
        "x\x01\0\x50"
        "vwxyz"s,
-       4, false},  // copies too many
+       4, false},  // too many copies
       {"\x05\0\0\0\xf0"s + std::string(90, '\xff'), 5, false},
       {"\x02\0\0\0\x20"s, 2, false},  // cut
       {"\x02\0\0"s, 2, false},
@@ -402,8 +402,7 @@ TEST_CASE("lz4: blocks that don't fit what they say") {
   }
 }
 
-// Expected are what numcodecs 0.15.2's Delta(plain, stored) encodes and
-// decodes.
+// Expected: what numcodecs 0.15.2's Delta(plain, stored) encodes and decodes.
 TEST_CASE("delta: elements from differences, read anywhere") {
   struct Row {
     Delta delta;

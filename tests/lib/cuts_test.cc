@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How ranks share a dimension: against brute force over all small shapes, which
-// deals out the indexes themselves, and against numbers from torch.chunk.
+// How ranks share a dimension: against brute force over all small shapes,
+// dealing out the indexes themselves, and against numbers from torch.chunk.
 #include "lib/cuts.h"
 
 #include <doctest/doctest.h>
@@ -12,7 +12,7 @@ namespace {
 
 using Indexes = std::vector<uint64_t>;
 
-// What a part holds, element by element. `local` has to count them.
+// What a part holds, element by element. `local` must number them.
 Indexes indexes(const Runs& runs) {
   Indexes all;
   for (const Run& run : runs) {
@@ -99,7 +99,7 @@ TEST_CASE("cuts: equal segments, each held by as many ranks as it repeats") {
               const Indexes got = indexes(equal(segments, ranks, rank));
               CHECK(got.size() == a + b);
               for (const uint64_t i : got) ++times.at(i);
-              // A run is that of the rank's group of neighbours.
+              // A run belongs to the rank's group of neighbours.
               if (a != 0) CHECK(got[0] == rank / first * a);
               if (b != 0) CHECK(got[a] == segments[0].size + rank / second * b);
             }

@@ -15,7 +15,7 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-// The formula as docs/digest.md has it, word by word.
+// The formula from docs/digest.md, word for word.
 uint64_t mix(uint64_t x) {
   uint64_t z = x + 0x9E3779B97F4A7C15;
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;

@@ -23,7 +23,7 @@ TEST_CASE("a caught I/O error is known to who asks for its source") {
   CHECK(failures::since(begin, "/data/run/"));
   CHECK(failures::since(begin, "/"));
   CHECK(failures::since(begin, "/data/run/config.json"));
-  // Another directory, whose name begins like that.
+  // Another directory, whose name begins the same.
   CHECK_FALSE(failures::since(begin, "/data/ru"));
   CHECK_FALSE(failures::since(begin, "/data/run/config"));
   CHECK_FALSE(failures::since(failures::mark(), "/data/run"));

@@ -12,7 +12,7 @@
 namespace ckpt {
 namespace {
 
-// What is taken until something throws, and what that says.
+// What is taken until something throws, and its message.
 struct Taken {
   std::vector<size_t> numbers;
   std::string error;

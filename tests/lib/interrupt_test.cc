@@ -9,8 +9,8 @@
 namespace ckpt {
 namespace {
 
-// Runs `body` in a child with the handlers installed; its exit status, or
-// -signal if one killed it.
+// Runs `body` in a child with the handlers installed. Returns its exit status,
+// or -signal if one killed it.
 template <class Body>
 int in_child(Body body) {
   const pid_t child = fork();

@@ -39,7 +39,7 @@ std::string noise(size_t bytes, uint64_t seed) {
   return text;
 }
 
-// `part` at `at` of what the manifest speaks of.
+// With `part` at `at` of what the manifest describes.
 bool stale_with(const std::string& whole, size_t at, const std::string& part) {
   Manifest manifest;
   {

@@ -9,7 +9,7 @@
 namespace ckpt::text {
 namespace {
 
-// Every text of up to four characters, hostile ones among them.
+// Every text of up to four characters, including hostile ones.
 std::vector<std::string> texts() {
   constexpr std::string_view kCharacters("01789+- .xe\0\xb2", 13);
   std::vector<std::string> all{""};
@@ -22,7 +22,7 @@ std::vector<std::string> texts() {
   return all;
 }
 
-// How many digits a text begins with, and their number, spelled out.
+// The count of a text's leading digits, and their value, the long way.
 std::pair<size_t, uint64_t> digits_of(std::string_view text) {
   size_t count = 0;
   uint64_t value = 0;

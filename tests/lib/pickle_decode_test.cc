@@ -49,7 +49,7 @@ void check_rows(std::span<const Row> rows) {
 
 }  // namespace
 
-// The expected values are what Python's pickle.loads gives.
+// The expected values are those of Python's pickle.loads.
 TEST_CASE("pickle decode: scalars of all protocols") {
   const Row rows[] = {
       {"N.", "null"},
@@ -303,8 +303,8 @@ TEST_CASE("pickle decode: limits name the byte and the number") {
         "digits");
 }
 
-// What the pickle layer must do with each malformed file; what it accepts,
-// the torch room refuses or shows as opaque.
+// What the pickle layer must do with each malformed file. What it accepts, the
+// torch room refuses or shows as opaque.
 TEST_CASE("pickle decode: the malformed files") {
   // Bad tensors are well-formed pickles.
   const std::set<std::string> well_formed = {

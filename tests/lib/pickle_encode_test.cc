@@ -19,7 +19,7 @@ std::string recoded(std::string_view pickle) {
 
 }  // namespace
 
-// The expected bytes are those of Python's pickle.dumps(x, protocol=2), but
+// The expected bytes are those of Python's pickle.dumps(x, protocol=2), except
 // for memo opcodes that nothing refers to.
 TEST_CASE("pickle encode: opcodes") {
   struct Row {
@@ -121,7 +121,7 @@ TEST_CASE("pickle encode: decode(encode(x)) == x for all goldens") {
 }
 
 TEST_CASE("pickle encode: a tuple in its own cycle") {
-  // t = ([t],): Python writes it once inside itself, then takes that.
+  // t = ([t],): Python writes it once inside itself, then uses that one.
   const std::string pickle =
       "]q\x00h\x00\x85q\x01"
       "a0h\x01."s;
@@ -145,7 +145,7 @@ TEST_CASE("pickle encode: batches of 1000, as Python") {
                                       std::string(1000, 'N') + "eNa.");
 }
 
-// What is deep or wide as a tree must cost no stack and no time.
+// A value that is deep or wide as a tree must cost no stack and no time.
 TEST_CASE("pickle: 200000 levels, and 2^59 leaves") {
   const std::string lists =
       std::string(200'000, ']') + std::string(199'999, 'a') + ".";

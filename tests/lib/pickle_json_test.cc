@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The goldens' object trees, as an independent reader shows them.
+// The goldens' object trees, against an independent reader's view of them.
 #include <doctest/doctest.h>
 
 #include <fstream>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Records say what the instances would say that they stand for, whatever the
-// bytes are.
+// Records give the same answers as the instances that they stand for, whatever
+// the bytes are.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace {
 
 using namespace std::string_literals;
 
-// A value in a few words; those far down are left out.
+// A value in a few words, without what is deeply nested.
 class Words {
  public:
   explicit Words(const Document& document) : document_(document) {}
@@ -69,7 +69,7 @@ class Words {
   const Document& document_;
 };
 
-// What was decoded, or the message of the error.
+// Returns what was decoded, or the error message.
 template <class Decode>
 std::string outcome(Decode decode) {
   try {
@@ -136,13 +136,13 @@ const Row kRows[] = {
     {record("h\x06h\x05"
             "M\0\1\x85\x94\x85\x94R\x94"s),
      1},
-    // What the memo has of them: the instance, the text behind it, the parts
+    // What the memo holds of them: the instance, the text after it, the parts
     // of a size.
     {record("h\x06\x8c\x01x\x94") + "h\x08h\x0a", 1},
     {record("h\x06" + kSize23) + "h\x0ah\x0bh\x0c", 1},
     {record("h\x06" + kSize23) + record("h\x06h\x0c"), 2},
     {kSize23 + record("h\x06h\x0a"), 1},
-    // The dict is asked for, a size is given a state or an element: all is
+    // The dict is used, or a size gets a state or an element: everything is
     // decoded again.
     {record("h\x06K\x01") + "h\x09", 0},
     {record("h\x06" + kSize23) + "h\x0c}b", 0},
@@ -150,13 +150,13 @@ const Row kRows[] = {
                                  "a",
      0},
     {record("h\x06" + kSize23) + "h\x0cNNs", 0},
-    // A record that is used as any instance may be.
+    // A record used like any instance.
     {record("h\x06K\x01") + "K\x01"
                             "aNNs",
      1},
     {record("h\x06K\x01") + "h\x08)R", 1},
-    // No records: a name twice, names that are not texts, nine fields, values
-    // that are not simple, a frame in between, arguments.
+    // Not records: a repeated name, names that are not texts, nine fields,
+    // values that are not simple, a frame in between, arguments.
     {record("h\x06K\x01h\x06K\x02"), 0},
     {record("h\x02K\x01"), 0},
     {record("h\x06Nh\x07NK\x00NK\x01NK\x02NK\x03NK\x04NK\x05NK\x06N"s), 0},
@@ -197,7 +197,7 @@ TEST_CASE("pickle records: no more kinds of them than a few") {
   CHECK(count_records(bytes) == 32);
 }
 
-// Cut short, and with bytes that are other ones.
+// Cut short, and with changed bytes.
 TEST_CASE("pickle records: broken bytes give the same errors") {
   std::string values;
   for (const size_t row : {0, 1, 2, 3, 5, 6, 7, 8, 9})

@@ -87,8 +87,8 @@ TEST_CASE("pickle value: dict keys are unique, found and kept in order") {
   }
 }
 
-// Calls in the order in which they were made need no index; whatever comes
-// between them does, from then on.
+// Calls in the order in which they were made need no index. Once anything comes
+// between them, they do.
 TEST_CASE("pickle value: dicts with calls as keys") {
   std::mt19937 random(4);
   for (int round = 0; round < 40; ++round) {

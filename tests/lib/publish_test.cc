@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts that publishing is made of: locks, renames, removal, a look back
-// at what was read.
+// The steps of publishing: locks, renames, removal, and a second look at what
+// was read.
 #include <doctest/doctest.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -102,7 +102,7 @@ TEST_CASE("watch: what was read and is another one now is found") {
   Handle::open_read(dir.file("read"));
   Handle::open_read(dir.file("staging/own"));
   watch::add({dir.file("added"), dir.file("read")});
-  ::usleep(20'000);  // times of change are as fine as the kernel's clock tick
+  ::usleep(20'000);  // change times are as fine as the kernel's clock tick
   dir.write("staging/own", "12");
   CHECK_FALSE(watch::find_change().has_value());
   SUBCASE("of the same size") {

@@ -27,7 +27,7 @@ bool equal(const std::vector<std::byte>& got, std::string_view wanted) {
   return std::ranges::equal(got, std::as_bytes(std::span(wanted)));
 }
 
-// How many reads ahead this machine can be tried with.
+// The read-ahead depths that can be tried on this machine.
 std::vector<uint32_t> depths() {
   if (ReadQueue::has_ring()) return {0, 1, 3, 8};
   MESSAGE("no io_uring here: only reads without it are tried");

@@ -55,7 +55,7 @@ TEST_CASE("sha256: the same in one part or in many") {
 }
 
 // "abc" as one padded block: the state after it is the standard's digest. Then
-// all kernels over random blocks, from the state that the last ones left.
+// all kernels over random blocks, from the state that the previous ones left.
 TEST_CASE("sha256: each kernel of this processor") {
   const sha256::State begin{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                             0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};

@@ -339,7 +339,7 @@ TEST_CASE("utf8: what is well-formed, wherever it stands") {
   };
   size_t valid = 0;
   for (int round = 0; round < 20'000; ++round) {
-    // Mostly ASCII, as headers are, with what is hard at any place of it.
+    // Mostly ASCII, as headers are, with hard cases anywhere in it.
     std::string text(random() % 300, 'a');
     for (uint32_t left = random() % 4; left > 0; --left) {
       constexpr uint8_t kEdges[] = {0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0,
@@ -380,7 +380,7 @@ TEST_CASE("utf8: what it appends it reads back") {
             2 + (cut == text.size() ? cut : 0));
   }
   CHECK(whole_chars("") == 0);
-  // What is not UTF-8 is not cut: whoever checks it sees it.
+  // Invalid UTF-8 is not cut, so that a later check sees it.
   CHECK(whole_chars("\x80\x80\x80\x80") == 4);
 }
 

@@ -10,10 +10,10 @@ using namespace std::chrono_literals;
 
 namespace {
 
-// A host and a wire, with as many requests under way as the window allows: each
+// A host and a wire, with as many requests in flight as the window allows: each
 // of 4 MiB takes `least`, and all together no more than the wire's rate.
 struct Model {
-  double rate;  // of the wire, bytes a second
+  double rate;  // of the wire, bytes per second
   std::chrono::milliseconds least;
   size_t too_many = 1000;  // more than these are refused
   Window::Clock::time_point now{1h};
@@ -51,7 +51,7 @@ TEST_CASE("a window grows while that moves more bytes, and no further") {
     double requests;  // that fill the wire
     size_t least, most;
   };
-  // 50 ms a request of 4 MiB: one fills 80 MiB/s.
+  // 50 ms per 4 MiB request: one fills 80 MiB/s.
   for (const Row& row : {Row{1, 1, 16}, Row{8, 8, 18}, Row{12, 11, 20},
                          Row{24, 22, 34}, Row{1000, 64, 64}}) {
     CAPTURE(row.requests);
@@ -95,7 +95,7 @@ TEST_CASE("a host that refuses more than it can take is asked for less") {
   model.run(window, 1000);
   CHECK(window.size() <= 14);
   CHECK(window.size() >= 4);
-  // It tries again and again whether there is more, but seldom.
+  // It keeps probing for more, but rarely.
   CHECK(model.refused < 100);
 }
 

@@ -61,7 +61,7 @@ TEST_CASE("zip outline: an archive that differs in payload") {
   second[payload.data_offset] ^= 1;
   const uint32_t crc = crc32(0, std::as_bytes(std::span(second).subspan(
                                     payload.data_offset, payload.size)));
-  // In the directory; the descriptor is nobody's business.
+  // In the directory; the descriptor does not matter.
   const size_t at = second.rfind("default/data/0") - 46 + 16;
   for (size_t i = 0; i < 4; ++i)
     second[at + i] = static_cast<char>(crc >> 8 * i);
@@ -76,7 +76,7 @@ TEST_CASE("zip outline: an archive that differs in payload") {
   CHECK(expected.find("default/data/0")->crc32 == crc);
 }
 
-// What is taken for alike has to be what reading it anew gives.
+// Whatever matches must equal what reading it anew gives.
 TEST_CASE("zip outline: whatever byte is changed, it is noticed or payload") {
   const std::string good = golden(kFile);
   const auto outline = outline_of(good);

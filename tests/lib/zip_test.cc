@@ -129,7 +129,7 @@ TEST_CASE("zip archive: whatever byte is changed or missing, no crash") {
 
 namespace {
 
-// What a peer's archive was made of: payload comes late, the rest is content.
+// What a peer's archive was made from: payload comes late, the rest is content.
 struct Remake {
   std::string root;
   std::vector<Record> records;
@@ -152,7 +152,7 @@ Remake records_of(const io::Handle& file, const Archive& archive) {
 }
 
 // The archive's bytes: literals, payload from where the peer has it, and the
-// late checksums. Every byte is written exactly once, but for checksums.
+// late checksums. Every byte except checksums is written exactly once.
 std::string assemble(const PlannedArchive& plan, const io::Handle& file,
                      const Archive& archive, const Remake& made) {
   std::string bytes(plan.size, '?');
@@ -279,7 +279,7 @@ TEST_CASE("plan_archive: the bytes that torch wrote, around 4 GiB") {
       CHECK(plan.literals[i].bytes == expected.literals[i].bytes);
     }
 
-    // And back: payload is a hole in the file.
+    // And back, with the payload as a hole in the file.
     const TempDir dir;
     const std::string path = dir.write("sparse", "");
     for (const Literal& literal : plan.literals)

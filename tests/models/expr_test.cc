@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Expressions: expectations are those of the rules' reference interpreter, in
-// Python, where a row does not say otherwise.
+// Expressions. Expectations come from the rules' reference interpreter, in
+// Python, unless a row says otherwise.
 #include "models/expr.h"
 
 #include <doctest/doctest.h>
@@ -120,7 +120,7 @@ TEST_CASE("expressions: what has no value") {
       {"1 - a.missing", "a.missing is missing"},
       {"text * 2", "\"abc\" is not a number"},
       {"yes + 1",
-       "true is not a number"},  // Python adds it; a file means no such
+       "true is not a number"},  // Python adds it; no file means that
       {"n / 3", "32 is not divisible by 3"},
       {"n / zero", "32 / 0"},
       {"n % zero", "32 % 0"},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Family files with mistakes: each is shown at its line and column.
+// Family files with mistakes, each reported with its line and column.
 #include <doctest/doctest.h>
 
 #include "ckpt/error.h"
@@ -242,7 +242,7 @@ TEST_CASE("family files: variables that build on each other have an end") {
       Family::from_text(with("\"$nh\": \"4\"", chain), "mine.json"),
       doctest::Contains("more than 16 deep"), Error);
 
-  // 15 doublings of what depends on an index, so that nothing is kept.
+  // 15 doublings of a value that depends on an index, so nothing is cached.
   chain = "\"$a0\": \"l + 1\"";
   for (int i = 1; i < 16; ++i) {
     const std::string below = "$a" + std::to_string(i - 1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Views against arrays: random arrangements, done once to pieces and once to
-// the elements themselves.
+// Views against arrays: random rearrangements, applied once to pieces and once
+// to the elements themselves.
 #include "models/view.h"
 
 #include <doctest/doctest.h>
@@ -23,7 +23,7 @@ using ckpt::families::View;
 
 namespace {
 
-// An array whose elements are numbers of bytes in one file.
+// An array whose elements are byte numbers in one file.
 struct Array {
   Shape shape;
   std::vector<uint64_t> at;
@@ -87,7 +87,7 @@ Array concat(const std::vector<Array>& all, uint32_t dim) {
   return b;
 }
 
-// What the pieces of a view say, by the rules of catalog.h.
+// Reads a view's pieces by the rules of catalog.h.
 Array read(const View& view, uint64_t spare) {
   Tensor tensor;
   view.into(tensor, spare);
@@ -164,7 +164,7 @@ class Random {
     return {View::of(tensor), array};
   }
 
-  // Another shape of as many elements.
+  // Another shape with as many elements.
   Shape factors(uint64_t n) {
     Shape shape;
     while (n > 1 && shape.size() < 4) {
@@ -257,7 +257,7 @@ TEST_CASE("interleaved rows are one box of a finer grid") {
   CHECK(rows.shape == tensor.shape);
   CHECK(rows.grid == Shape{heads, half, 2, width});
   CHECK(rows.pieces.size() == 1);
-  // And back again: nothing is left of it.
+  // And back again, without a trace.
   View::of(rows)
       .reshape({heads, half, 2, width})
       .permute({0, 2, 1, 3})

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that agree on rounds two by two, over messages that take their time,
-// with a device that does one round after the other.
+// Ranks that agree on rounds in pairs, over slow messages, with a device that
+// does one round after another.
 #include "reshard/ranks/agenda.h"
 
 #include <doctest/doctest.h>
@@ -17,7 +17,7 @@ struct Parcel {
   uint64_t id = 0;  // of all messages
 };
 
-// Words between two ranks arrive in their order.
+// Words between two ranks arrive in order.
 struct Word {
   enum { kGrant, kJoin, kDecline } what = kGrant;
   uint64_t id = 0;
@@ -29,7 +29,7 @@ class Job {
   Job(uint32_t ranks, uint64_t messages, uint32_t seed)
       : random_(seed), ranks_(ranks), left_(messages) {}
 
-  // True if all messages came to their end, in rounds that agree.
+  // True if all messages completed, in rounds that agree.
   bool run() {
     for (uint64_t step = 0; step < 200000; ++step) {
       if (left_ == 0 && under_way_ == 0) return agree();
@@ -92,7 +92,7 @@ class Job {
       ++begun_[parcel.id];
     }
   }
-  // As a group: only when each parcel has begun at its other end.
+  // Ends parcels as a group, once each has begun at its other end.
   void end(uint32_t at) {
     Rank& rank = ranks_[at];
     for (const Parcel& parcel : rank.running)
@@ -101,7 +101,7 @@ class Job {
       under_way_ -= ++ended_[parcel.id] == 2;
     rank.running.clear();
   }
-  // What two ranks have in one round at the one is in one at the other.
+  // Parcels that share a round on one of two ranks share one on the other.
   bool agree() const {
     for (const Rank& a : ranks_) {
       for (const Rank& b : ranks_) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Casts as the engine uses them: our own against the torch module's, bit by
-// bit, which torch_module_test.py holds against torch itself.
+// bit. torch_module_test.py compares that one with torch itself.
 #include "reshard/cast.h"
 
 #include <doctest/doctest.h>
@@ -24,7 +24,7 @@ namespace {
 
 template <class From, class To>
 To cast_one(DType from, DType to, From value) {
-  // One byte off, as payload in a file may be.
+  // One byte off, as payload in a file can be.
   std::byte in[sizeof(From) + 1];
   std::byte out[sizeof(To) + 1];
   std::memcpy(in + 1, &value, sizeof(From));
@@ -36,8 +36,8 @@ To cast_one(DType from, DType to, From value) {
 
 using Bytes = std::vector<std::byte>;
 
-// Casts what begins `in_shift` bytes into a buffer to `out_shift` bytes into
-// another; fails if anything beside the target is written.
+// Casts from `in_shift` bytes into one buffer to `out_shift` bytes into
+// another. Fails if anything besides the target is written.
 Bytes cast_shifted(const CastKernel& kernel, DType from, DType to,
                    std::span<const std::byte> in, size_t in_shift,
                    size_t out_shift) {

@@ -60,7 +60,7 @@ TEST_CASE("cuda: casts have PyTorch's bits, NaNs and all") {
       const uint64_t at = first_difference(expected, found, size);
       CAPTURE(at);
       CHECK(at == count);
-      // From odd places, where no vector fits.
+      // From odd offsets, where no vector fits.
       copy.in = 1;
       copy.out = 3;
       Bytes shifted(in.size() + 1);
@@ -70,7 +70,7 @@ TEST_CASE("cuda: casts have PyTorch's bits, NaNs and all") {
       ++pairs;
     }
   }
-  CHECK(pairs == 234);  // all of 18 types but floats to integers
+  CHECK(pairs == 234);  // all of 18 types except floats to integers
   CHECK(!module->cast(DType::f32, DType::i32));
   CHECK(!module->cast(DType::c64, DType::c128));
 }

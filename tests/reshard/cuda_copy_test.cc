@@ -33,8 +33,8 @@ void each_element(const CkptCudaCopy& copy, Visit visit) {
   }
 }
 
-// A box of elements in any order of the source's dimensions, with gaps
-// between rows here and there; packed in the target.
+// A box of elements in any order of the source's dimensions, with occasional
+// gaps between rows; packed in the target.
 CkptCudaCopy random_copy(Random& random, uint32_t element, uint64_t room) {
   CkptCudaCopy copy{};
   copy.in_buffer = CKPT_CUDA_IN;
@@ -72,8 +72,8 @@ uint64_t end_of(const CkptCudaCopy& copy, bool in) {
   return end;
 }
 
-// Where the source begins or ends in a file that is mapped, a load beyond it
-// would be a fault; the sanitizers' build sees it in the host's memory.
+// If the source begins or ends in a mapped file, a load beyond it would fault.
+// The sanitizers' build sees it in the host's memory.
 constexpr uint64_t kRoom = 256 << 10;
 
 }  // namespace

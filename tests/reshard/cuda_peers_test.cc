@@ -17,13 +17,13 @@ namespace {
 
 constexpr uint64_t kRoom = 256 << 10;  // of a part of memory
 
-// Threads that play ranks can't meet by NCCL: it wants a GPU for each.
+// Threads that play ranks can't meet through NCCL, which wants a GPU for each.
 bool ranks_are_threads(const CudaModule* module) {
   return module &&
          std::string_view(module->api().version).ends_with("sockets for NCCL");
 }
 
-// Bytes that one rank sends another in a round; both know it.
+// Bytes that one rank sends another in a round; both know the number.
 uint64_t share_of(uint32_t round, uint32_t from, uint32_t to) {
   if (from == to || (from + to + round) % 3 == 0) return 0;
   return (round * 7919 + from * 613 + to * 127) % kRoom;
@@ -49,8 +49,9 @@ bool meet(CudaPeers& one, CudaPeers& other) {
   return false;
 }
 
-// Returns how many bytes arrived wrong, and rounds that did not end. What goes
-// to rank r lies in part r of the memory, what comes from it in part size + r.
+// Returns the number of bytes that arrived wrong and of rounds that did not
+// end. Data for rank r is in part r of the memory, data from it in part size +
+// r.
 uint64_t play_rank(const CudaModule& module, uint32_t rank, uint32_t size,
                    const std::string& id) {
   CudaPeers peers(module, rank, size, id, 2 * size * kRoom);
@@ -107,7 +108,7 @@ TEST_CASE("cuda: a rank that ends, or sends other than it said, is noticed") {
   SUBCASE("ends") {
     one.reset();
     other.begin({}, {&back, 1});
-    CHECK(finish(other));  // that was on its way
+    CHECK(finish(other));  // that was in flight
     other.begin({}, {&back, 1});
     CHECK_THROWS_WITH_AS(finish(other), doctest::Contains("has ended"), Error);
   }

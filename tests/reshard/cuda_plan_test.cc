@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plans on the CUDA module against the processor's runs of them.
+// Plans on the CUDA module against the same plans on the processor.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ using test::Moved;
 using test::Random;
 using test::Recut;
 
-// Some of the numbers are to be cast.
+// Makes some of the numbers need a cast.
 void change_dtype(Random& random, Tensor& tensor) {
   const bool number = std::ranges::count(test::kNumbers, tensor.dtype) > 0;
   if (number && tensor.dtype != DType::bool_ && random() % 2 &&

@@ -30,7 +30,7 @@ std::vector<uint32_t> bits_of(const std::vector<float>& numbers) {
   return bits;
 }
 
-// A matrix in memory: codes [rows, columns] of a byte, scales of blocks.
+// A matrix in memory: one-byte codes [rows, columns], scales per block.
 struct Matrix {
   Matrix(uint64_t row_count, uint64_t column_count, uint64_t block_rows,
          uint64_t block_columns, DType codes_dtype)
@@ -191,7 +191,7 @@ TEST_CASE("made: any range of a matrix, of blocks that don't divide it") {
   }
 }
 
-// Half bytes that stand across, with scales, zeros and two groups of 64 rows.
+// Half bytes that run across, with scales, zeros and two groups of 64 rows.
 struct Across {
   explicit Across(Coding coding) {
     made.coding = coding;
@@ -237,7 +237,7 @@ struct Across {
                      .codec = Codec::kMemory,
                      .memory = at});
   }
-  // Elements [first, first + count) by a reader of their own.
+  // Reads elements [first, first + count) with a reader of their own.
   std::vector<uint16_t> read(uint64_t first, uint64_t count) const {
     HandleCache handles;
     DecodeReader reader(handles);
@@ -251,7 +251,7 @@ struct Across {
   Decoding made;
 };
 
-// Ranges of a few rows are made line by line: nothing is looked up there.
+// Ranges of a few rows are decoded line by line, without lookups.
 TEST_CASE("made: codes that are looked up are those of the lines") {
   for (const Coding coding : {Coding::kE2m1, Coding::kGptq, Coding::kAwq}) {
     CAPTURE(static_cast<int>(coding));
@@ -263,7 +263,7 @@ TEST_CASE("made: codes that are looked up are those of the lines") {
         CHECK(std::equal(part.begin(), part.end(),
                          whole.begin() + column * 128 + row));
       }
-    // A scale that no exponent of bf16 has room for is not looked up.
+    // A scale that doesn't fit an exponent of bf16 is not looked up.
     across.powers[5] = std::byte{1};
     const auto other = across.read(0, 128 * 96);
     if (coding == Coding::kE2m1) {
@@ -273,8 +273,8 @@ TEST_CASE("made: codes that are looked up are those of the lines") {
   }
 }
 
-// Of 32 rows, 64 columns: what each instruction set makes of codes, by the
-// places that the formats give them.
+// 32 rows, 64 columns: what each instruction set makes of codes, in the places
+// that the formats give them.
 TEST_CASE("made: each instruction set looks the same codes up") {
   constexpr uint64_t kColumns = 64, kRowBytes = kColumns / 2;
   const auto codes = some_bytes(kTurnedRows * kRowBytes);

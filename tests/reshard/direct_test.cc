@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads around the page cache give what reads through it give. Expectations
+// Reads around the page cache return the same as reads through it. Expectations
 // come from the content of random tensors, not from another run.
 #include <doctest/doctest.h>
 
@@ -18,7 +18,7 @@ namespace {
 
 using test::Random;
 
-// Tensors of some 100 KiB to 1 MiB, so that reads are long enough.
+// Tensors of about 100 KiB to 1 MiB, so that reads are long enough.
 Tensor large_tensor(Random& random, const std::string& name) {
   Tensor tensor = test::random_tensor(random, name);
   tensor.dtype = random() % 2 ? DType::bf16 : DType::f32;
@@ -26,7 +26,8 @@ Tensor large_tensor(Random& random, const std::string& name) {
   return tensor;
 }
 
-// Files on disk that are not in the page cache, where the file system lets go.
+// Files on disk that are not in the page cache, where the file system allows
+// dropping them.
 void write_cold(Catalog& catalog, const test::TempDir& dir) {
   const auto files = test::files_of(catalog);
   for (size_t f = 0; f < files.size(); ++f) {
@@ -127,7 +128,7 @@ TEST_CASE("direct reads: auto has them where a source is read once") {
   options.reads_once = true;
   const uint64_t direct = buffer_bytes(plan, options);
   CHECK(direct > buffered);
-  // Not at the price of short blocks.
+  // But not at the price of short blocks.
   options.max_mem = direct;
   CHECK(buffer_bytes(plan, options) == direct);
   options.max_mem = direct - 1;

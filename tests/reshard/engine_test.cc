@@ -73,7 +73,7 @@ TEST_CASE("engine: pieces that count in a finer grid than the target's") {
       Tensor& from = c.source.tensors[i];
       Tensor& to = c.target.catalog.tensors[i];
       if (element_size(from.dtype) == 0 || from.shape.size() < 2) continue;
-      // Neighbours that are one dimension in the target.
+      // Adjacent dimensions that are merged into one in the target.
       Shape shape{from.shape[0]};
       for (size_t d = 1; d < from.shape.size(); ++d) {
         if (random() % 2)

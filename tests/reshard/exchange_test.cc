@@ -118,7 +118,7 @@ TEST_CASE("exchange: who can't write for others fails the job, which goes on") {
         CHECK(error.code() == ExitCode::kMissing);
         CHECK(error.where().path == file);
       }
-      // Nothing of the first exchange is left for the next.
+      // The first exchange leaves nothing for the next.
       io::Handle::create(file).allocate(c.target.files[victim].size);
       c.write(root);
     });
@@ -129,7 +129,7 @@ TEST_CASE("exchange: who can't write for others fails the job, which goes on") {
   }
 }
 
-// What is on another machine is flushed before a journal here has it; with
+// What is on another machine is flushed before a journal here lists it; with
 // --no-fsync nothing is.
 TEST_CASE("exchange: a journal has what is safe from other machines") {
   const Columns c(4, 1 << 15, 1024);  // 128 MiB: items of 16 MiB

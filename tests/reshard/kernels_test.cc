@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loops written in a processor's own instructions, against what they are meant
-// to do, an element at a time.
+// Loops written in a processor's own instructions, checked element by element
+// against what they are meant to do.
 #include <doctest/doctest.h>
 
 #include <bit>
@@ -38,7 +38,7 @@ uint32_t nibble(const Bytes& codes, uint64_t index) {
   return static_cast<uint32_t>(codes[index / 2]) >> index % 2 * 4 & 15;
 }
 
-// Codes of 32 rows, and where their elements go. More lies around them.
+// Codes of 32 rows, and where their elements go. Other bytes surround them.
 struct Case {
   Case(std::mt19937& random, uint64_t columns, uint64_t code_rows,
        uint64_t row_bytes)
@@ -130,7 +130,7 @@ TEST_CASE("turn: rows to columns, of any size") {
   for (int round = 0; round < 300; ++round) {
     const uint64_t element = random() % 2 ? 2 : 4;
     const uint64_t rows = random() % 40, columns = random() % 40;
-    // Mostly columns that lie together, which is the way with vectors.
+    // Mostly contiguous columns, the case that vectors handle.
     const bool together = random() % 4 != 0;
     const uint64_t by_row = element * (together ? 1 : 1 + random() % 3);
     const uint64_t by_column = by_row * rows + random() % 5;
@@ -172,8 +172,8 @@ TEST_CASE("low rank: one rounding for each term, in their order") {
 }
 
 // What PyTorch 2.13 made of each type's cast_values (rows) in each other type
-// (columns), on x86-64: zlib's CRC-32. For machines that have no torch module;
-// cast_test.cc names the element that differs where there is one.
+// (columns), on x86-64: zlib's CRC-32. For machines without a torch module;
+// where there is one, cast_test.cc names the element that differs.
 TEST_CASE("cast: floats have the sums of torch's bits") {
   constexpr uint32_t kByTorch[][9] = {
       {0x00000000, 0x2C656128, 0x216EAABC, 0x328F8772, 0xB0FF7233, 0x7807BA84,

@@ -44,8 +44,8 @@ TEST_CASE("numbers: known roundings") {
       {0x80000000, 0x8000, 0x8000},  // -0
       {0x3f800000, 0x3f80, 0x3c00},  // 1
       {0x3f8ccccd, 0x3f8d, 0x3c66},  // 1.1
-      {0x3f808000, 0x3f80, 0x3c04},  // a tie: to the even one
-      {0x3f818000, 0x3f82, 0x3c0c},  // a tie: to the even one, upwards
+      {0x3f808000, 0x3f80, 0x3c04},  // a tie goes to the even one
+      {0x3f818000, 0x3f82, 0x3c0c},  // a tie goes up, to the even one
       {0x3f808001, 0x3f81, 0x3c04},
       {0x7f7fffff, 0x7f80, 0x7c00},  // the largest: rounds to infinity
       {0x7f800000, 0x7f80, 0x7c00},

@@ -96,7 +96,7 @@ TEST_CASE("plan: tensors on one side only") {
 }
 
 TEST_CASE("plan: rows and columns become the fewest jobs") {
-  // Two column shards to two row shards: one job for each slab of rows.
+  // Two column shards to two row shards: one job per slab of rows.
   const Catalog source = catalog(matrix(
       {box_piece({0, 0}, {4, 3}, 0, 0), box_piece({0, 3}, {4, 3}, 1, 0)}));
   Target target = whole_target();
@@ -137,12 +137,12 @@ TEST_CASE("plan: lanes that don't meet are jobs of their own") {
   using Lanes = std::vector<std::pair<uint32_t, uint32_t>>;
   CHECK(jobs(6, 3) == Lanes{{1, 2}, {1, 2}});
   CHECK(jobs(3, 6) == Lanes{{2, 1}, {2, 1}});
-  CHECK(jobs(3, 2) == Lanes{{2, 3}, {2, 3}});  // meet at 6 alone
+  CHECK(jobs(3, 2) == Lanes{{2, 3}, {2, 3}});  // meet only at 6
   CHECK(jobs(4, 3) == Lanes{{3, 4}});
 }
 
 TEST_CASE("plan: planning is near-linear in pieces") {
-  // One long vector in 20,000 pieces to 15,000 others.
+  // One long vector, from 20,000 pieces to 15,000 others.
   Tensor tensor{.name = "v", .dtype = DType::u8, .shape = Shape{60'000'000}};
   const auto cut = [&](uint64_t n) {
     std::vector<Piece> pieces;
@@ -198,8 +198,8 @@ TEST_CASE("plan: jobs that are let go are counted all the same") {
 }
 
 TEST_CASE("plan: a row of many pieces takes no longer for each of them") {
-  // The cost of a job must not grow with the pieces of its row: a quarter of a
-  // million pieces took minutes when it did.
+  // The cost of a job must not grow with the number of pieces in its row: when
+  // it did, a quarter of a million pieces took minutes.
   constexpr uint64_t kPieces = 250'000;
   Catalog source;
   source.files.resize(1);

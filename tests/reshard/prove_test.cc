@@ -18,7 +18,7 @@ std::span<const std::byte> bytes_of(const std::vector<T>& values) {
   return std::as_bytes(std::span(values));
 }
 
-// A tensor of a catalog whose bytes lie in memory.
+// A tensor of a catalog whose bytes are in memory.
 template <class T>
 void add(Catalog& catalog, std::string name, DType dtype, Shape shape,
          const std::vector<T>& values) {

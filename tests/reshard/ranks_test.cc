@@ -30,8 +30,8 @@ struct Case : test::Recut {
   test::TempDir dir;
 };
 
-// Each file of the source has a checksum of all of it, as a zip's record has
-// one; some of the target's have one to be filled in.
+// Each source file has a checksum over all of it, like a zip record; some
+// target files have one to be filled in.
 void make_case(Random& random, Case& c) {
   static_cast<test::Recut&>(c) = test::random_recut(random);
   test::write_source(c.source, c.dir);
@@ -105,7 +105,7 @@ TEST_CASE("ranks: shares differ by less than 5 % and lose nothing") {
       {1, 4096, 16384},                // one matrix
       {7, 1000, 12345},                // odd rows
       {512, 1, uint64_t{1} << 20},     // as many files as ranks
-      {3, 1, (uint64_t{9} << 20) + 5}  // no multiple of a page
+      {3, 1, (uint64_t{9} << 20) + 5}  // not a multiple of a page
   };
   for (const Row& row : rows) {
     const Plan plan = wide_plan(row.files, row.rows, row.width);
@@ -225,7 +225,7 @@ TEST_CASE("ranks: what fails on one fails the job, with its own error") {
       CHECK(error.code() == ExitCode::kMissing);
       CHECK(error.where().path == c.source.files[used].path);
     }
-    // The job goes on: a failed task is over.
+    // The job continues: a failed task is over.
     c.source.crcs.clear();
     CHECK(ranks::check_crcs(c.source, {}).empty());
   });
@@ -303,7 +303,7 @@ TEST_CASE("ranks: who is silent is missed, if this process itself ran") {
   pulse.heard(1, start);
   pulse.heard(2, start);
   std::vector<std::pair<int, uint32_t>> missed;
-  // The second at which it looks, and whom it has heard just before.
+  // The second at which it checks, and the rank heard just before.
   struct Look {
     int second;
     std::optional<uint32_t> heard;

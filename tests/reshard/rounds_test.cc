@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Payload between ranks in rounds, whose GPUs are doubles.
+// Payload between ranks in rounds, with doubles for GPUs.
 #include <doctest/doctest.h>
 
 #include <filesystem>
@@ -17,7 +17,7 @@ namespace {
 using test::Columns;
 using test::SendMode;
 
-// A GPU for each thread that plays a rank.
+// One GPU for each thread that plays a rank.
 const reshard::CudaModule* doubles() {
   const reshard::CudaModule* module = test::device();
   const bool are =
@@ -67,7 +67,7 @@ TEST_CASE("rounds: who can't write for others fails the job, which goes on") {
     std::filesystem::remove(file);
     const auto statuses = test::with_ranks(6, 3, [&] {
       CHECK_THROWS_AS(c.write(root), Error);
-      // Nothing of the first exchange is left for the next.
+      // The first exchange leaves nothing for the next.
       io::Handle::create(file).allocate(c.target.files[victim].size);
       c.write(root);
     });

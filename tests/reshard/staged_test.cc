@@ -57,7 +57,7 @@ struct Written {
       all.push_back(io::read_file(out.file(file.path), file.size));
     return all;
   }
-  // A flipped bit, a cut or a deleted file; false if there is nothing to harm.
+  // Flips a bit, cuts or deletes a file. False if there is nothing to harm.
   bool harm(Random& random) const {
     const TargetFile& file = c.target.files[random() % c.target.files.size()];
     if (file.size == 0) return false;
@@ -111,7 +111,7 @@ TEST_CASE("staged: what was written is proven, what was harmed is found") {
     CHECK(written.files() == wanted);
   }
   CHECK(wrong > 50);
-  // Such items are done again: sound, but then nothing was saved.
+  // Unknown items are done again, which is correct but saves nothing.
   CHECK(unknown * 10 < items);
   MESSAGE(items << " items, " << unknown << " unknown, " << wrong << " wrong");
 }

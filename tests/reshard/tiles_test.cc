@@ -22,7 +22,7 @@ Dims strides_of(const Dims& shape, const std::vector<size_t>& order,
   return strides;
 }
 
-// Every element of the tile: its offset in the file.
+// For every element of the tile, its offset in the file.
 void each_offset(const Gather& gather, const Dims& begin, const Dims& shape,
                  std::multiset<uint64_t>& offsets) {
   Dims index(shape.size(), 0);
@@ -86,7 +86,7 @@ TEST_CASE("tiles: an empty box has none; lanes") {
   Tiles tiles(gather, {.element = 2, .span = 64, .count = 8});
   Dims begin, shape;
   CHECK_FALSE(tiles.next(begin, shape));
-  // A quarter of a row: the last that is read as a block.
+  // A quarter of a row: the least that is still read as a block.
   CHECK(is_dense({.row_stride = 16, .width = 4}));
   CHECK_FALSE(is_dense({.row_stride = 16, .width = 3}));
   CHECK(bytes_per_row({.row_stride = 16, .width = 4}) == 16);

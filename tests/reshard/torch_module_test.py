@@ -51,7 +51,7 @@ def raw(tensor):
 
 
 def every_pattern(name):
-    """All values of a type of at most 16 bits."""
+    """All values of a type with at most 16 bits."""
     size = dtype_of(name).itemsize
     plain = torch.arange(1 << (8 * size), dtype=torch.int64)
     return plain.to(torch.uint8 if size == 1 else torch.uint16).view(
@@ -74,7 +74,7 @@ SPECIAL = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-310, -5e-324, 1e308,
 
 
 def values_of(name, random):
-    """Values where rounding has something to decide."""
+    """Values for which rounding matters."""
     dtype = dtype_of(name)
     if name == "bool":
         return torch.tensor([True, False, True, True])
@@ -104,7 +104,7 @@ def values_of(name, random):
 
 
 def in_range(values, target):
-    """Without what C++ leaves undefined: a float that no such integer is."""
+    """Without what C++ leaves undefined: floats outside the integer's range."""
     if target not in INTS or not (values.is_floating_point() or
                                   values.is_complex()):
         return values

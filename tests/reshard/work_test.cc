@@ -41,7 +41,7 @@ TEST_CASE("work: each item is handed out once, whoever asks") {
 }
 
 TEST_CASE("work: two threads write to two files while there are two") {
-  // Four source files, joined to two.
+  // Four source files, joined into two.
   Plan plan;
   for (uint32_t source = 0; source < 4; ++source)
     for (int i = 0; i < 5; ++i) add_copy(plan, source, source / 2);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// .metadata files made by hand: indexes that torch would not write this way,
-// or that are meant to hurt.
+// .metadata files made by hand: indexes that torch would not write like this,
+// or that are hostile.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -118,8 +118,8 @@ std::string message(const std::string& path) {
   return {};
 }
 
-// Each chunk finds its item whatever the order and the hints: an item's
-// offset in the file is the number of its chunk here.
+// Each chunk finds its item whatever the order and the hints. Here an item's
+// offset in the file is the number of its chunk.
 TEST_CASE("dcp index: items are found by name and offsets") {
   std::mt19937_64 random(7);
   for (int round = 0; round < 60; ++round) {
@@ -139,7 +139,7 @@ TEST_CASE("dcp index: items are found by name and offsets") {
       for (uint64_t r = 0; r < shape[0]; r += 3)
         for (uint64_t c = 0; c < shape[1]; c += 2)
           boxes.push_back({{r, c}, {3, 2}});
-      // Ranks without rows have a chunk of none.
+      // Ranks without rows have an empty chunk.
       if (random() % 2) boxes.push_back({{shape[0], 0}, {0, shape[1]}});
       std::ranges::shuffle(boxes, random);
       std::vector<Id> chunks;
@@ -239,14 +239,14 @@ TEST_CASE("dcp index: made to hurt") {
   }
 }
 
-// Paths that would fill memory or contradict each other: no nesting, and a
-// word about it.
+// Paths that would fill memory or contradict each other: the nesting is
+// dropped, with a note.
 TEST_CASE("dcp index: paths that can't be") {
   using Path = std::vector<dcp::PathElement>;
   struct Row {
     Path first;
     Path second;
-    const char* why;  // nullptr: they can
+    const char* why;  // nullptr: accepted
   };
   const Row rows[] = {
       {{"a", "b"}, {"a", "c"}, nullptr},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The dcp reader: torch's own checkpoints, malformed ones, and the small
-// archives inside of .distcp files.
+// archives inside .distcp files.
 #include <doctest/doctest.h>
 
 #include <filesystem>
@@ -28,7 +28,7 @@ Catalog open_dcp(const std::string& path) {
   return dcp::make_reader()->read_catalog(path, {});
 }
 
-// Everything that a conversion would ask for.
+// Opens everything that a conversion would ask for.
 Catalog open_whole(const std::string& path) {
   Catalog catalog = open_dcp(path);
   locate(catalog);
@@ -88,7 +88,7 @@ void check_objects(const std::string& file, const Catalog& catalog) {
   nlohmann::ordered_json found = nlohmann::ordered_json::object();
   for (const Object& object : catalog.objects)
     found[object.name] = pickle::to_json(*object.document, object.node);
-  CHECK(found.dump() == wanted.dump());  // in this order, too
+  CHECK(found.dump() == wanted.dump());  // also in this order
 }
 
 TEST_CASE("dcp: what torch wrote") {
@@ -229,8 +229,8 @@ TEST_CASE("dcp items: both ends tell what the whole archive tells") {
     CHECK(whole.error == "");
     REQUIRE(ends.error == "");
     check_same(ends, whole);
-    // What a damaged item's ends tell, the whole of it must tell too: the
-    // short way is never the more tolerant one.
+    // If a damaged item's ends are accepted, the whole must be too, and read
+    // the same: the short way is never the more tolerant one.
     for (int i = 0; i < 40; ++i) {
       std::string damaged = bytes;
       for (int k = 0; k <= i % 2; ++k) {
@@ -410,7 +410,7 @@ TEST_CASE("dcp: files that don't belong together") {
   for (const Problem& problem : catalog.problems)
     if (problem.kind == "unnamed_file")
       CHECK(problem.message.find("__7_0.distcp:") != std::string::npos);
-  // A part leads to the whole.
+  // A part's path opens the whole.
   CHECK(open_dcp(dir.file("a/__0_0.distcp")).path == dir.file("a"));
   CHECK(open_dcp(dir.file("a/.metadata")).path == dir.file("a"));
 }
@@ -439,7 +439,7 @@ TEST_CASE("dcp: parts in safetensors files") {
   fs::remove(
       dir.file("a/sharded/shard-00002-model-00001-of-00002.safetensors"));
   CHECK(message(dir.file("a")).find("parts hold only") != std::string::npos);
-  // Whole files beside them are for another reader.
+  // Whole files beside them belong to another reader.
   copy(good, dir.file("b"));
   dir.write("b/model.safetensors.index.json", "{}");
   CHECK_FALSE(dcp::make_reader()->supports(dir.file("b")).yes);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A dry run opens one item of each file of a dcp checkpoint: what it then
-// assumes must be what a run finds, as far as a plan's sums go.
+// A dry run opens one item in each file of a dcp checkpoint. What it then
+// assumes must match what a run finds, as far as a plan's sums go.
 #include <doctest/doctest.h>
 
 #include <filesystem>
@@ -55,7 +55,7 @@ TEST_CASE("dcp: a dry run assumes what a run finds") {
     locate(found);
     const uint64_t skipped = dcp::sample_items(sampled, 1);
     check_same(sampled, found, indexed);
-    // What was not opened has no checksum yet.
+    // Items that were not opened have no checksum yet.
     CHECK(found.crcs.size() - sampled.crcs.size() <= skipped);
     assumed += skipped;
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the dcp writer lays out: boxes of ranks, and files that the reader
-// finds everything in again. (tests/app/dcp_interop_test.py: torch does too.)
+// What the dcp writer lays out: ranks' boxes, and files in which the reader
+// finds everything again. (tests/app/dcp_interop_test.py: so does torch.)
 #include <doctest/doctest.h>
 
 #include <set>
@@ -197,7 +197,7 @@ TEST_CASE("dcp: values, files and paths of a save") {
                                  "step/__2_0.distcp", "step/common.json",
                                  "step/.metadata"});
   CHECK(target.catalog.files.size() == 3);
-  // By rank, whatever order they came in.
+  // Sorted by rank, whatever order they came in.
   CHECK(target.catalog.tensors[0].pieces[0].box.offset == Dims{0});
   // Pieces of one dtype and shape share their frames.
   CHECK(target.files[0].shared[0].bytes == target.files[2].shared[0].bytes);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names of files as DeepSpeed's engine makes them (engine.py:
-// _get_ckpt_name, _get_zero_ckpt_name; pipe/module.py: ckpt_layer_path).
+// File names as DeepSpeed's engine makes them (engine.py: _get_ckpt_name,
+// _get_zero_ckpt_name; pipe/module.py: ckpt_layer_path).
 #include <doctest/doctest.h>
 
 #include "ckpt/error.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Goldens with one defect each: what is said, and the exit class.
+// Goldens with one defect each: the message and the exit class.
 #include <doctest/doctest.h>
 
 #include <filesystem>

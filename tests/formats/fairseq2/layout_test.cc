@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How fairseq2 cuts: against brute force, and against numbers from torch.
+// fairseq2's cuts, against brute force and against numbers from torch.
 #include "formats/fairseq2/layout.h"
 
 #include <doctest/doctest.h>
@@ -150,7 +150,7 @@ TEST_CASE("parameter numbers: by order, or by the only way shapes allow") {
     plain[number] = {std::move(shape), true, false};
   };
   CHECK(names_of({{0, 1, 2, 3, 4}}, plain)[2] == "b.weight");
-  // Weights first, then what has no decay.
+  // Weights first, then parameters without decay.
   set(0, {4, 4}), set(1, {4, 4}), set(2, {4}), set(3, {4}), set(4, {4});
   CHECK(names_of({{0, 1}, {2, 3, 4}}, plain) ==
         std::vector<std::string>{"a.weight", "b.weight", "a.bias", "b.bias",
@@ -189,7 +189,7 @@ TEST_CASE("a dimension that is split in groups goes there and back") {
     REQUIRE(found != nullptr);
     CHECK(test::assemble(again, *found) == test::assemble(source, tensor));
   }
-  // Without the rules it is another tensor: 48 rows as 2 halves.
+  // Without the rules the tensor differs: 48 rows as 2 halves.
   const Catalog other = make_reader()->read_catalog(dir.path, {});
   const std::string name = "decoder.layers.0.ffn.inner_proj.weight";
   CHECK(test::assemble(other, *other.find(name)) !=

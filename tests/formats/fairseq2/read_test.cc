@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every golden of fairseq2's own making, put together from its pieces and
+// Every golden that fairseq2 itself wrote, assembled from its pieces and
 // compared with the peer's full tensors.
 #include <doctest/doctest.h>
 
@@ -30,7 +30,7 @@ std::string golden(const std::string& name) {
   return test::data("fairseq2_native/" + name);
 }
 
-// Name, dtype, shape and bytes of the tensors of a kind.
+// Compares name, dtype, shape and bytes of all tensors of one kind.
 void check_equal(const Catalog& got, Kind kind, const std::string& expected) {
   const Catalog want = safetensors::make_reader()->read_catalog(expected, {});
   std::map<std::string, const Tensor*> by_name;

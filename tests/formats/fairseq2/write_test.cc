@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is laid out, filled in plainly, against the files that fairseq2 itself
-// wrote for the same weights at that topology.
+// Layouts, filled in plainly, against the files that fairseq2 itself wrote for
+// the same weights at that topology.
 #include <doctest/doctest.h>
 
 #include <filesystem>
@@ -66,7 +66,7 @@ void check_tensor(const Opened& a, Id x, const Opened& b, Id y) {
   REQUIRE(theirs.has_value());
   CHECK(mine->distributed.has_value() == theirs->distributed.has_value());
   const bool empty = element_count(theirs->shape) == 0;
-  // FSDP1's file of a rank without rows: float32 of shape [0], whatever the
+  // FSDP1's file for a rank without rows has float32 of shape [0], whatever the
   // parameter is.
   if (empty) {
     CHECK(element_count(mine->shape) == 0);
@@ -79,7 +79,7 @@ void check_tensor(const Opened& a, Id x, const Opened& b, Id y) {
         torch::read_content(b.catalog, *theirs));
 }
 
-// The keys of both files in order, with equal tensors.
+// Both files have the same keys in the same order, with equal tensors.
 void check_model_file(const std::string& mine, const std::string& theirs) {
   CAPTURE(theirs);
   const Opened a(mine), b(theirs);
@@ -137,7 +137,7 @@ std::vector<std::string> files_below(const std::string& directory) {
   return all;
 }
 
-// Every model and optimizer file of the peer's directory.
+// Checks every model and optimizer file of the peer's directory.
 size_t check_against(const Written& written, const std::string& peer) {
   size_t checked = 0;
   for (const std::string& file : files_below(peer)) {

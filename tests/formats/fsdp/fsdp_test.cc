@@ -10,7 +10,7 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-// Two parameters of 7 and 5 elements in a flat one.
+// Two parameters of 7 and 5 elements in one flat parameter.
 std::vector<uint64_t> begins_of(uint64_t length, uint64_t ranks,
                                 std::optional<uint64_t> alignment = {},
                                 std::optional<uint64_t> padding = {}) {
@@ -37,11 +37,11 @@ TEST_CASE("fsdp: files by rank: the last number that counts from zero") {
       {"model_rank0.pt", "model_rank1.pt", "optim_rank0.pt", "optim_rank1.pt"});
   REQUIRE(pairs.size() == 2);
   CHECK(pairs[1] == Names{"model_rank1.pt", "optim_rank1.pt"});
-  // verl: the world's size comes before the rank.
+  // verl puts the world size before the rank.
   const auto verl =
       by_rank({"model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt"});
   CHECK(verl.size() == 2);
-  // A rank is missing, of one set or of all; none counts from 0.
+  // A rank is missing from one set or from all; none counts from 0.
   CHECK(by_rank({"a_rank0.pt", "a_rank2.pt"}).empty());
   CHECK(by_rank({"a_rank0.pt", "a_rank1.pt", "b_rank0.pt"}).empty());
   CHECK(by_rank({"a_rank1.pt", "a_rank2.pt"}).empty());
@@ -55,8 +55,8 @@ TEST_CASE("fsdp: where parameters begin in a flat one") {
   using Begins = std::vector<uint64_t>;
   // Nothing between them: use_orig_params=False, fairscale.
   CHECK(begins_of(12, 2) == Begins{0, 7});
-  // use_orig_params=True: each at a multiple of 16 bytes, the end padded until
-  // ranks divide it.
+  // use_orig_params=True: each starts at a multiple of 16 bytes, and the end is
+  // padded to a multiple of the ranks.
   CHECK(begins_of(13, 1) == Begins{0, 8});
   CHECK(begins_of(14, 2) == Begins{0, 8});
   CHECK(begins_of(14, 2, 4, 1) == Begins{0, 8});

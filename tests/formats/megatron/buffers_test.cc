@@ -92,7 +92,7 @@ TEST_CASE("buffers: as megatron-core laid them out") {
   }
 }
 
-// per_bucket_numel and per_bucket_numel_unpadded of that golden's objects.
+// per_bucket_numel and per_bucket_numel_unpadded in this golden's objects.
 TEST_CASE("buffers: lengths of buckets") {
   const Golden golden{
       "megatron_torch_dist/gpt_optim_tied_buckets_tp2_pp2_v0161", 300, 2, true};
@@ -169,8 +169,8 @@ TEST_CASE("bucket keys") {
   }
 }
 
-// The two styles differ in where the input norm stands; what a module is not
-// known for is said.
+// The two styles differ in where the input norm is; an unknown module has no
+// order.
 TEST_CASE("module order") {
   const auto before = [](const char* a, const char* b, OrderStyle style) {
     return order_of(parse_key(a), style)->at(1, 0) <

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every spelling of a model's names comes out as one.
+// All spellings of a model's names come out the same.
 #include <doctest/doctest.h>
 
 #include <cstring>
@@ -91,14 +91,14 @@ TEST_CASE("canonical: what a name means is in its layer") {
        {at + "self_attention.linear_qkv.layer_norm_weight",
         at + "self_attention.linear_qkv.weight",
         at + "mlp.linear_fc1.layer_norm_bias", at + "mlp.linear_fc1.weight"}},
-      // Experts: a norm of its own, whatever its key is.
+      // Experts have a norm of their own, whatever its key is.
       {{at + "mlp.linear_fc1.layer_norm_weight", at + "mlp.router.weight",
         at + "mlp.experts.local_experts.3.linear_fc2.weight",
         at + "mlp.experts.experts.2.linear_fc2.weight"},
        {at + "pre_mlp_layernorm.weight", at + "mlp.router.weight",
         at + "mlp.experts.linear_fc2.weight3",
         at + "mlp.experts.linear_fc2.weight2"}},
-      // Latent attention keeps its input norm, and names its others.
+      // Latent attention keeps its input norm and names the other ones.
       {{at + "input_layernorm.weight", at + "self_attention.q_layernorm.weight",
         at + "self_attention.kv_layernorm.weight",
         at + "self_attention.linear_q_up_proj.weight",
@@ -205,7 +205,7 @@ TEST_CASE("canonical: experts of sharded keys and of ranks' files") {
 }
 
 // Two experts, H = 3, F = 2, gated: w1 [3, 2 * 4], w2 [2 * 2, 3]. In order,
-// expert e's elements of w1 are a matrix [H, 2F], those of w2 one of [F, H].
+// expert e's elements of w1 form a matrix [H, 2F], those of w2 one of [F, H].
 TEST_CASE("canonical: experts of the old grouped layer") {
   const std::string layer = "decoder.layers.0.mlp.";
   float first[24], second[12];

@@ -30,7 +30,7 @@ std::vector<DistBox> boxes_of(const Tensor& tensor, const DistSplit& split) {
   return boxes;
 }
 
-// Tensors of bytes in one file, each a count of its own.
+// Tensors of bytes, one after another in one file.
 struct Bytes {
   explicit Bytes(size_t size) : file(content(size)) {
     catalog.files.push_back({.path = file.path, .size = size});
@@ -97,7 +97,7 @@ TEST_CASE("megatron boxes: names of nobody keep what they have") {
   tensor.pieces.push_back({.box = {{0, 0}, {4, 2}}});
   tensor.pieces.push_back({.box = {{0, 2}, {4, 4}}});
   CHECK(boxes_of(tensor, {.tp = 4}).size() == 2);
-  tensor.pieces.push_back(tensor.pieces[0]);  // a replica: no partition
+  tensor.pieces.push_back(tensor.pieces[0]);  // a replica, not a partition
   CHECK(boxes_of(tensor, {.tp = 4}).size() == 1);
   CHECK(boxes_of(named("x", {}, {}), {.tp = 4}).size() == 1);
   CHECK(boxes_of(named("decoder.layers.x", {0, 4}, {}), {}).size() == 1);
@@ -210,7 +210,7 @@ TEST_CASE("megatron stack: layers of one tensor and back") {
     }
     CHECK(test::assemble(catalog, stack(parts, 0)) == Bytes::content(72));
     CHECK(test::assemble(catalog, join(parts, 0)) == Bytes::content(72));
-    // A part along an inner axis of what was never stacked.
+    // A part along an inner axis of a tensor that was never stacked.
     const Tensor column = part(a, 1, 2);
     CHECK(column.shape == Shape{4, 2});
     std::string expected;

@@ -58,7 +58,7 @@ TEST_CASE("megatron keys: parts of a name") {
        "decoder.layers.0.mlp.experts.weight1", 0, -1},
       {"decoder.layers.mlp.shared_experts.linear_fc1.weight", "", "", "",
        "decoder.layers.mlp.shared_experts.linear_fc1.weight", -2, -1},
-      // No number as Python prints it: a word like any other.
+      // Not a number as Python prints it, so a word like any other.
       {"decoder.layers.007.x", "", "", "", "decoder.layers.007.x", -2, -1},
       {"decoder.layers.99999999999999999999.x", "", "", "",
        "decoder.layers.99999999999999999999.x", -2, -1},
@@ -279,7 +279,7 @@ TEST_CASE("megatron facts: args of another topology") {
         R"("padded_vocab_size":32,"pipeline_model_parallel_size":1,)"
         R"("tensor_model_parallel_size":4,"unknown":"kept",)"
         R"("virtual_pipeline_model_parallel_size":null,"world_size":8})");
-  // Once more: nothing is left to be changed.
+  // The second time there is nothing left to change.
   CHECK(set_args(args.document, args.root, changes).empty());
 }
 

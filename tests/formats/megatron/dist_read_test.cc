@@ -165,7 +165,7 @@ TEST_CASE("megatron_torch_dist: an unfinished save is told") {
   const formats::Detection detection = formats::detect(path);
   CHECK(detection.format->name == "megatron_torch_dist");
   CHECK_THROWS_WITH_AS(read(path), doctest::Contains("incomplete save"), Error);
-  // Without common.pt the index tells it.
+  // Without common.pt, the index shows it.
   fs::remove(path + "/common.pt");
   CHECK(unfinished_sign(path) == "_extra_state/shard_ in .metadata");
   fs::rename(path + "/.metadata", path + "/.metadata.tmp");
@@ -205,7 +205,7 @@ TEST_CASE("megatron_torch_dist: the common part of newer cores") {
 }
 
 TEST_CASE("megatron_torch_dist: a grid of objects lacks one") {
-  // The object's name in the index is made another key's.
+  // Renames the object in the index to another key's.
   const Copy copy(kGpt);
   const std::string path = copy.file("iter_0000007/.metadata");
   std::string text = test::read_all(path);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts of ranks as pieces of whole tensors, and back.
+// Ranks' parts as pieces of whole tensors, and back.
 #include <doctest/doctest.h>
 
 #include <cstring>
@@ -15,15 +15,15 @@ using namespace ckpt::megatron;
 
 namespace {
 
-// Whole tensors count their elements, so that each part's content is known
-// without any of the code under test.
+// Whole tensors number their elements, so each part's content is known without
+// the code under test.
 std::vector<int32_t> counted(size_t size) {
   std::vector<int32_t> values(size);
   std::iota(values.begin(), values.end(), 0);
   return values;
 }
 
-// What rank `slot` of `ranks` holds: rows of each group, or columns.
+// Returns what rank `slot` of `ranks` holds: rows of each group, or columns.
 std::vector<int32_t> part_of(uint64_t rows, uint64_t columns,
                              const TpRule& rule, uint64_t slot,
                              uint64_t ranks) {
@@ -152,7 +152,7 @@ TEST_CASE("legacy parts: rows of old query_key_value, on each rank") {
             for (uint64_t s = 0; s < parts; ++s)
               for (uint64_t d = 0; d < kHn; ++d)
                 for (uint64_t c = 0; c < kColumns; ++c) {
-                  // Where version 2 has it, counted over all ranks.
+                  // Its position in version 2, counted over all ranks.
                   const uint64_t now = slot * rows + (h * parts + s) * kHn + d;
                   const uint64_t old = version == 0 ? (s * np + h) * kHn + d
                                                     : (h * kHn + d) * parts + s;

@@ -34,7 +34,7 @@ TEST_CASE("legacy names: layers and experts are found and set") {
        "decoder.layers.11.mlp.shared_experts.linear_fc1.weight"},
       {"language_model.encoder.layers.4.mlp.dense_h_to_4h.bias", 4, -1, false,
        "language_model.encoder.layers.14.mlp.dense_h_to_4h.bias"},
-      // Prediction layers are not the pipeline's.
+      // Prediction layers don't belong to the pipeline.
       {"mtp.layers.0.eh_proj.weight", -1, -1, false,
        "mtp.layers.0.eh_proj.weight"},
       {"my_layers.3.weight", -1, -1, false, "my_layers.3.weight"},
@@ -110,7 +110,7 @@ TEST_CASE("legacy groups: weight decay, experts, learning rates") {
         Sizes{2, 2, 1});
   CHECK(sizes({.groups = {{.decoupled = true}, {}, {.no_decay = true}}}) ==
         Sizes{2, 1, 2});
-  // Nobody has a place for vectors here: they go nowhere.
+  // No group takes vectors here, so they are left out.
   CHECK(sizes({.groups = {GroupTraits{}}}) == Sizes{3});
 }
 
@@ -165,7 +165,7 @@ TEST_CASE("legacy stages: layers over stages") {
   };
   const Row rows[] = {
       {24, 4, 1, 1, {6, 6, 6, 6}}, {8, 2, 2, 2, {2, 2, 2, 2}},
-      {6, 2, 2, 1, {3, 3}},  // virtual stages don't divide
+      {6, 2, 2, 1, {3, 3}},  // not divisible into virtual stages
       {8, 1, 2, 1, {8}},     // one stage has none
       {10, 4, 1, 1, {1, 3, 3, 3}}, {7, 3, 1, 1, {1, 3, 3}},
       {5, 4, 1, 1, {2, 1, 1, 1}},
@@ -190,7 +190,7 @@ TEST_CASE("legacy stages: layers over stages") {
       CHECK(chunks[i].size() == row.each[i] + extra);
     }
     if (row.pp == 1) continue;
-    // The copy of the embedding stands where its module is.
+    // The copy of the embedding is where its module is.
     const auto& last = chunks.back();
     CHECK(last[last.size() - 2].name == "output_layer.weight");
     CHECK(last[last.size() - 2].tensor == "embedding.word_embeddings.weight");

@@ -76,7 +76,7 @@ TEST_CASE("megatron_zarr: locks of flattened writes are not arrays") {
   CHECK(std::ranges::any_of(catalog.assumptions, [](const std::string& line) {
     return line.find("directories of locks (.sync)") != std::string::npos;
   }));
-  // A key that really ends so has a description.
+  // A key that really ends in .sync has a description.
   Copy copy;
   fs::copy(copy.file(kQkv), copy.file(kQkv + std::string(".sync")));
   CHECK(read(copy.path).find(kQkv + std::string(".sync")) != nullptr);
@@ -226,7 +226,8 @@ TEST_CASE("megatron_zarr: chunks are what one rank writes") {
     CAPTURE(row.tensor.name);
     CHECK(zarr_chunks(row.tensor, split) == row.want);
   }
-  // Boxes of the source are kept where nobody knows better, if they are a grid.
+  // The source's boxes are kept if nothing better is known and they form a
+  // grid.
   Tensor mine = tensor("mine", {4, 4}, {});
   for (const uint64_t row : {0, 2})
     mine.pieces.push_back({.box = {{row, 0}, {2, 4}}});
@@ -235,7 +236,7 @@ TEST_CASE("megatron_zarr: chunks are what one rank writes") {
   CHECK(zarr_chunks(mine, split) == Dims{4, 4});
 }
 
-// The peer wrote the same tensors for other topologies.
+// The peer wrote the same tensors for other topologies as well.
 TEST_CASE("megatron_zarr: writes the files that Megatron-Core wrote") {
   const formats::Format& format = formats::find_format("megatron_zarr");
   struct Row {
@@ -268,7 +269,7 @@ TEST_CASE("megatron_zarr: writes the files that Megatron-Core wrote") {
          fs::recursive_directory_iterator(data(row.wanted))) {
       const fs::path name = fs::relative(entry, data(row.wanted));
       const std::string key = name.parent_path().string();
-      // Not the args, the locks, and the random state of other ranks.
+      // Except the args, the locks, and the random state of other ranks.
       if (entry.is_directory() || name == "common.pt" ||
           key.ends_with(".sync") || key == "rng_state")
         continue;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cuts as Meta's model.py has them: ColumnParallelLinear wq, wk, wv, w1, w3 and
+// Cuts as in Meta's model.py: ColumnParallelLinear wq, wk, wv, w1, w3 and
 // output by rows, RowParallelLinear wo and w2 by columns, ParallelEmbedding by
 // columns.
 #include "formats/meta/layout.h"
@@ -41,7 +41,7 @@ TEST_CASE("meta: along which dimension ranks share a tensor") {
 }
 
 TEST_CASE("meta: an embedding's cut shows in its width") {
-  // Llama 1 and 2 cut columns, Llama 3 rows; dim says which it was.
+  // Llama 1 and 2 cut columns, Llama 3 rows; dim tells which it was.
   const std::string_view name = "tok_embeddings.weight";
   CHECK(stored_cut("x", name, {100, 32}, 2, {}, 64)->dim == 1);
   CHECK(stored_cut("x", name, {50, 64}, 2, {}, 64)->dim == 0);
@@ -52,7 +52,7 @@ TEST_CASE("meta: files of all ranks, in order, without a gap") {
   const test::TempDir dir;
   CHECK_THROWS_AS(locate(dir.path), Error);
   for (uint32_t rank = 0; rank < 11; ++rank) dir.write(file_name(rank), "");
-  dir.write("consolidated.1.pth", "");  // spelled as Meta doesn't
+  dir.write("consolidated.1.pth", "");  // not Meta's spelling
   dir.write("consolidated.+1.pth", "");
   dir.write("consolidated.xx.pth", "");
   const auto files = locate(dir.path);

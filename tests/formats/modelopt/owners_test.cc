@@ -26,7 +26,7 @@ TEST_CASE("modelopt: every block has one owner, in even runs") {
         last = *owner;
         ++of_rank[*owner];
       }
-      // The first (count mod ranks) have one more.
+      // The first (count mod ranks) ranks have one more.
       for (uint64_t r = 0; r < ranks; ++r)
         CHECK(of_rank[r] == count / ranks + (r < count % ranks));
       CHECK_FALSE(owners.of_block(count));

@@ -21,7 +21,7 @@ Tensor tensor(Kind kind, std::string name, std::string param = {},
   return made;
 }
 
-// Paths as OLMo-core 3.0.0 writes them into planner_data.
+// Paths as OLMo-core 3.0.0 writes them to planner_data.
 TEST_CASE("olmo_core names: keys and paths") {
   struct Row {
     Tensor tensor;

@@ -28,7 +28,7 @@ const Problem* find_problem(const Catalog& catalog, std::string_view kind) {
   return nullptr;
 }
 
-// A file with tensors of one byte each.
+// A file with one-byte tensors.
 std::string file_of(const std::vector<std::string>& names,
                     std::optional<Metadata> metadata = {}) {
   std::vector<Described> tensors;

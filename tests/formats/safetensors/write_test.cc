@@ -30,7 +30,7 @@ Target lay_out(const Catalog& source, bool single_file, uint64_t most = 0) {
   return make_writer()->lay_out(source, layout);
 }
 
-// A catalog whose tensors have no bytes anywhere; good for layouts.
+// A catalog whose tensors have no bytes anywhere; enough for layouts.
 Catalog catalog_of(const std::vector<Tensor>& tensors) {
   Catalog catalog;
   catalog.tensors = tensors;
@@ -57,7 +57,7 @@ bool has_problem(const Target& target, std::string_view kind) {
   return false;
 }
 
-// The shards of `folder` as they are, without what is in the index.
+// The shards found in `folder`, regardless of the index.
 std::vector<std::string> weights_in(const std::string& folder) {
   std::vector<std::string> names;
   for (const std::string& name : io::list_directory(folder))
@@ -82,7 +82,7 @@ TEST_CASE("safetensors: rewriting the reference's file gives its bytes") {
     if (!source.objects.empty()) {
       CHECK(bytes == test::read_all(data(file)));
     } else {
-      // What the reference left out, we add: transformers wants it.
+      // The reference left this out; we add it because transformers wants it.
       CHECK(bytes.substr(8, 33) == R"({"__metadata__":{"format":"pt"},")");
     }
   }

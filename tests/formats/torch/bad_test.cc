@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Malformed and hostile files: each has the outcome that EXPECT.tsv asks for,
-// soon, and without a crash.
+// quickly and without a crash.
 #include <doctest/doctest.h>
 
 #include <chrono>
@@ -22,7 +22,7 @@ struct Outcome {
   std::string message;
 };
 
-// What `inspect` does: list, and show every object.
+// Does what `inspect` does: lists, and shows every object.
 Outcome inspect(const std::string& path) {
   try {
     const Catalog catalog = torch::make_reader()->read_catalog(path, {});

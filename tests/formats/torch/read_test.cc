@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every golden of torch.save: names, dtypes, shapes and bytes as torch itself
-// put them into expected.safetensors, whatever the container.
+// Every torch.save golden: names, dtypes, shapes and bytes as torch itself
+// stored them in expected.safetensors, whatever the container.
 #include <doctest/doctest.h>
 
 #include <map>
@@ -31,7 +31,7 @@ Catalog expected(const std::string& golden) {
       .reader->read_catalog(data(golden) + "/expected.safetensors", {});
 }
 
-// What safetensors calls a dtype that it lacks: raw bytes, or plain integers.
+// safetensors stores dtypes that it lacks as raw bytes or plain integers.
 bool same_dtype(DType found, DType wanted) {
   if (found == wanted) return true;
   if (found == DType::qi8) return wanted == DType::i8;
@@ -49,7 +49,7 @@ void check_tensor(const Catalog& catalog, const Tensor& tensor,
   CHECK(content(catalog, tensor) == content(golden, *wanted));
 }
 
-// One file, and what its names have that the golden's lack.
+// One file, and how its names differ from the golden's.
 struct Row {
   const char* file;
   const char* prefix = "";
@@ -133,7 +133,7 @@ TEST_CASE("torch: goldens of torch 1.13 to 2.13") {
   }
 }
 
-// All objects of a JSON tree that have "!tensor": a name.
+// Returns all objects of a JSON tree whose "!tensor" is a name.
 std::vector<nlohmann::json> named_tensors(const nlohmann::json& tree) {
   std::vector<nlohmann::json> found;
   std::vector<const nlohmann::json*> queue{&tree};
@@ -165,7 +165,7 @@ TEST_CASE("torch: tensors are what an independent reader sees") {
         const std::string name = wanted["!tensor"];
         CAPTURE(name);
         const Tensor* tensor = catalog.find(name);
-        if (!tensor) continue;  // a scale, or a part named otherwise
+        if (!tensor) continue;  // a scale, or a part with another name
         ++compared;
         CHECK(nlohmann::json(
                   std::vector(tensor->shape.begin(), tensor->shape.end())) ==

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the writer lays out, read again: the same tensors and the same values
-// around them.
+// The writer's output, read back: the same tensors and the same values around
+// them.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -42,7 +42,7 @@ Layout directory(uint64_t max_shard_size = 0) {
           .name = "out"};
 }
 
-// Lays out, writes and reads again; the directory holds the files.
+// Lays out, writes and reads back; the directory holds the files.
 struct Written {
   test::TempDir dir;
   Target target;
@@ -58,8 +58,8 @@ std::unique_ptr<Written> write(const Catalog& source, const Layout& layout) {
   return written;
 }
 
-// A tree as canonical JSON, without what a rewrite may change: which storage
-// a tensor lies in, and where.
+// A tree as canonical JSON, without what a rewrite may change: a tensor's
+// storage and its place there.
 nlohmann::json tree_of(const Catalog& catalog) {
   const Skeleton& skeleton = *catalog.skeleton;
   nlohmann::json tree =
@@ -137,7 +137,7 @@ std::vector<std::string> names(const Catalog& catalog) {
   return all;
 }
 
-// Renames as whoever selects tensors does: in the catalog and its skeleton.
+// Renames like the code that selects tensors: in the catalog and its skeleton.
 void rename(Catalog& catalog, const std::string& from, const std::string& to) {
   for (Tensor& tensor : catalog.tensors)
     if (tensor.name == from) tensor.name = to;

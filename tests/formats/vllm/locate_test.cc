@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names as vLLM's ShardedStateLoader (model-rank-{rank}-part-{part}) and
-// SGLang's have them.
+// Names as in vLLM's ShardedStateLoader (model-rank-{rank}-part-{part}) and
+// SGLang's.
 #include "formats/vllm/locate.h"
 
 #include <doctest/doctest.h>
@@ -11,7 +11,7 @@
 namespace ckpt::vllm {
 namespace {
 
-// "rank: names of its parts" of what is found, or the message.
+// Returns "rank: names of its parts" for what is found, or the message.
 std::string located(const std::vector<std::string>& names) {
   const test::TempDir dir;
   for (const std::string& name : names) dir.write(name, "");
