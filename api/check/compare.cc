@@ -255,6 +255,30 @@ std::optional<Difference> tied(const Catalog& catalog, const Tensor& lonely,
   return std::nullopt;
 }
 
+// Values of an object that are no larger are compared with tensors.
+constexpr uint64_t kMostInside = 1 << 20;
+
+// True if the other checkpoint has the tensor's bytes inside an object: a run
+// keeps its random states in a file of values, a single file lists them among
+// its tensors.
+bool in_object(const Catalog& catalog, const Tensor& lonely,
+               const Catalog& other, const Engine& engine) {
+  if (!other.skeleton || byte_size(lonely) > kMostInside) return false;
+  const bool below =
+      std::ranges::any_of(other.objects, [&](const Object& object) {
+        return object.document == other.skeleton->document &&
+               lonely.name.starts_with(object.name + ".");
+      });
+  if (!below) return false;
+  const std::vector<std::byte> bytes = reshard::read_box(
+      catalog, lonely, Box::whole(lonely.shape), read_options(engine));
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()),
+                              bytes.size());
+  return std::ranges::any_of(
+      other.skeleton->storages,
+      [&](const auto& storage) { return storage.second == text; });
+}
+
 // Proves that what was left out to bring both to the same names is what it
 // should be: constants and second copies.
 void prove_left_out(const Catalog& catalog, const Engine& engine,
@@ -354,8 +378,10 @@ Comparison compare(Catalog a, Catalog b, const CompareOptions& options,
   for (const Catalog* catalog : {&a, &b})
     prove_left_out(*catalog, engine, result.differences);
   const auto alone = [&](const char* kind, const Catalog& catalog,
-                         const Tensor& tensor, const Index& other) {
-    if (auto twice = tied(catalog, tensor, other, engine))
+                         const Tensor& tensor, const Catalog& other,
+                         const Index& names) {
+    if (in_object(catalog, tensor, other, engine)) return;
+    if (auto twice = tied(catalog, tensor, names, engine))
       result.differences.push_back(std::move(*twice));
     else
       result.differences.push_back({kind, tensor.name, about(tensor)});
@@ -365,7 +391,7 @@ Comparison compare(Catalog a, Catalog b, const CompareOptions& options,
     const Tensor& x = a.tensors[i];
     const auto other = in_b.find(x.name);
     if (other == in_b.end()) {
-      alone("only_in_a", a, x, in_b);
+      alone("only_in_a", a, x, b, in_b);
       continue;
     }
     ++result.tensors;
@@ -385,7 +411,7 @@ Comparison compare(Catalog a, Catalog b, const CompareOptions& options,
     right.push_back(other->second);
   }
   for (const Tensor& y : b.tensors)
-    if (!in_a.contains(y.name)) alone("only_in_b", b, y, in_a);
+    if (!in_a.contains(y.name)) alone("only_in_b", b, y, a, in_a);
 
   add_sides(a, b, result.differences);
   keep(a, left);

@@ -95,7 +95,10 @@ void read_back(const WriteRequest& request, const std::string& path,
                std::string_view format,
                std::unordered_map<std::string, Digest>& by_name) {
   formats::ReadOptions options = request.source.read;
-  options.flat_params_file.clear();  // it concerns the source
+  // These concern the source; a configuration that was just written may be a
+  // class.
+  options.flat_params_file.clear();
+  options.restrict_globals = false;
   Catalog written = formats::open(path, std::string(format), options);
   const std::vector<Digest> found =
       library::read_all(written, engine_of(request.engine, request.output))

@@ -43,7 +43,7 @@ void write_trainer(const Catalog& source, const Topology& grid,
   const auto files = below(source, "trainer");
   if (files.empty()) return;
   const Topology& old = source.topology;
-  if (old.tp == grid.tp && old.dp == grid.dp) {
+  if (old.tp == grid.tp && old.pp == grid.pp && old.dp == grid.dp) {
     for (const Sidecar* file : files)
       add_copy(target, join(step, file->name), *file);
     return;
@@ -57,7 +57,7 @@ void write_trainer(const Catalog& source, const Topology& grid,
                          target);
   if (first == nullptr)
     return warn(target, "trainer", "trainer state: no rank_00.pt to copy");
-  const uint64_t processes = replicas * grid.tp * grid.dp;
+  const uint64_t processes = replicas * grid.tp * grid.pp * grid.dp;
   for (uint64_t rank = 0; rank < processes; ++rank)
     add_copy(target,
              join(step, fmt::format("trainer/{}.pt", numbered("rank_", rank))),
