@@ -809,9 +809,6 @@ def every_case():
     """All goldens: what is opened of each, the folder or files in it."""
     for folder in sorted(DATA.glob("*/*/ckpt")):
         format, case = folder.relative_to(DATA).parts[:2]
-        # Optimizers of ranks, each in a file of its own under the same names.
-        if (format, case) == ("fsdp", "torch_w3"):
-            continue
         if CKPT.run("inspect", folder, "--digest", "-q").code == 0:
             yield format, case, ""
             continue
