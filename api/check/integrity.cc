@@ -13,6 +13,7 @@
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "formats/loose_files.h"
+#include "formats/runs/counts.h"
 #include "formats/scan/scan.h"
 #include "formats/traits.h"
 #include "lib/heap.h"
@@ -379,6 +380,8 @@ Report check_integrity(const std::string& path, const Selection& selection,
     load_objects(catalog);
     const heap::Unbounded counted;  // what follows counts what it takes
     if (!options.quick) {
+      for (Problem& problem : runs::check_counts(catalog))
+        check.add(std::move(problem));
       check.integrity_file(catalog);
       check.checksums(catalog);
     }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string_view>
 
 namespace ckpt::fsdp {
@@ -43,6 +44,19 @@ std::optional<Split> split(std::string_view name, size_t after) {
   }
 }
 
+// Files that differ in nothing but the number `after` others: its values.
+using Sets = std::map<std::string, std::set<uint64_t>>;
+
+Sets sets_of(const std::vector<std::string>& names, size_t after) {
+  Sets sets;
+  for (const std::string& name : names) {
+    const auto at = split(name, after);
+    if (!at) return {};
+    sets[at->rest].insert(at->number);
+  }
+  return sets;
+}
+
 std::vector<std::vector<std::string>> ranks_of(
     const std::vector<std::string>& names, size_t after) {
   std::map<std::string, std::map<uint64_t, std::string>> sets;
@@ -72,6 +86,31 @@ std::vector<std::vector<std::string>> by_rank(
     if (lone.empty()) lone = std::move(ranks);
   }
   return lone;
+}
+
+std::vector<std::string> lost_of_ranks(const std::vector<std::string>& names) {
+  for (size_t after = 0; after < kMostNumbers; ++after) {
+    const Sets sets = sets_of(names, after);
+    uint64_t ranks = 0;  // of the sets without a gap, which must agree
+    bool agree = true;
+    for (const auto& [rest, numbers] : sets) {
+      if (*numbers.rbegin() + 1 != numbers.size()) continue;
+      // One file with a 0: rank 0 may have written for all.
+      if (numbers.size() < 2 || numbers.size() < ranks) continue;
+      ranks = numbers.size();
+    }
+    std::vector<std::string> lost;
+    for (const auto& [rest, numbers] : sets) {
+      agree = agree && *numbers.rbegin() < ranks;
+      if (numbers.size() == ranks || numbers == std::set<uint64_t>{0}) continue;
+      for (uint64_t rank = 0; rank < ranks; ++rank)
+        if (!numbers.contains(rank))
+          lost.push_back(std::string(rest).replace(rest.find('#'), 1,
+                                                   std::to_string(rank)));
+    }
+    if (agree && !lost.empty()) return lost;
+  }
+  return {};
 }
 
 }  // namespace ckpt::fsdp

@@ -17,4 +17,11 @@ namespace ckpt::fsdp {
 std::vector<std::vector<std::string>> by_rank(
     const std::vector<std::string>& names);
 
+// Where by_rank() finds no ranks: the files that some ranks lack, though a set
+// of names has them all. Rank 0 alone may have a file for all of them.
+//
+//   model_rank0.pt model_rank1.pt model_rank2.pt optim_rank0.pt optim_rank2.pt
+//                                                              optim_rank1.pt
+std::vector<std::string> lost_of_ranks(const std::vector<std::string>& names);
+
 }  // namespace ckpt::fsdp

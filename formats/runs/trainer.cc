@@ -40,7 +40,8 @@ Part read_part(const Json& json) {
           .demanded = json.value("demanded", false),
           .fails = json.value("fails", false),
           .none = json.value("none", ""),
-          .world = json.value("world", "")};
+          .world = json.value("world", ""),
+          .count = json.value("count", "")};
 }
 
 Sole sole_of(const Json& json) {
@@ -74,6 +75,7 @@ Trainer read_trainer(const Json& json) {
                   .step_file = {},
                   .step_key = {},
                   .step_object = {},
+                  .counts = {},
                   .sole = {},
                   .pickled = {},
                   .components = {},
@@ -84,6 +86,10 @@ Trainer read_trainer(const Json& json) {
   trainer.step_file = step.value("file", "");
   trainer.step_key = step.value("key", "");
   trainer.step_object = step.value("object", "");
+  const Json counts = json.value("counts", Json::object());
+  trainer.counts = {.each = counts.value("each", false),
+                    .skips = counts.value("skips", Strings{}),
+                    .said_in = counts.value("said_in", "")};
   trainer.sole = sole_of(json.value("sole", Json::object()));
   const Json pickled = json.value("pickled", Json::object());
   trainer.pickled = {.sign = pickled.value("sign", ""),

@@ -56,6 +56,8 @@ struct Part {
   // The name of a value that is None if the trainer writes this file.
   std::string none;
   std::string world;  // a JSON file: this key holds the number of ranks
+  std::string
+      count;  // where in it a scheduler's count of steps is; "": nowhere
 };
 
 // A whole step in one container, which its own reader reads.
@@ -86,6 +88,16 @@ struct Components {
   std::vector<std::string> weighted;
 };
 
+// What the counts of steps in a step's files have to do with each other.
+struct Counts {
+  // Each step of the trainer is one of its optimizer, and of its scheduler if a
+  // part has a `count`.
+  bool each = false;
+  // Values that are true if the optimizer may have skipped some …
+  std::vector<std::string> skips;
+  std::string said_in;  // … or if this one is missing; "": it need not be there
+};
+
 struct Trainer {
   std::string name;
   std::string what;
@@ -110,6 +122,7 @@ struct Trainer {
   std::string step_file;              // where the step's number is …
   std::string step_key;               // … a path in it, "a.b"
   std::string step_object;            // or an object of the container
+  Counts counts;
   Sole sole;
   Pickled pickled;
   Components components;

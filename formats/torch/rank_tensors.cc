@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/torch/rank_tensors.h"
 
+#include <algorithm>
+
 #include "ckpt/error.h"
 #include "formats/fsdp/expand.h"
 #include "lib/io/file.h"
@@ -27,8 +29,9 @@ std::optional<uint64_t> number_of(const std::string& text) {
 
 }  // namespace
 
-RankTensors::RankTensors(Catalog& catalog, const fsdp::FlatParameters* flat)
-    : catalog_(catalog) {
+RankTensors::RankTensors(Catalog& catalog, const fsdp::FlatParameters* flat,
+                         const RankShares* shares)
+    : catalog_(catalog), shares_(shares) {
   if (flat == nullptr) return;
   count_ = flat->all.size();
   for (const fsdp::FlatParameter& one : flat->all) {
@@ -59,6 +62,13 @@ void RankTensors::add(const std::string& path, uint64_t rank,
   if (view && !is_part(found)) return;
   Tensor tensor = tensor_of(found);
   if (is_part(found)) return add_part(path, rank, std::move(tensor));
+  const Share share = shares_ ? shares_->of(found) : Share::kReplica;
+  if (share == Share::kView) return;
+  if (share == Share::kPart) {
+    if (!index_.contains(found.name)) joined_.push_back(found.name);
+    return join({path, printable(found.name)}, std::move(tensor));
+  }
+  if (share == Share::kOwn) return add_own(path, std::move(tensor));
   const auto [it, first] = index_.emplace(found.name, catalog_.tensors.size());
   if (first) {
     catalog_.tensors.push_back(std::move(tensor));
@@ -92,6 +102,10 @@ void RankTensors::add_part(const std::string& path, uint64_t rank,
             "another checkpoint among them?");
   ++part.ranks;
   part.last = length;
+  join(where, std::move(tensor));
+}
+
+void RankTensors::join(const Where& where, Tensor tensor) {
   const auto [it, first] = index_.emplace(tensor.name, catalog_.tensors.size());
   if (first) {
     catalog_.tensors.push_back(std::move(tensor));
@@ -101,7 +115,7 @@ void RankTensors::add_part(const std::string& path, uint64_t rank,
   if (whole.dtype != tensor.dtype)
     throw input_error(where, "is {}, in other files of this directory {}",
                       name(tensor.dtype), name(whole.dtype));
-  const auto end = checked_add(whole.shape[0], length);
+  const auto end = checked_add(whole.shape[0], tensor.shape[0]);
   if (!end || !byte_size(whole.dtype, {*end}))
     throw input_error(where, "all parts together overflow");
   for (Piece& piece : tensor.pieces) {
@@ -111,7 +125,56 @@ void RankTensors::add_part(const std::string& path, uint64_t rank,
   whole.shape[0] = *end;
 }
 
-std::unordered_set<std::string> RankTensors::finish(uint64_t ranks) const {
+// The file's name keeps the ranks apart: optim_rank1.state.0.absmax.
+void RankTensors::add_own(const std::string& path, Tensor tensor) {
+  const std::string file(io::base_name(path));
+  const std::string stem = file.substr(0, file.rfind('.')) + ".";
+  tensor.name = stem + tensor.name;
+  if (!tensor.param.empty()) tensor.param = stem + tensor.param;
+  if (!index_.emplace(tensor.name, catalog_.tensors.size()).second)
+    throw input_error({path, printable(tensor.name)},
+                      "is in two files of this directory");
+  ++counts_.own;
+  catalog_.tensors.push_back(std::move(tensor));
+}
+
+// A rank's run of a flat parameter's state is padded as the parameter is.
+void RankTensors::drop_padding(Tensor& whole, uint64_t length) {
+  if (whole.shape[0] <= length) return;
+  Tensor rest = whole;
+  rest.shape = {whole.shape[0] - length};
+  rest.pieces.clear();
+  std::vector<Piece> kept;
+  for (Piece& piece : whole.pieces) {
+    const uint64_t begin = piece.box.offset[0];
+    const uint64_t end = begin + piece.box.shape[0];
+    if (end > length) {
+      Piece tail = piece;
+      const uint64_t from = std::max(begin, length);
+      const uint64_t stride = piece.extent.strides.empty()
+                                  ? element_size(whole.dtype)
+                                  : piece.extent.strides[0];
+      tail.box.offset[0] = from - length;
+      tail.box.shape[0] = end - from;
+      tail.extent.offset += (from - begin) * stride;
+      rest.pieces.push_back(std::move(tail));
+    }
+    if (begin >= length) continue;
+    piece.box.shape[0] = std::min(end, length) - begin;
+    kept.push_back(std::move(piece));
+  }
+  whole.pieces = std::move(kept);
+  whole.shape[0] = length;
+  catalog_.redundant.push_back({.tensor = std::move(rest),
+                                .value = 0.0,
+                                .same_as = {},
+                                .why = "it pads a flat parameter"});
+}
+
+std::unordered_set<std::string> RankTensors::finish(uint64_t ranks) {
+  for (const std::string& name : joined_)
+    drop_padding(catalog_.tensors[index_.at(name)], shares_->length(name));
+  counts_.parts = joined_.size();
   std::unordered_set<std::string> padded;
   for (const auto& [name, part] : parts_) {
     if (part.ranks != ranks)

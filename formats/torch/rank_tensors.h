@@ -6,33 +6,46 @@
 //   rank 0  flat_param_0 [39] ─┐
 //   rank 1  flat_param_0 [39] ─┴─►  flat_param_0 [78], pieces [0, 39) [39, 78)
 //
-// Other tensors are replicas. Private to this room.
+// Other tensors are replicas, unless rank_shares.h finds that they are not.
+// Private to this room.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <vector>
 
 #include "ckpt/catalog.h"
+#include "ckpt/error.h"
 #include "containers/torch/tree.h"
 #include "formats/fsdp/flat_params.h"
+#include "formats/torch/rank_shares.h"
 
 namespace ckpt::torch {
 
 class RankTensors {
  public:
-  // `flat`: the flat parameters, if there are any.
-  RankTensors(Catalog& catalog, const fsdp::FlatParameters* flat);
+  // `flat`: the flat parameters, if they are known; else `shares` says what
+  // plain tensors are. Each may be null.
+  RankTensors(Catalog& catalog, const fsdp::FlatParameters* flat,
+              const RankShares* shares = nullptr);
 
   // Adds a tensor of the file `path`, written by rank `rank`; ranks come in
   // order. Throws input_error if it contradicts earlier files.
   void add(const std::string& path, uint64_t rank, const NamedTensor& found);
 
+  // What `shares` found besides replicas, for a note.
+  struct Counts {
+    size_t parts = 0;  // tensors that were joined
+    size_t own = 0;    // … that are of one rank each
+  };
+  Counts counts() const { return counts_; }
+
   // Call after all of `ranks`: throws input_error if some rank has no part of a
   // flat parameter. Returns the names of those whose parts all have the same
   // length and may be padded.
-  std::unordered_set<std::string> finish(uint64_t ranks) const;
+  std::unordered_set<std::string> finish(uint64_t ranks);
 
  private:
   struct Part {
@@ -42,8 +55,13 @@ class RankTensors {
   };
   bool is_part(const NamedTensor& found) const;
   void add_part(const std::string& path, uint64_t rank, Tensor tensor);
+  void join(const Where& where, Tensor tensor);
+  void add_own(const std::string& path, Tensor tensor);
+  void drop_padding(Tensor& whole, uint64_t length);
 
   Catalog& catalog_;
+  const RankShares* shares_;
+  Counts counts_;
   std::unordered_set<std::string> keys_;  // of flat parameters
   // Parameters in them. With use_orig_params=True a local state dict also has
   // each rank's elements under these names: views into the flat parameter.
@@ -51,6 +69,7 @@ class RankTensors {
   uint64_t count_ = 0;                             // of flat parameters
   std::unordered_map<std::string, size_t> index_;  // in the catalog
   std::unordered_map<std::string, Part> parts_;
+  std::vector<std::string> joined_;  // by shares_
 };
 
 }  // namespace ckpt::torch

@@ -14,7 +14,9 @@
 #include "containers/torch/tree.h"
 #include "formats/fsdp/expand.h"
 #include "formats/fsdp/fairscale.h"
+#include "formats/fsdp/rank_files.h"
 #include "formats/torch/locate.h"
+#include "formats/torch/rank_shares.h"
 #include "formats/torch/rank_tensors.h"
 #include "formats/torch/torch.h"
 #include "lib/io/file.h"
@@ -145,10 +147,17 @@ class Assembly {
                               catalog_.problems);
   }
 
-  // Takes files of ranks, with parts of the same tensors.
-  void take_ranks() {
+  // Takes files of ranks, with parts of the same tensors. `sets[r]` are rank
+  // r's, in the order in which they were opened; none if their names don't
+  // say whose they are.
+  void take_ranks(const std::vector<std::vector<std::string>>& sets) {
+    const auto ranks = ranks_of_files(sets);
+    std::vector<RankFile> trees;
+    for (size_t f = 0; f < files_.size(); ++f)
+      trees.push_back({&files_[f].tree, ranks.empty() ? f : ranks[f]});
+    const RankShares shares(trees, sets.size());
     take_parts(
-        nullptr, [](size_t file) { return file; }, files_.size());
+        nullptr, [](size_t file) { return file; }, files_.size(), &shares);
     fsdp::expand_given(catalog_, options_);
     note_parts();
   }
@@ -156,9 +165,7 @@ class Assembly {
   // Takes files of ranks that share FSDP's flat parameters: `sets[r]` are rank
   // r's, in the order in which they were opened.
   void take_flat(const std::vector<std::vector<std::string>>& sets) {
-    std::vector<size_t> ranks;
-    for (size_t r = 0; r < sets.size(); ++r)
-      ranks.insert(ranks.end(), sets[r].size(), r);
+    const auto ranks = ranks_of_files(sets);
     std::vector<fsdp::ShardMetadata> stored;
     if (options_.flat_params_file.empty()) stored = read_metadata(sets.size());
     fsdp::FlatParameters all;
@@ -204,10 +211,19 @@ class Assembly {
     return !first;
   }
 
+  static std::vector<size_t> ranks_of_files(
+      const std::vector<std::vector<std::string>>& sets) {
+    std::vector<size_t> ranks;
+    for (size_t r = 0; r < sets.size(); ++r)
+      ranks.insert(ranks.end(), sets[r].size(), r);
+    return ranks;
+  }
+
   template <class RankOf>
-  std::unordered_set<std::string> take_parts(const fsdp::FlatParameters* flat,
-                                             RankOf rank_of, size_t ranks) {
-    RankTensors tensors(catalog_, flat);
+  std::unordered_set<std::string> take_parts(
+      const fsdp::FlatParameters* flat, RankOf rank_of, size_t ranks,
+      const RankShares* shares = nullptr) {
+    RankTensors tensors(catalog_, flat, shares);
     for (size_t f = 0; f < files_.size(); ++f) {
       const OpenFile& file = files_[f];
       OpenFile rest{file.container, {}};
@@ -217,7 +233,20 @@ class Assembly {
         tensors.add(file.container.path, rank_of(f), tensor);
       add(rest);
     }
-    return tensors.finish(ranks);
+    auto padded = tensors.finish(ranks);
+    const auto [parts, own] = tensors.counts();
+    if (parts > 0)
+      catalog_.assumptions.push_back(
+          fmt::format("{} tensors of optimizer state: each rank has a run of "
+                      "its part of a flat parameter, joined in their order",
+                      parts));
+    if (own > 0)
+      catalog_.problems.push_back(remark(
+          "own_tensors", {catalog_.path, {}},
+          "{} tensors are each rank's own, and nothing says how they join: "
+          "they are kept apart, with the file's name before theirs",
+          own));
+    return padded;
   }
 
   // fairscale's metadata, one per rank; or none at all.
@@ -294,9 +323,21 @@ void read_directory(const std::string& directory,
     assembly.open(io::join_each(directory, names));
     assembly.take_flat(files->flat);
   } else {
+    // Parts are joined in the order of the ranks: 2 before 10.
+    std::vector<std::vector<std::string>> sets;
+    if (files->ranks) sets = fsdp::by_rank(files->names);
+    if (sets.size() < 2) sets.clear();
+    if (files->ranks && sets.empty())
+      for (const std::string& lost : fsdp::lost_of_ranks(files->names))
+        assembly.catalog().problems.push_back(
+            damage("missing_rank", {io::join(directory, lost), {}},
+                   "is missing; the other ranks have theirs"));
+    if (!sets.empty()) files->names.clear();
+    for (const auto& rank : sets)
+      files->names.insert(files->names.end(), rank.begin(), rank.end());
     assembly.open(io::join_each(directory, files->names));
     if (files->ranks)
-      assembly.take_ranks();
+      assembly.take_ranks(sets);
     else if (files->names.size() == 1)
       assembly.take_single();
     else

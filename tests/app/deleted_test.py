@@ -20,7 +20,7 @@ CKPT = None
 # Independent files, not a checkpoint of several. Arrays without some of their
 # chunks, which then hold a fill value.
 APART = {"megatron_zarr/zarr_v2_variants_emulated",
-         "fsdp/torch_orig_params_w3", "safetensors/all_dtypes",
+         "safetensors/all_dtypes",
          "safetensors/odd_but_valid",
          "torch_pt/container_variants", "torch_pt/dtensor_per_rank", "torch_pt/training_objects",
          "torch_pt/whole_module"}
@@ -75,8 +75,6 @@ UNSEEN = {
         "the only part of an object, and zarr has no index",
     "megatron_zarr/*per_bucket_numel_unpadded/shard_0_1.pt":
         "older cores wrote none, and zarr has no index",
-    "fsdp/torch_w3/optim_rank[012].pt":
-        "optimizers of ranks in files of their own, next to the model's",
     # --- the last rank, where nothing says how many there are
     "dcp/hf_sharded_*/*-model-0000[12]-of-0000[12].safetensors":
         "a tensor ends where its last shard does",

@@ -129,6 +129,110 @@ def test_torch_saves_alike(folder):
     check(set(want) <= set(tree), "not all weights are in it")
 
 
+# ----------------------------------------------------- without --flat-params
+def test_parts_of_state(folder):
+    """Each rank's optimizer holds its part of the flat parameters: joined, and
+    cut by the list afterwards, it is the peer's own."""
+    source = FSDP / "torch_w3/ckpt"
+    CKPT.ok("verify", source, "--deep")
+    got = unshard(folder, source)
+    lengths = {n: t.shape for n, t in got.items() if n.endswith("flat_param")}
+    check_equal(list(lengths.values()), [(154,), (161,), (161,)], "flat")
+    for state in ("exp_avg", "exp_avg_sq"):
+        check_equal([got[f"state.{i}.{state}"].shape for i in range(3)],
+                    list(lengths.values()), f"runs of {state}")
+    CKPT.ok("convert", source, folder / "dcp", "--to", "dcp", "--verify")
+    cut = folder / "cut.safetensors"
+    CKPT.ok("unshard", folder / "dcp", cut, "--optim-only",
+            *options_of("torch_w3"))
+    want = read_safetensors(FSDP / "torch_w3/expected_optim.safetensors")
+    compare(optimizer(read_safetensors(cut)), want, "optimizer")
+
+
+def test_views(folder):
+    """With use_orig_params=True each rank has its elements twice."""
+    source = FSDP / "torch_orig_params_w3/ckpt"
+    CKPT.ok("verify", source, "--deep")
+    got = unshard(folder, source)
+    check_equal(sorted(got), ["_flat_param", "freqs", "layers.0._flat_param",
+                              "layers.1._flat_param"], "names")
+
+
+def changed_optimizers(folder, change):
+    """torch_w3 with change(rank, state of parameter 0)."""
+    import torch
+
+    source = folder / "src"
+    shutil.copytree(FSDP / "torch_w3/ckpt", source)
+    for rank in range(3):
+        path = source / f"optim_rank{rank}.pt"
+        tree = load_pt(path)
+        change(rank, tree["state"][0])
+        torch.save(tree, path)
+    return source
+
+
+def test_own_state(folder):
+    """State of a rank's part that does not join (maxima of blocks) is kept for
+    each rank, whether or not the shapes differ; nothing is lost."""
+    import torch
+
+    for same in (True, False):
+        where = folder / str(same)
+        where.mkdir()
+        source = changed_optimizers(where, lambda rank, state: state.update(
+            absmax=torch.full((3 if same else 3 + rank,), float(rank))))
+        CKPT.ok("verify", source, "--deep")
+        result = CKPT.ok("inspect", source, "-v")
+        check("nothing says how they join" in result.err, f"{result}")
+        got = unshard(where, source)
+        for rank in range(3):
+            name = f"optim_rank{rank}.state.0.absmax"
+            check_equal(set(got[name].data), set(
+                torch.tensor(float(rank)).numpy().tobytes()), name)
+        check("state.0.absmax" not in got, "one rank's stands for all")
+        check_equal(got["state.0.exp_avg"].shape, (154,), "the joined one")
+
+
+def test_state_of_other_lengths(folder):
+    """Runs that are not the flat parameter's are not joined."""
+    import torch
+
+    source = changed_optimizers(folder, lambda rank, state: state.update(
+        exp_avg=torch.full((51,), float(rank))))
+    got = unshard(folder, source)
+    check_equal({n: t.shape for n, t in got.items() if "0.exp_avg" in n
+                 and "sq" not in n},
+                {f"optim_rank{r}.state.0.exp_avg": (51,) for r in range(3)},
+                "kept apart")
+
+
+def test_padding_of_state(folder):
+    """What is cut off as padding has to be zeros."""
+    def change(rank, state):
+        if rank == 2:
+            state["exp_avg"][-1] = 1
+
+    source = changed_optimizers(folder, change)
+    result = CKPT.run("unshard", source, folder / "out.safetensors").want(5)
+    check("pads" in result.err, f"{result}")
+
+
+def test_lost_rank(folder):
+    """The optimizer's file of one rank; rank 0's alone may be for all."""
+    source = folder / "src"
+    for rank in range(3):
+        shutil.copytree(FSDP / "torch_w3/ckpt", source, dirs_exist_ok=True)
+        (source / f"optim_rank{rank}.pt").unlink()
+        result = CKPT.run("verify", source).want(1)
+        check(f"optim_rank{rank}.pt: is missing" in result.out + result.err,
+              f"{result}")
+    shutil.copytree(FSDP / "torch_w3/ckpt", source, dirs_exist_ok=True)
+    for rank in (1, 2):
+        (source / f"optim_rank{rank}.pt").unlink()
+    CKPT.ok("verify", source, "--deep")
+
+
 # ---------------------------------------------------------------------- wrong
 def refused(source, code, why, *options):
     result = CKPT.run("inspect", source, *options).want(code)
@@ -214,6 +318,10 @@ def prepare(suite, ckpt):
                   ranks)
     suite.add("selections", test_select)
     suite.add("model and optimizer", test_torch_saves_alike)
+    for test in (test_parts_of_state, test_views, test_own_state,
+                 test_state_of_other_lengths, test_padding_of_state,
+                 test_lost_rank):
+        suite.add(test.__name__[5:].replace("_", " "), test)
     suite.add("numbers that don't add up", test_wrong_numbers)
     suite.add("files that don't fit", test_wrong_files)
     suite.add("padding is zero", test_padding_is_zero)

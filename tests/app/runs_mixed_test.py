@@ -103,6 +103,183 @@ def test_other_step(folder):
            and Path(p["file"]).name == path.name], f"{found['problems']}")
 
 
+# ------------------------------------------------------- counts of the steps
+OPTIMIZER, SCHEDULER = "optimizer.pt", "scheduler.pt"
+NANOTRON = RUNS / "nanotron_tp2/ckpt/10"
+LIGHTNING = RUNS / "lightning_mp_w2/ckpt/checkpoints/epoch=0-step=4.ckpt"
+VERL = RUNS / "verl_fsdp2_w2/ckpt/global_step_10"
+
+
+def edit(path, change):
+    import torch
+
+    value = torch.load(path, weights_only=False)
+    change(value)
+    torch.save(value, path)
+
+
+def less(by):
+    """Of an optimizer, for each parameter."""
+    def change(value):
+        for state in value["state"].values():
+            state["step"] -= by
+    return change
+
+
+def epoch(by):
+    return lambda value: value.update(last_epoch=value["last_epoch"] - by)
+
+
+def state(step, number):
+    path = step / "trainer_state.json"
+    value = json.loads(path.read_text())
+    path.write_text(json.dumps({**value, "global_step": number}))
+
+
+def counted(step, code=0):
+    """The files that verify finds to be of another step."""
+    document = CKPT.run("verify", step, "--json").want(code).json()
+    return sorted(Path(p["file"]).name for p in document["problems"]
+                  if p["kind"] in ("stale_part", "mixed_steps"))
+
+
+def copied(folder, step, *edits):
+    copy = folder / str(len(list(folder.iterdir()))) / step.name
+    shutil.copytree(step, copy)
+    for name, change in edits:
+        edit(copy / name, change)
+    return copy
+
+
+def test_goldens(folder):
+    for case in sorted(RUNS.glob("*/ckpt")):
+        check_equal(counted(case), [], case.parent.name)
+
+
+def test_written_counts(folder):
+    """Of another trainer's step, whose scheduler stood elsewhere."""
+    source = copied(folder, ACCELERATE, ("scheduler.bin", epoch(3)))
+    written = folder / "checkpoint-2"  # by the optimizer's count
+    CKPT.ok("convert", source, written, "--to", "run", "--trainer",
+            "hf_trainer", "--config-from", QWEN)
+    check_equal(counted(written), [], "written")
+    for manifest in written.glob("*.json"):
+        if "manifest" in manifest.name:
+            manifest.unlink()
+    check_equal(counted(written), [SCHEDULER], "as if the Trainer wrote it")
+
+
+def test_hf_counts(folder):
+    """Optimizer, scheduler and state of Hugging Face's Trainer: whatever two of
+    them agree on, the third is of another save."""
+    def of(*edits):
+        return copied(folder, QWEN, *edits)
+
+    check_equal(counted(of((OPTIMIZER, less(4)))), [OPTIMIZER], "optimizer")
+    check_equal(counted(of((SCHEDULER, epoch(4)))), [SCHEDULER], "scheduler")
+    both = (OPTIMIZER, less(4)), (SCHEDULER, epoch(4))
+    check_equal(counted(of(*both)), [OPTIMIZER], "both")
+    check_equal(counted(of((OPTIMIZER, less(3)), (SCHEDULER, epoch(4)))),
+                [OPTIMIZER], "all differ")
+    newer = folder / "checkpoint-20"
+    shutil.copytree(QWEN, newer)
+    state(newer, 20)
+    check_equal(counted(newer), [OPTIMIZER], "a newer model and state")
+    deep = copied(folder, ZERO).rename(folder / "checkpoint-9")
+    state(deep, 9)
+    check_equal(len(counted(deep)), 1, "DeepSpeed's")
+    # One that FSDP wrote as DCP, beside another's scheduler.
+    check_equal(counted(copied(folder, FSDP, (SCHEDULER, epoch(2)))),
+                [SCHEDULER], "scheduler beside DCP")
+
+
+def test_hf_honest_counts(folder):
+    """What the Trainer may leave without mixing saves."""
+    import torch
+
+    both = (OPTIMIZER, less(4)), (SCHEDULER, epoch(4))
+    # Scaled gradients overflow: neither steps, the Trainer counts on. A scaler
+    # need not be saved; without the arguments nobody knows.
+    scaled = copied(folder, QWEN, *both)
+    torch.save({"scale": 65536.0, "growth_factor": 2.0, "_growth_tracker": 0},
+               scaled / "scaler.pt")
+    check_equal(counted(scaled), [], "with a scaler")
+    unknown = copied(folder, QWEN, *both)
+    (unknown / "training_args.bin").unlink()
+    check_equal(counted(unknown), [], "without arguments")
+    # TRL's PPO steps several times; a second train() keeps the optimizer.
+    check_equal(counted(copied(folder, QWEN, (OPTIMIZER, less(-30)))), [],
+                "more steps")
+
+    def some(value):
+        for number, one in value["state"].items():
+            one["step"] -= number % 3
+
+    check_equal(counted(copied(folder, QWEN, (OPTIMIZER, some))), [],
+                "parameters that joined later")
+
+    def plateau(value):
+        value.clear()
+        value.update(factor=0.1, patience=10, best=1.0, last_epoch=2)
+
+    check_equal(counted(copied(folder, QWEN, (SCHEDULER, plateau))), [],
+                "a scheduler of evaluations")
+
+    def without(value):  # Muon, Lion
+        for one in value["state"].values():
+            one.pop("step")
+
+    check_equal(counted(copied(folder, QWEN, (OPTIMIZER, without))), [],
+                "no count")
+
+
+def test_other_counts(folder):
+    def at(number):
+        return lambda value: value.update(global_step=number)
+
+    check_equal(counted(copied(folder, LIGHTNING, ("meta.pt", at(9)))),
+                [".metadata"], "Lightning")
+
+    def half(value):
+        value.update(global_step=9, MixedPrecision={"scale": 2.0})
+
+    check_equal(counted(copied(folder, LIGHTNING, ("meta.pt", half))), [],
+                "Lightning with a scaler")
+    check_equal(counted(copied(folder, LIGHTNING, ("meta.pt", at(2)))), [],
+                "optimizers that are stepped by hand")
+    scheduler = "lr_scheduler/lr_scheduler.pt"
+    check_equal(counted(copied(folder, NANOTRON, (scheduler, epoch(4)))),
+                ["lr_scheduler.pt"], "nanotron's scheduler")
+    ranks = sorted(str(p.relative_to(NANOTRON))
+                   for p in (NANOTRON / "optimizer").glob("optimizer_pp*.pt"))
+    found = counted(copied(folder, NANOTRON,
+                           *((name, less(4)) for name in ranks)))
+    check_equal(found, [Path(ranks[0]).name], "nanotron's optimizer")
+    # Accelerate's own counts say nothing: scripts step as they like.
+    check_equal(counted(copied(folder, ACCELERATE, ("scheduler.bin",
+                                                    epoch(-4)))), [], "script")
+    # Ranks of one save agree.
+    mixed = copied(folder, NANOTRON)
+    whole = mixed / scheduler
+    for rank in range(2):
+        path = whole.with_name(
+            f"lr_scheduler_pp-0-of-1_tp-{rank}-of-2_exp-0-of-1.pt")
+        shutil.copy(whole, path)
+    whole.unlink()
+    check_equal(counted(mixed), [], "a scheduler for each rank")
+    edit(path, epoch(1))
+    check("mixed_steps" in CKPT.run("verify", mixed).want(1).out, "nanotron")
+
+    def schedule(value):
+        value["lr_scheduler"]["last_epoch"] -= 1
+
+    for ranks, code in (((1,), 1), ((0, 1), 0)):  # the actor alone: no mix
+        names = [(f"actor/extra_state_world_size_2_rank_{r}.pt", schedule)
+                 for r in ranks]
+        check_equal(len(counted(copied(folder, VERL, *names), code)), code,
+                    f"verl's ranks {ranks}")
+
+
 def test_numbers(folder):
     """DCP of an optimizer's own state dict: numbers are not names."""
     import torch
@@ -158,6 +335,9 @@ def prepare(suite, ckpt):
                                   test_beside, name, case, kind, index, number)
     suite.add("a state of another step", test_other_step)
     suite.add("DCP by number", test_numbers)
+    for test in (test_goldens, test_written_counts, test_hf_counts,
+                 test_hf_honest_counts, test_other_counts):
+        suite.add(test.__name__[5:].replace("_", " "), test)
 
 
 if __name__ == "__main__":

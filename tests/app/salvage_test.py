@@ -812,9 +812,6 @@ def every_case():
     """All goldens, with what is opened of each: the folder or files in it."""
     for folder in sorted(DATA.glob("*/*/ckpt")):
         format, case = folder.relative_to(DATA).parts[:2]
-        # Ranks' optimizers, each in its own file under the same names.
-        if (format, case) == ("fsdp", "torch_w3"):
-            continue
         if CKPT.run("inspect", folder, "--digest", "-q").code == 0:
             yield format, case, ""
             continue

@@ -51,6 +51,25 @@ TEST_CASE("fsdp: files by rank: the last number that counts from zero") {
   CHECK(by_rank({}).empty());
 }
 
+TEST_CASE("files that some ranks lack") {
+  using Names = std::vector<std::string>;
+  const Names whole = {"m_rank0.pt", "m_rank1.pt", "m_rank2.pt"};
+  const auto lost = [&](Names more) {
+    more.insert(more.end(), whole.begin(), whole.end());
+    return lost_of_ranks(more);
+  };
+  CHECK(lost({"o_rank0.pt", "o_rank2.pt"}) == Names{"o_rank1.pt"});
+  CHECK(lost({"o_rank1.pt"}) == Names{"o_rank0.pt", "o_rank2.pt"});
+  CHECK(lost({"o_rank0.pt", "o_rank1.pt", "p_rank1.pt", "p_rank2.pt"}) ==
+        Names{"o_rank2.pt", "p_rank0.pt"});
+  CHECK(lost({}).empty());
+  CHECK(lost({"o_rank0.pt"}).empty());  // it may be for all
+  CHECK(lost({"o_rank0.pt", "o_rank1.pt", "o_rank2.pt"}).empty());
+  CHECK(lost({"o_rank1.pt", "o_rank3.pt"}).empty());  // of other ranks
+  CHECK(lost({"notes.pt"}).empty());
+  CHECK(lost_of_ranks({"a_rank0.pt", "a_rank2.pt"}).empty());
+}
+
 TEST_CASE("fsdp: where parameters begin in a flat one") {
   using Begins = std::vector<uint64_t>;
   // Nothing between them: use_orig_params=False, fairscale.

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "formats/runs/counts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "ckpt/error.h"
+#include "ckpt/note.h"
+#include "containers/torch/tensors.h"
+#include "formats/runs/find.h"
+#include "formats/runs/pattern.h"
+#include "formats/runs/trainer.h"
+#include "lib/io/file.h"
+#include "lib/manifest.h"
+#include "lib/text/format.h"
+
+namespace ckpt::runs {
+namespace {
+
+using pickle::Document;
+using pickle::Id;
+using pickle::kNoId;
+using pickle::Type;
+using text::printable;
+
+struct ValueAt {
+  const Document* document = nullptr;
+  Id node = kNoId;
+};
+
+Id member(const Document& document, Id id, std::string_view key) {
+  const Id found = document.find(id, key);
+  if (found != kNoId || !document.is(id, Type::kCall)) return found;
+  return document.find(document.call(id).state, key);
+}
+
+// "engine.skipped_steps" is an object; "training_args.fp16" is in one.
+ValueAt value_at(const Catalog& catalog, std::string_view path) {
+  for (const Object& object : catalog.objects) {
+    if (!object.document) continue;
+    const std::string_view name = object.name;
+    if (name == path) return {object.document.get(), object.node};
+    if (!path.starts_with(name) || path[name.size()] != '.') continue;
+    Id id = object.node;
+    std::string_view rest = path.substr(name.size() + 1);
+    while (id != kNoId) {
+      const size_t dot = rest.find('.');
+      id = member(*object.document, id, rest.substr(0, dot));
+      if (dot == rest.npos) break;
+      rest.remove_prefix(dot + 1);
+    }
+    if (id != kNoId) return {object.document.get(), id};
+  }
+  return {};
+}
+
+// Python's bool() of it.
+bool is_true(const ValueAt& value) {
+  if (value.node == kNoId || value.document->is(value.node, Type::kNone))
+    return false;
+  const auto number = value.document->as_int(value.node);
+  return !number || *number != 0;
+}
+
+std::optional<uint64_t> count_at(const Catalog& catalog,
+                                 std::string_view path) {
+  const ValueAt value = value_at(catalog, path);
+  if (value.document == nullptr) return std::nullopt;
+  const auto number = value.document->as_int(value.node);
+  if (!number || *number < 0) return std::nullopt;
+  return static_cast<uint64_t>(*number);
+}
+
+std::optional<double> value_of(const Catalog& catalog, const Tensor& tensor) {
+  const Piece& piece = tensor.pieces[0];
+  if (piece.transform != kNoTransform) return std::nullopt;
+  const std::string bytes =
+      torch::read_content(catalog.files.at(piece.extent.file),
+                          piece.extent.offset, element_size(tensor.dtype));
+  const auto as = [&]<class T>(T value) {
+    std::memcpy(&value, bytes.data(), std::min(sizeof value, bytes.size()));
+    return static_cast<double>(value);
+  };
+  if (tensor.dtype == DType::f32) return as(float{});
+  if (tensor.dtype == DType::f64) return as(double{});
+  if (tensor.dtype == DType::i64) return as(int64_t{});
+  if (tensor.dtype == DType::i32) return as(int32_t{});
+  return std::nullopt;
+}
+
+struct Stepped {
+  uint64_t steps = 0;  // of the parameter that was stepped most often
+  std::string file;    // that says so
+};
+
+// DCP's files are those of its index.
+std::string file_of(const Catalog& catalog, const Tensor& tensor) {
+  const std::string& path = catalog.files.at(tensor.pieces[0].extent.file).path;
+  if (!path.ends_with(".distcp")) return path;
+  return io::join(io::parent(path), ".metadata");
+}
+
+// Nothing where the optimizer does not count, or not everything can be read.
+std::optional<Stepped> stepped(const Catalog& catalog) {
+  constexpr double kMost = 16'777'216;  // f32 can't count further
+  std::optional<Stepped> most;
+  for (const Tensor& tensor : catalog.tensors) {
+    if (tensor.kind != Kind::optim || tensor.state != "step") continue;
+    if (element_count(tensor.shape) != 1 || tensor.pieces.empty())
+      return std::nullopt;
+    const auto number = value_of(catalog, tensor);
+    if (!number || !(*number >= 0 && *number < kMost) ||
+        *number != std::floor(*number))
+      return std::nullopt;
+    const auto steps = static_cast<uint64_t>(*number);
+    if (!most || steps > most->steps) most = {steps, file_of(catalog, tensor)};
+  }
+  return most;
+}
+
+// The scheduler's file, and its position: only a schedule of torch's LambdaLR,
+// which nothing but its own step() moves.
+std::optional<Stepped> scheduled(const Trainer& trainer,
+                                 const Catalog& catalog) {
+  const auto is_lambda = [&](const std::string& name) {
+    return value_at(catalog, name + ".lr_lambdas").node != kNoId;
+  };
+  for (const Part& part : trainer.parts) {
+    if (part.part != "scheduler" || part.count.empty()) continue;
+    for (const Name& name : names_like(catalog.path, part.file)) {
+      const std::string file(io::base_name(name.path));
+      const std::string stem = file.substr(0, file.rfind('.'));
+      const auto position = count_at(catalog, stem + "." + part.count);
+      if (position && is_lambda(stem))
+        return Stepped{*position, io::join(catalog.path, name.path)};
+    }
+  }
+  return std::nullopt;
+}
+
+// True if the optimizer may have skipped steps that the trainer counts.
+bool may_skip(const Trainer& trainer, const Catalog& catalog) {
+  const Counts& counts = trainer.counts;
+  if (!counts.said_in.empty() &&
+      value_at(catalog, counts.said_in).node == kNoId)
+    return true;
+  return std::ranges::any_of(counts.skips, [&](const std::string& path) {
+    return is_true(value_at(catalog, path));
+  });
+}
+
+class CountCheck {
+ public:
+  CountCheck(const Trainer& trainer, const Catalog& catalog)
+      : trainer_(trainer), catalog_(catalog) {}
+
+  std::vector<Problem> run() {
+    compare_ranks();
+    const auto& step = catalog_.run->step;
+    // ckpt gives a step of another trainer the counts that it has; its manifest
+    // has each file.
+    if (io::is_file(manifest_path(catalog_.path))) return problems_;
+    if (!trainer_.counts.each || !step || has_several()) return problems_;
+    const auto optimizer = stepped(catalog_);
+    // More steps than the trainer has have causes of their own.
+    if (!optimizer || optimizer->steps > *step) return problems_;
+    const auto schedule = scheduled(trainer_, catalog_);
+    if (!schedule)
+      compare(*optimizer, *step);
+    else if (schedule->steps <= *step)
+      compare(*optimizer, *schedule, *step);
+    return problems_;
+  }
+
+ private:
+  // The step's number is the sum of theirs.
+  bool has_several() const {
+    return std::ranges::any_of(catalog_.objects, [](const Object& object) {
+      return object.name.starts_with("optimizer_1.");
+    });
+  }
+
+  std::string said_in() const {
+    return printable(io::base_name(trainer_.step_file));
+  }
+
+  void add(const std::string& file, std::string message) {
+    problems_.push_back(
+        warning("stale_part", {file, {}}, "{}", std::move(message)));
+  }
+
+  void compare(const Stepped& optimizer, uint64_t step) {
+    if (optimizer.steps == step || may_skip(trainer_, catalog_)) return;
+    add(optimizer.file,
+        fmt::format("counts {} steps, {} says {}: it is of another save, "
+                    "unless the optimizer was started afresh or skipped some",
+                    optimizer.steps, said_in(), step));
+  }
+
+  // The two step together, or neither does.
+  void compare(const Stepped& optimizer, const Stepped& schedule,
+               uint64_t step) {
+    const std::string scheduler = printable(io::base_name(schedule.file));
+    if (optimizer.steps == schedule.steps) {
+      if (optimizer.steps == step || may_skip(trainer_, catalog_)) return;
+      return add(optimizer.file,
+                 fmt::format("counts {} steps, and so does {}; {} says {}: "
+                             "they are of another save, unless the optimizer "
+                             "was started afresh or skipped some",
+                             optimizer.steps, scheduler, said_in(), step));
+    }
+    if (optimizer.steps == step)
+      return add(schedule.file,
+                 fmt::format("counts {} steps, {} and the optimizer {}: it is "
+                             "of another save",
+                             schedule.steps, said_in(), step));
+    add(optimizer.file,
+        fmt::format("counts {} steps, {} {}, {} says {}: it is of another "
+                    "save, unless the optimizer was started afresh",
+                    optimizer.steps, scheduler, schedule.steps, said_in(),
+                    step));
+  }
+
+  // "actor.extra_state_world_size_#_rank_#": a name without its numbers.
+  static std::string family(std::string_view name) {
+    std::string out;
+    for (const char c : name) {
+      const bool digit = c >= '0' && c <= '9';
+      if (!digit)
+        out += c;
+      else if (!out.ends_with('#'))
+        out += '#';
+    }
+    return out;
+  }
+
+  // All ranks' schedulers have taken the same steps.
+  void compare_ranks() {
+    std::map<std::string, std::pair<std::string, uint64_t>> first;
+    for (const Part& part : trainer_.parts) {
+      if (part.count.empty()) continue;
+      const std::string pattern(io::base_name(part.file));
+      const std::string stem = pattern.substr(0, pattern.rfind('.'));
+      for (const Object& object : catalog_.objects) {
+        const std::string_view name = object.name;
+        const size_t role = name.rfind('.');
+        if (!match(stem, role == name.npos ? name : name.substr(role + 1)))
+          continue;
+        const auto count = count_at(catalog_, object.name + "." + part.count);
+        if (!count) continue;
+        const auto [it, fresh] =
+            first.try_emplace(family(name), object.name, *count);
+        const auto& [other, known] = it->second;
+        if (fresh || known == *count) continue;
+        problems_.push_back(
+            damage("mixed_steps", {catalog_.path, object.name},
+                   "its scheduler has taken {} steps, that of {} {}: they are "
+                   "of two saves",
+                   *count, printable(other), known));
+      }
+    }
+  }
+
+  const Trainer& trainer_;
+  const Catalog& catalog_;
+  std::vector<Problem> problems_;
+};
+
+}  // namespace
+
+std::vector<Problem> check_counts(const Catalog& catalog) {
+  if (!catalog.run || catalog.path.find("://") != std::string::npos) return {};
+  for (const Trainer& trainer : trainers())
+    if (trainer.name == catalog.run->trainer)
+      return CountCheck(trainer, catalog).run();
+  return {};
+}
+
+}  // namespace ckpt::runs
