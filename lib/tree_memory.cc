@@ -6,12 +6,14 @@
 #include <algorithm>
 #include <atomic>
 
+#include "lib/heap.h"
 #include "lib/text/format.h"
 
 namespace ckpt::tree_memory {
 namespace {
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
+constexpr uint64_t kLooked = 256 << 10;
 
 std::atomic<uint64_t> taken_now{0};
 std::atomic<uint64_t> most{0};
@@ -65,6 +67,9 @@ Full::Full(uint64_t bytes)
                 .with_hint(fmt::format("--max-mem {}MiB", bytes / kMiB * 2))) {}
 
 void take(uint64_t bytes) {
+  // What else is alive counts against the same bound; small steps are followed
+  // by large ones.
+  if (bytes >= kLooked && !heap::has_room(bytes)) throw heap::Full();
   const uint64_t after = taken_now += bytes;
   if (after <= limit()) return;
   taken_now -= bytes;
