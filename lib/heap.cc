@@ -62,6 +62,26 @@ Resident resident() noexcept {
   return {numbers[1] * page, numbers[2] * page};
 }
 
+// Nobody counts where operator new is not replaced: there the resident set may
+// be anybody's.
+bool counts() noexcept {
+  return all_live.load(std::memory_order_relaxed) != 0 || own_live != 0;
+}
+
+// Below this the bound was asked for.
+constexpr uint64_t kTight = uint64_t{1} << 30;
+
+// glibc takes the blocks of a size from the heap once one of that size was
+// freed: what is freed among others then stays in the process, and a block that
+// grows is copied.
+void free_large_blocks_at_once() {
+#ifdef __GLIBC__
+  constexpr int kFromSystem = 1 << 20;
+  ::mallopt(M_MMAP_THRESHOLD, kFromSystem);
+  ::mallopt(M_TRIM_THRESHOLD, kFromSystem);
+#endif
+}
+
 }  // namespace
 
 const char* Full::what() const noexcept { return "the bound of the heap"; }
@@ -72,6 +92,7 @@ uint64_t live() {
 }
 
 Bound::Bound(uint64_t bytes) {
+  if (bytes < kTight) free_large_blocks_at_once();
   bound = bytes < INT64_MAX ? static_cast<int64_t>(bytes) : INT64_MAX;
 }
 Bound::~Bound() { lift_bound(); }
@@ -96,6 +117,7 @@ bool has_room(size_t bytes) noexcept {
   const int64_t most = bound.load(std::memory_order_relaxed);
   if (most == INT64_MAX || unbounded.load(std::memory_order_relaxed) > 0)
     return true;
+  if (!counts()) return true;
   const auto more = static_cast<int64_t>(bytes);
   if (all_live.load(std::memory_order_relaxed) + more > most) return false;
   if (bytes < kLarge &&

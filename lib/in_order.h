@@ -75,8 +75,8 @@ class InOrder {
   void fill(Make& make) {
     for (size_t r = next_++; r < runs_ && wait_for_room(r); r = next_++) {
       Run run;
-      run.made.reserve(in_run_);
       try {
+        run.made.reserve(in_run_);
         const size_t end = std::min(count_, (r + 1) * in_run_);
         for (size_t i = r * in_run_; i < end; ++i) run.made.push_back(make(i));
       } catch (...) {

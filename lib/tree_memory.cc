@@ -6,15 +6,19 @@
 #include <algorithm>
 #include <atomic>
 
+#include "lib/heap.h"
 #include "lib/text/format.h"
+#include "lib/tree_peak.h"
 
 namespace ckpt::tree_memory {
 namespace {
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
+constexpr uint64_t kLooked = 256 << 10;
 
 std::atomic<uint64_t> taken_now{0};
 std::atomic<uint64_t> most{0};
+std::atomic<uint64_t> highest{0};
 
 uint64_t half_of_memory() {
   const long pages = ::sysconf(_SC_PHYS_PAGES);
@@ -58,6 +62,8 @@ uint64_t limit() {
 }
 
 uint64_t used() { return taken_now; }
+uint64_t peak() { return highest; }
+void forget_peak() { highest = taken_now.load(); }
 
 Full::Full(uint64_t bytes)
     : Error(resource_error({}, "{} of values in memory, the limit is {}",
@@ -65,8 +71,16 @@ Full::Full(uint64_t bytes)
                 .with_hint(fmt::format("--max-mem {}MiB", bytes / kMiB * 2))) {}
 
 void take(uint64_t bytes) {
+  // What else is alive counts against the same bound; small steps are followed
+  // by large ones.
+  if (bytes >= kLooked && !heap::has_room(bytes)) throw heap::Full();
   const uint64_t after = taken_now += bytes;
-  if (after <= limit()) return;
+  if (after <= limit()) {
+    uint64_t known = highest;
+    while (known < after && !highest.compare_exchange_weak(known, after)) {
+    }
+    return;
+  }
   taken_now -= bytes;
   throw Full(after);
 }

@@ -28,7 +28,8 @@ class Full : public Error {
   explicit Full(uint64_t bytes);
 };
 
-void take(uint64_t bytes);  // throws Full
+// Throws Full; or heap::Full where all that is alive leaves no room.
+void take(uint64_t bytes);
 void give(uint64_t bytes) noexcept;
 
 // What one owner took, given back with the owner.

@@ -369,10 +369,10 @@ Report check_integrity(const std::string& path, const Selection& selection,
     if (chosen.dropped || !chosen.warning.empty() || !chosen.edits.empty())
       check.only_some(chosen.edits);
     check.headers(catalog);
+    check.pickles(catalog);  // an index is decoded again
     {
       const heap::Unbounded threads;  // of a scan: it has a bound of its own
       check.manifest_itself(catalog);
-      check.pickles(catalog);
       for (Problem& problem : formats::check_loose_files(catalog))
         check.add(std::move(problem));
     }

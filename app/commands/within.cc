@@ -13,6 +13,7 @@
 #include "lib/tensor_part.h"
 #include "lib/text/format.h"
 #include "lib/tree_memory.h"
+#include "lib/tree_peak.h"
 #include "reshard/plan_size.h"
 #include "reshard/work.h"
 
@@ -62,6 +63,10 @@ std::optional<Counted> try_parts(const CountPart& count_part, TensorPart::By by,
     return std::nullopt;
   } catch (const Error& error) {
     if (error.code() == ExitCode::kIo) throw;
+    // Values that are too many by themselves come with their own figure, which
+    // parts don't change.
+    if (rough && error.code() == ExitCode::kResource && !error.hint().empty())
+      throw;
     return std::nullopt;
   }
 }
@@ -94,13 +99,16 @@ std::optional<Counted> count(const CountPart& count_part, uint64_t most) {
 
 [[noreturn]] void refuse(const CountPart& count_part, const std::string& path,
                          uint64_t limit) {
+  tree_memory::forget_peak();
   const auto counted = count(count_part, limit + kBeside);
   if (!counted) refuse_unknown(path, limit);
-  // Parts have less spare room in their lists than the whole; and readers take
-  // more for a while than what is left of it: never less than was too little.
+  // Parts have less spare room in their lists than the whole. What is read is
+  // held beside the values that it is read from. And it is never less than was
+  // too little.
   const uint64_t held = counted->held + counted->files;
-  reshard::refuse(std::max(held + held / 8, limit + limit / 4 + kBeside), path,
-                  limit);
+  const uint64_t reading = counted->read + tree_memory::peak();
+  const uint64_t least = limit + limit / 8 + 2 * kMiB;
+  reshard::refuse(std::max({held + held / 8, reading, least}), path, limit);
 }
 
 // The size of what was opened alone; nothing is read.
@@ -108,7 +116,9 @@ void count_reading(const std::string& path, const SourceOptions& source,
                    bool reads, Counted& counted) {
   const Catalog part = formats::open(path, source.from, source.read);
   const uint64_t files = part.files.size() * sizeof(File);
-  counted.held += reshard::held_bytes(part) - files;
+  const uint64_t tensors = reshard::held_bytes(part) - files;
+  counted.held += tensors;
+  counted.read += tensors;
   counted.files = std::max(counted.files, files + TensorPart::dropped());
   if (reads) counted.held += reshard::count_read_plan(part, true).bytes();
 }
@@ -125,6 +135,7 @@ void count_roughly(const Catalog& source, const Layout& layout,
   const uint64_t more =
       std::max<uint64_t>(1, ranks(layout.topology) / ranks(source.topology));
   const uint64_t pieces = reshard::piece_count(source, {});
+  counted.read += reshard::held_bytes(source);
   counted.held += reshard::held_bytes(source) +
                   2 * more * reshard::piece_bytes(source) +
                   more * pieces * kJob;
@@ -169,6 +180,7 @@ ExitCode within_memory(const EngineOptions& engine, const SourceOptions& source,
       Counted one;
       count_reading(path, source, reads, one);
       counted.held += one.held;
+      counted.read += one.read;
       files += one.files;
     }
     counted.files = std::max(counted.files, files);
@@ -179,6 +191,7 @@ ExitCode within_memory(const EngineOptions& engine, const SourceOptions& source,
 void count_part(Catalog source, const Layout& layout, const std::string& path,
                 SaveOptions options, Counted& counted) {
   if (counted.rough) return count_roughly(source, layout, counted);
+  counted.read += reshard::held_bytes(source);
   constexpr uint64_t kNoBound = uint64_t{1} << 60;
   options.max_mem = kNoBound;
   // A part may hold no layers: what is beside layers is counted with other

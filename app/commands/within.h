@@ -20,6 +20,7 @@ namespace ckpt::app {
 // The memory that parts of a plan take, in bytes.
 struct Counted {
   uint64_t held = 0;   // by tensors, pieces and plan: a sum
+  uint64_t read = 0;   // of that by the source
   uint64_t files = 0;  // by files, which parts have in common: the most
   // Asked for where a target can't be laid out in parts: it is taken from the
   // source's pieces and from how many ranks there are to be.

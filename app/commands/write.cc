@@ -184,12 +184,13 @@ library::PlanSeen plan_seen(const WriteRequest& request, FlowSums& flow) {
 // it is measured, for free space between blocks then counts.
 uint64_t program_bytes(const library::Prepared& prepared) {
   constexpr uint64_t kProgram = uint64_t{16} << 20;
-  constexpr uint64_t kLarge = uint64_t{64} << 20;
+  constexpr uint64_t kLarge = uint64_t{4} << 20;
   const uint64_t shown = reshard::held_bytes(prepared.source) +
                          reshard::held_bytes(prepared.target);
   if (shown < kLarge) return kProgram;
+  constexpr uint64_t kThreads = uint64_t{4} << 20;  // stacks, files of a run
   const uint64_t process = heap::process_bytes();
-  return process - std::min(process, shown);
+  return process - std::min(process, shown) + kThreads;
 }
 
 // The plan and a page of it, if requested.

@@ -97,7 +97,7 @@ std::optional<double> probe_reads(const std::vector<std::string>& files,
       const failures::Unimportant estimate_too;
       try {
         bytes += read_some(targets, next, begin, seconds);
-      } catch (const Error&) {
+      } catch (const std::exception&) {
         failed = true;
       }
     };

@@ -14,8 +14,10 @@ import json
 import random
 import re
 import struct
+import subprocess
+import sys
 
-from support import DATA, Suite, check
+from support import DATA, HERE, Suite, check
 
 CKPT = None  # set by prepare
 MIB = 1 << 20
@@ -191,11 +193,60 @@ def test_in_place(folder):
     check(not (folder / "never").exists(), "a damaged copy")
 
 
+def test_ranks(folder):
+    """Files of many ranks are opened by many threads: the bound may be reached
+    on any of them."""
+    source = folder / "ranks"
+    subprocess.run(
+        [sys.executable, HERE.parent.parent / "scripts/make_rank_files.py",
+         "--optimizer", "--model", "8b", "--tp", "8", "--pp", "1", "--dp", "16",
+         source], check=True, stdout=subprocess.DEVNULL)
+    refused = 0
+    for argv in commands(source, folder / "out"):
+        if argv[0] in ("verify", "diff") and "--quick" not in argv:
+            continue  # holes of many GB
+        done = bounded(argv)
+        if done.code == 7:
+            refused += 1
+            enough_for(done)
+    check(refused, "nothing was refused")
+
+
+def stated_memory(result):
+    found = re.search(r"at most ([\d.]+) (MiB|GiB) of memory", result.out)
+    check(found, f"no figure: {result}")
+    return float(found[1]) * (MIB if found[2] == "MiB" else 1 << 30)
+
+
+def test_stated(folder):
+    """What a dry run says is not exceeded, and not much more than is taken:
+    with few and with many ranks, and beside a manifest of the source."""
+    source = write_model(folder / "hf")
+    ranks = folder / "ranks"
+    CKPT.ok("convert", source, ranks, "--to", "dcp", "--dp", "16", "-q",
+            "--no-fsync")
+    for number, (path, words) in enumerate((
+            (source, "--to safetensors"), (source, "--to dcp --dp 16"),
+            (source, "--to fairseq2 --tp 2 --dp 2"),
+            (source, "--to megatron_torch_dist --tp 2"),
+            (ranks, "--to dcp --dp 4"), (ranks, "--to torch"))):
+        out = folder / f"out{number}"
+        argv = ["convert", path, out, *words.split(), "--max-mem", "64MiB"]
+        stated = stated_memory(CKPT.ok(*argv, "--dry-run"))
+        taken = CKPT.ok(*argv, "-q", "--no-fsync").rss
+        print(f"  {path.name} {words}: {taken / MIB:.0f} MiB, stated "
+              f"{stated / MIB:.0f}", flush=True)
+        check(CKPT.sanitized or taken <= stated <= 1.3 * taken,
+              f"{words}: {taken / MIB:.0f} MiB, stated {stated / MIB:.0f}")
+
+
 def main():
     suite = Suite(__doc__)
     for name in FORMATS:
         suite.add(name, test_format, name)
     suite.add("in place", test_in_place)
+    suite.add("ranks", test_ranks)
+    suite.add("stated", test_stated)
 
     def prepare(_, ckpt):
         global CKPT
