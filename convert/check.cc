@@ -4,6 +4,7 @@
 #include <set>
 
 #include "ckpt/error.h"
+#include "convert/trained_experts.h"
 #include "models/key_table.h"
 
 namespace ckpt::families {
@@ -34,8 +35,10 @@ class Checker {
       table_ = table_of(numbers_);
       NamesThere names;
       for (const auto& [name, shape] : there_) names.hf.push_back(name);
-      for (const Instance& one : instances(numbers_.dialect(), numbers_, names))
-        check(one);
+      const std::vector<Instance> all =
+          instances(numbers_.dialect(), numbers_, names);
+      split_trained(all);
+      for (const Instance& one : all) check(one);
       for (const auto& [name, shape] : there_)
         if (!used_.contains(name) &&
             !Family::ignored(name, family_.hf().ignore) &&
@@ -60,6 +63,24 @@ class Checker {
     const std::string normal = family_.normal_name(name);
     if (!there_.emplace(normal, shape).second)
       find("doubled", name, "there is a " + normal + " already");
+  }
+
+  // Experts in one tensor, where the rules have them one by one.
+  void split_trained(const std::vector<Instance>& all) {
+    std::set<std::string_view> wanted;
+    for (const Instance& one : all) wanted.insert(one.hf.begin(), one.hf.end());
+    const Shapes before = there_;
+    for (const auto& [name, shape] : before) {
+      if (wanted.contains(name)) continue;
+      const std::vector<std::string> saved = saved_experts(
+          name, shape,
+          [&](const std::string& one) { return wanted.contains(one); });
+      if (saved.empty()) continue;
+      for (const std::string& one : saved)
+        there_.emplace(one,
+                       Shape({shape[1] / (saved.size() / shape[0]), shape[2]}));
+      there_.erase(name);
+    }
   }
 
   void check(const Instance& one) {

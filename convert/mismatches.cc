@@ -21,7 +21,21 @@ void add(std::string& text, const char* what,
     text += (i == 0 ? ": " : ", ") + names[i];
   if (names.size() > kListed) text += ", …";
 }
+
+// In one of the dialects.
+bool is_head(std::string_view name) {
+  constexpr std::string_view kHeads[] = {"output_layer.weight",
+                                         "lm_head.weight", "output.weight",
+                                         "final_proj.weight", "w_out.weight"};
+  return std::ranges::any_of(
+      kHeads, [&](std::string_view head) { return name.ends_with(head); });
+}
 }  // namespace
+
+void Mismatches::missing(const std::string& name, const std::string& of) {
+  headless_ = is_head(of) && (missing_.empty() || headless_);
+  missing_.push_back(name == of ? name : name + " (for " + of + ")");
+}
 
 void Mismatches::misshapen(const std::string& name, const Error& error) {
   misshapen_.push_back(name + ": " + error.problem());
@@ -38,10 +52,10 @@ void Mismatches::check(const std::string& path, const Numbers& numbers,
   if (text.empty()) return;
   throw unfaithful_error({path, {}}, "family {}, {}: {}",
                          numbers.family().name(), direction, text)
-      .with_hint(hint());
+      .with_hint(hint(numbers));
 }
 
-std::string Mismatches::hint() const {
+std::string Mismatches::hint(const Numbers& numbers) const {
   if (!misshapen_.empty() && !hint_.empty()) return hint_;
   if (!misshapen_.empty())
     return "the numbers may be another model's: `ckpt family check` prints "
@@ -49,6 +63,9 @@ std::string Mismatches::hint() const {
   if (!unknown_.empty())
     return "--drop GLOB leaves tensors out by name; --family-file FILE has "
            "rules for them";
+  if (headless_ && numbers.dialect().vars.contains("$tie"))
+    return "if the embedding is the head too: --set tie=true; without a head a "
+           "model gives no logits";
   if (!missing_.empty())
     return "if the model lacks these tensors: --allow-missing GLOB";
   return "--drop GLOB leaves one of them out";

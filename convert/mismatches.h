@@ -30,9 +30,7 @@ class Globs {
 class Mismatches {
  public:
   void unknown(const std::string& name) { unknown_.push_back(name); }
-  void missing(const std::string& name, const std::string& of) {
-    missing_.push_back(name == of ? name : name + " (for " + of + ")");
-  }
+  void missing(const std::string& name, const std::string& of);
   void doubled(const std::string& name) { doubled_.push_back(name); }
   void misshapen(const std::string& name, const Error& error);
 
@@ -42,10 +40,11 @@ class Mismatches {
              const std::string& direction) const;
 
  private:
-  std::string hint() const;
+  std::string hint(const Numbers& numbers) const;
 
   std::vector<std::string> unknown_, missing_, doubled_, misshapen_;
   std::string hint_;
+  bool headless_ = false;  // what is missing is an output layer, and only that
 };
 
 }  // namespace ckpt::families

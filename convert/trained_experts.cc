@@ -29,6 +29,10 @@ constexpr auto kSaved = std::to_array<Saved>({
 
 }  // namespace
 
+bool is_trained_experts(const Tensor& tensor) {
+  return tensor.name.ends_with(kGateUp) || tensor.name.ends_with(kDown);
+}
+
 std::vector<std::string> saved_experts(
     const std::string& trained, const Shape& shape,
     const std::function<bool(const std::string&)>& there) {
@@ -69,6 +73,26 @@ std::vector<Tensor> split_experts(const Tensor& trained,
         .into(one);
   }
   return parts;
+}
+
+std::vector<Tensor> split_trained(
+    std::vector<Tensor> tensors,
+    const std::function<bool(const std::string&)>& wanted) {
+  std::vector<Tensor> made;
+  for (Tensor& tensor : tensors) {
+    std::vector<std::string> saved;
+    if (is_trained_experts(tensor) && !wanted(tensor.name))
+      saved = saved_experts(tensor.name, tensor.shape, wanted);
+    if (saved.empty()) {
+      made.push_back(std::move(tensor));
+      continue;
+    }
+    for (Tensor& part : split_experts(tensor, saved)) {
+      part.kind = tensor.kind;
+      made.push_back(std::move(part));
+    }
+  }
+  return made;
 }
 
 namespace {

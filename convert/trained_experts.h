@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // transformers 5 trains all experts of a layer in one parameter and saves them
-// one by one.
+// one by one. Published files of Qwen 3.5 and 3.6 have them as they are
+// trained.
 //
 //   trained   mlp.experts.gate_up_proj  [experts, 2 * width, hidden]
 //             mlp.experts.down_proj     [experts, hidden, width]
@@ -17,6 +18,9 @@
 
 namespace ckpt::families {
 
+// By its name alone.
+bool is_trained_experts(const Tensor& tensor);
+
 // The saved parameters of a trained one; none if it is not trained experts, or
 // if the model lacks the first of them (`there`).
 std::vector<std::string> saved_experts(
@@ -27,6 +31,12 @@ std::vector<std::string> saved_experts(
 // saved_experts names. Throws unfaithful_error for a shape that can't be split.
 std::vector<Tensor> split_experts(const Tensor& trained,
                                   const std::vector<std::string>& saved);
+
+// The same for all tensors of a model that are trained experts, and not wanted
+// as they are while their parts are. Their extents must be located.
+std::vector<Tensor> split_trained(
+    std::vector<Tensor> tensors,
+    const std::function<bool(const std::string&)>& wanted);
 
 // The way back: fuses tensors of single experts as transformers 5 trains them.
 // Mixtral's stay apart. `fused` gets the new names: saved name ─► trained name.

@@ -8,6 +8,7 @@
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
+#include "convert/trained_experts.h"
 #include "lib/text/format.h"
 #include "models/buffers.h"
 #include "models/order.h"
@@ -88,8 +89,16 @@ NamedTensors Translation::from_hf(NamedTensors hf, const Numbers& numbers) {
   says_cuts_ =
       std::ranges::any_of(numbers.dialect().rules,
                           [](const Rule& rule) { return rule.tp.has_value(); });
-  for (const Instance& one :
-       instances(numbers.dialect(), numbers, {names_of(hf), {}})) {
+  const std::vector<Instance> all =
+      instances(numbers.dialect(), numbers, {names_of(hf), {}});
+  if (std::ranges::any_of(hf.tensors(), is_trained_experts)) {
+    std::unordered_set<std::string> wanted;
+    for (const Instance& one : all) wanted.insert(one.hf.begin(), one.hf.end());
+    hf = NamedTensors(split_trained(
+        std::move(hf.tensors()),
+        [&](const std::string& name) { return wanted.contains(name); }));
+  }
+  for (const Instance& one : all) {
     std::vector<const Tensor*> from;
     if (!sources_of(one, hf, from, mismatches)) continue;
     if (!weights() && from.empty()) continue;

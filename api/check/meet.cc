@@ -11,6 +11,7 @@
 
 #include "api/buffers.h"
 #include "ckpt/error.h"
+#include "convert/trained_experts.h"
 #include "convert/translate.h"
 #include "convert/values.h"
 #include "formats/megatron/canonical/names.h"
@@ -228,11 +229,58 @@ bool models_meet(Catalog& a, Catalog& b, const std::string& family,
   return translate_both(a, b, family, engine) || met;
 }
 
+// Releases of transformers have put different prefixes before one name.
+bool name_as_family(Catalog& catalog, const families::Family& family) {
+  Names taken;
+  std::vector<std::string> names;
+  for (const Tensor& tensor : catalog.tensors)
+    names.push_back(tensor.kind == Kind::model ? family.normal_name(tensor.name)
+                                               : tensor.name);
+  for (const std::string& name : names)
+    if (!taken.insert(name).second) return false;
+  bool changed = false;
+  for (size_t i = 0; i < names.size(); ++i) {
+    changed |= catalog.tensors[i].name != names[i];
+    catalog.tensors[i].name = names[i];
+  }
+  return changed;
+}
+
+// Under the names that the family has, where both are transformers'.
+bool hf_meet(Catalog& a, Catalog& b, const std::string& name) {
+  if (names_of(a) == names_of(b) || families::dialect_of(a) != "hf" ||
+      families::dialect_of(b) != "hf")
+    return false;
+  families::TranslateOptions options{.to = "hf", .family = name};
+  auto family = families::find_family(a, options);
+  if (!family) family = families::find_family(b, options);
+  if (!family) return false;
+  const bool of_a = name_as_family(a, *family);
+  return name_as_family(b, *family) || of_a;
+}
+
+// One side may have a layer's experts in one tensor, the other one by one.
+bool split_as_other(Catalog& catalog, const Catalog& other) {
+  const auto trained = [](const Tensor& tensor) {
+    return tensor.kind == Kind::model && families::is_trained_experts(tensor);
+  };
+  if (std::ranges::none_of(catalog.tensors, trained)) return false;
+  const Names there = names_of(other);
+  locate(catalog);
+  const size_t before = catalog.tensors.size();
+  catalog.tensors = families::split_trained(
+      std::move(catalog.tensors),
+      [&](const std::string& name) { return there.contains(name); });
+  return catalog.tensors.size() != before;
+}
+
 }  // namespace
 
 bool meet(Catalog& a, Catalog& b, const std::string& family,
           const Engine& engine) {
-  const bool met = models_meet(a, b, family, engine);
+  bool met = models_meet(a, b, family, engine);
+  if (hf_meet(a, b, family)) met = true;
+  if (split_as_other(a, b) || split_as_other(b, a)) met = true;
   name_states(a, b);
   return met;
 }

@@ -314,6 +314,69 @@ def scaled(folder):
     check(not (folder / "there").exists(), "something was written")
 
 
+def tied(folder):
+    """As transformers 5 makes it anew: the embedding is the head, no scale.
+    config.json says the same of a head of its own, so it is asked for."""
+    import transformers
+    from families2026_models import with_weights
+
+    kind = transformers.T5ForConditionalGeneration
+    model = with_weights(kind(kind.config_class(
+        **sizes_of(kind.__name__))).float().eval(), 0)
+    source = folder / "source"
+    model.save_pretrained(source)
+    want = tensors_of(source)
+    check("lm_head.weight" not in want, "it has a head of its own")
+    options = ("--to", "megatron_torch_dist", "--no-fsync")
+    refused = CKPT.run("convert", source, folder / "no", *options).want(5)
+    check("--set tie=true" in refused.err, refused.err)
+    check("--allow-missing" not in refused.err, refused.err)
+    check(not (folder / "no").exists(), "something was written")
+    for tp in (2, 1):
+        there, back = folder / f"there{tp}", folder / f"back{tp}"
+        CKPT.ok("convert", source, there, "-q", "--tp", tp, "--set",
+                "tie=true", *options)
+        CKPT.ok("verify", source, there, "-q")
+        for path in list(there.rglob("*config.json")):
+            path.unlink()
+        CKPT.ok("convert", there, back, "-q", "--to", "safetensors",
+                "--no-fsync")
+        compare(tensors_of(back), want, f"tp {tp}")
+    again = kind.from_pretrained(back).float().eval()
+    check_equal(outputs_of(again)[0].tolist(), outputs_of(model)[0].tolist(),
+                "what comes home")
+    got = asked(folder, model="T5Model", path=str(there), flags=None, code={})
+    distance = off(got, outputs_of(model)[0])
+    check(distance <= 1e-5, f"outputs are off by {distance:.2g}")
+
+
+def headless(folder):
+    """The same of another family: what is missing is its head."""
+    from safetensors.torch import load_file, save_file
+
+    model = models_of("facts_models")
+    source = folder / "source"
+    model.model_of(model.config_of("llama")).save_pretrained(source)
+    file = source / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["lm_head.weight"]
+    save_file(tensors, file, {"format": "pt"})
+    options = ("--to", "megatron_torch_dist", "--no-fsync")
+    refused = CKPT.run("convert", source, folder / "no", *options).want(5)
+    check("--set tie=true" in refused.err, refused.err)
+    CKPT.ok("convert", source, folder / "there", "-q", "--set", "tie=true",
+            *options)
+    for path in list((folder / "there").rglob("*config.json")):
+        path.unlink()
+    CKPT.ok("convert", folder / "there", folder / "back", "-q", "--to",
+            "safetensors", "--no-fsync")
+    check_equal(config_of(folder / "back")["tie_word_embeddings"], True, "tied")
+    del tensors["model.norm.weight"]
+    save_file(tensors, file, {"format": "pt"})
+    refused = CKPT.run("convert", source, folder / "no", *options).want(5)
+    check("--set tie=true" not in refused.err, refused.err)
+
+
 def copies(folder):
     """Older files store what is shared twice; a copy that differs is
     refused."""
@@ -400,6 +463,8 @@ def prepare(suite, ckpt):
         suite.add(f"{family}, from Megatron", comes_from_megatron, family)
     suite.add("BERT is not BertModel's", is_not_bert)
     suite.add("T5 of the first generation", scaled)
+    suite.add("T5 with the embedding as its head", tied)
+    suite.add("Llama without a head", headless)
     for kind in TOWERS:
         suite.add(f"{kind} is not CLIPViTModel's", is_not_a_tower, kind)
     for order in ("0-1", "0,0,1"):

@@ -5,6 +5,7 @@ named after the fault. The models are transformers' own, tiny and random; what
 comes back has its logits, or the command refused with status 5.
 """
 
+import copy
 import json
 import os
 import shutil
@@ -23,7 +24,8 @@ def model(folder, family, **changes):
     """The directory of a tiny model, and its logits."""
     from facts_models import config_of, logits_of, model_of
 
-    made = model_of(config_of(family, **changes))
+    # transformers adds to a dictionary that it is given, which others have too.
+    made = model_of(config_of(family, **copy.deepcopy(changes)))
     made.save_pretrained(folder)
     return folder, logits_of(made)
 

@@ -9,7 +9,8 @@ import copy
 import torch
 import transformers
 from facts_models import values_of
-from multimodal_models import TYPES, UNSAID  # noqa: F401
+from multimodal_models import (  # noqa: F401
+    TYPES, UNSAID, near_one, untrained)
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 FAMILIES = TYPES
@@ -23,6 +24,10 @@ OWN = {
     "vision_config.layer_norm_eps": [0.1],
     "vision_config.rms_norm_eps": [0.1],
     "vision_config.norm_type": ["rms_norm"],
+    "audio_config.activation_function": ["relu"],
+    "audio_config.encoder_attention_heads": [4],
+    "audio_config.scale_embedding": [True],
+    "vision_config.num_key_value_heads": [4],
     "vision_config.fullatt_block_indexes": [[0]],
     "vision_config.window_size": [8],
     "vision_config.deepstack_visual_indexes": [[1]],
@@ -46,8 +51,10 @@ def config_of(name, **changes):
 
 def parts_of(config):
     """{prefix: configuration}"""
+    tower = "vision_config" if hasattr(config, "vision_config") else (
+        "audio_config")
     return {"": config, "text_config.": config.text_config,
-            "vision_config.": config.vision_config}
+            tower + ".": getattr(config, tower)}
 
 
 def fields_of(name):
@@ -63,7 +70,7 @@ def fields_of(name):
 def values_for(config, path):
     part, _, field = path.rpartition(".")
     config = parts_of(config)[part + "." if part else ""]
-    if path in OWN:
+    if OWN.get(path):
         now = getattr(config, field)
         return [v for v in copy.deepcopy(OWN[path]) if v != now]
     return values_of(config, field)
@@ -71,26 +78,32 @@ def values_for(config, path):
 
 def model_of(config, seed=0):
     torch.manual_seed(seed)
-    model = AutoModelForImageTextToText.from_config(
-        config, attn_implementation="eager").float().eval()
+    model = untrained(config, attn_implementation="eager").float().eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, value in sorted(model.state_dict().items()):
             if value.is_floating_point() and "inv_freq" not in name:
                 value.copy_(
                     torch.randn(value.shape, generator=generator) * 0.3)
-    return model
+    return near_one(model, seed)
 
 
 def image_of(config):
-    """The model's inputs for an image, and the tokens that stand for it."""
-    kind, vision = config.model_type, config.vision_config
+    """The model's inputs for an image or a sound, and the tokens that stand for
+    it."""
     generator = torch.Generator().manual_seed(1)
+    if hasattr(config, "audio_config"):  # something to hear
+        audio = config.audio_config
+        frames = 2 * audio.max_source_positions
+        return {"input_features": torch.randn(
+            (1, audio.num_mel_bins, frames), generator=generator),
+            "feature_attention_mask": torch.ones(1, frames)}, frames // 4
+    kind, vision = config.model_type, config.vision_config
 
     def noise(*shape):
         return torch.randn(shape, generator=generator)
 
-    if "qwen" in kind or kind == "glm4v_moe":
+    if "qwen" in kind or kind in ("glm4v_moe", "exaone4_5"):
         patch, merge = vision.patch_size, vision.spatial_merge_size
         channels = getattr(vision, "in_channels", None) or vision.in_chans
         rows = noise(32, channels * vision.temporal_patch_size * patch * patch)
@@ -128,12 +141,19 @@ def extra(config, tokens):
     kinds = (tokens == IMAGE).int()
     if config.model_type == "gemma3":
         return {"token_type_ids": kinds}
-    if "qwen" in config.model_type or config.model_type == "glm4v_moe":
+    if config.model_type == "qwen2_audio":
+        return {"attention_mask": torch.ones_like(tokens)}
+    if "qwen" in config.model_type or config.model_type in ("glm4v_moe",
+                                                            "exaone4_5"):
         return {"mm_token_type_ids": kinds}
     return {}
 
 
 def logits_at(path):
-    model = AutoModelForImageTextToText.from_pretrained(
+    config = AutoConfig.from_pretrained(path)
+    kind = (transformers.Qwen2AudioForConditionalGeneration
+            if config.model_type == "qwen2_audio"
+            else AutoModelForImageTextToText)
+    model = kind.from_pretrained(
         path, attn_implementation="eager", dtype=torch.float32).eval()
     return logits_of(model)

@@ -6,6 +6,8 @@ import warnings
 import torch
 import transformers
 from families2026_models import with_weights
+from hybrid_models import DELTA, ROUTED
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 warnings.filterwarnings("ignore")
@@ -36,6 +38,10 @@ COHERE = dict(TEXT, model_type="cohere2",
 SECTIONS = {"rope_type": "default", "rope_theta": 500.0,
             "mrope_section": [2, 1, 1]}
 ROPED = dict(TEXT, rope_parameters=SECTIONS)
+
+PARTIAL = dict(TEXT, **DELTA, rope_parameters=dict(
+    HALF, mrope_interleaved=True))
+QWEN3_5 = dict(QWEN, num_position_embeddings=16)
 
 
 def clip(text, **more):
@@ -69,6 +75,20 @@ TYPES = {
     "qwen3_vl_moe": dict(text_config=dict(
         ROPED, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8),
         vision_config=QWEN3, **IDS),
+    "qwen3_5": dict(text_config=PARTIAL, vision_config=QWEN3_5, **IDS),
+    "qwen3_5_moe": dict(text_config=dict(PARTIAL, **ROUTED),
+                        vision_config=QWEN3_5, **IDS),
+    "exaone4_5": dict(
+        text_config=dict(TEXT, model_type="exaone4", num_hidden_layers=4,
+                         sliding_window=4),
+        vision_config=dict(QWEN, hidden_size=32, num_heads=4, window_size=8,
+                           num_key_value_heads=2, fullatt_block_indexes=[1]),
+        image_token_id=60, video_token_id=61),
+    "qwen2_audio": dict(
+        text_config=dict(TEXT, model_type="qwen2"), audio_config=dict(
+            d_model=16, encoder_layers=2, encoder_attention_heads=2,
+            encoder_ffn_dim=24, num_mel_bins=8, max_source_positions=16),
+        audio_token_index=60),
     "gemma3": dict(text_config=dict(TEXT, sliding_window=4),
                    vision_config=SIGLIP, mm_tokens_per_image=4, **INDICES),
     "mistral3, mistral": pixtral("mistral", sliding_window=None),
@@ -116,10 +136,36 @@ def config_of(name):
     return AutoConfig.for_model(name.split(",")[0], **TYPES[name])
 
 
+def untrained(config, **options):
+    if config.model_type == "qwen2_audio":  # no auto class has it
+        return transformers.Qwen2AudioForConditionalGeneration._from_config(
+            config, **options)
+    return AutoModelForImageTextToText.from_config(config, **options)
+
+
+def publish(path):
+    """Brings Qwen2-Audio's file to the names of those on the hub, which
+    transformers 5.12.1 reads too: it saves one `model.` too many."""
+    wrong, right = "language_model.model.model.", "language_model.model."
+    save_file({right + name[len(wrong):] if name.startswith(wrong) else name:
+               value for name, value in load_file(path).items()}, path,
+              {"format": "pt"})
+
+
 def model_of(config, seed=0):
     torch.manual_seed(seed)
-    model = AutoModelForImageTextToText.from_config(config).float().eval()
-    return with_weights(model, seed)
+    model = untrained(config)
+    return near_one(with_weights(model.float().eval(), seed), seed)
+
+
+def near_one(model, seed):
+    """Megatron keeps a delta net's norm as w - 1: exact where w is near 1."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    with torch.no_grad():
+        for name, value in sorted(model.state_dict().items()):
+            if name.endswith("linear_attn.norm.weight"):
+                value.copy_(0.75 + torch.rand(value.shape, generator=generator))
+    return model
 
 
 def logits_of(model):

@@ -20,14 +20,20 @@ sys.path.insert(0, os.path.join(sys.prefix, "transformers_5.12.1"))
 os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
 CKPT = None  # set by prepare
 
-# Where Megatron-Bridge (0.4, July 2026) puts each tower: names with these
-# prefixes, and no others besides language_model.
+# Where Megatron-Bridge (0.4, July 2026; 0.7 for Qwen 3.5, EXAONE 4.5 and
+# Qwen2-Audio) puts each tower: names with these prefixes, and no others besides
+# language_model.
 TOWERS = {
     "qwen2_vl": {"visual."}, "qwen2_5_vl": {"visual."},
     "qwen3_vl": {"vision_model.decoder.layers.",
                  "vision_model.decoder.deepstack_merger_list.0.",
                  "vision_model.merger.", "vision_model.patch_embed.proj.",
                  "vision_model.pos_embed."},
+    "qwen3_5": {"vision_model.decoder.layers.", "vision_model.merger.",
+                "vision_model.patch_embed.proj.", "vision_model.pos_embed."},
+    "exaone4_5": {"vision_model.decoder.layers.", "vision_model.merger.",
+                  "vision_model.patch_embed.proj."},
+    "qwen2_audio": {"audio_tower.", "multi_modal_projector.linear."},
     "gemma3": {"vision_tower.", "multi_modal_projector.proj.",
                "multi_modal_projector.mm_soft_embed_norm."},
     "mistral3": {"vision_tower.", "multi_modal_projector."},
@@ -40,6 +46,7 @@ TOWERS = {
     "llama4": {"vision_model.", "multi_modal_projector."},
 }
 TOWERS["qwen3_vl_moe"] = TOWERS["qwen3_vl"]
+TOWERS["qwen3_5_moe"] = TOWERS["qwen3_5"]
 
 
 def models():
@@ -50,6 +57,8 @@ def saved(folder, name):
     tiny = models()
     model = tiny.model_of(tiny.config_of(name))
     model.save_pretrained(folder)
+    if name == "qwen2_audio":
+        tiny.publish(folder / "model.safetensors")
     return tiny, model, tensors_of(folder)
 
 
@@ -105,6 +114,8 @@ def same_function(tiny, kind, source, alone):
     from transformers import AutoConfig
 
     a, b = (AutoConfig.from_pretrained(p).to_dict() for p in (source, alone))
+    # A class without the key reads it nevertheless.
+    a.setdefault("tie_word_embeddings", b.get("tie_word_embeddings"))
     for key in a.keys() | b.keys():
         if key not in ("text_config", "_name_or_path", "transformers_version"):
             check_equal(b.get(key), a.get(key), key)
@@ -198,6 +209,13 @@ LAYOUTS = {
     "llava, llama": [("language_model.lm_head.", "lm_head."),
                      ("language_model.model.", "model.language_model."),
                      ("vision_tower.", "vision_tower.vision_model.")],
+    # As transformers 5 names them, and as 5.12.1 saves them.
+    "qwen2_audio": [("language_model.lm_head.", "lm_head."),
+                    ("language_model.model.", "model.language_model."),
+                    ("audio_tower.", "model.audio_tower."),
+                    ("multi_modal_projector.", "model.multi_modal_projector.")],
+    "qwen2_audio, saved": [
+        ("language_model.model.", "language_model.model.model.")],
 }
 
 
@@ -205,7 +223,7 @@ def other_layout(folder, name):
     from safetensors.torch import load_file, save_file
 
     source = folder / "source"
-    _, _, want = saved(source, name)
+    _, _, want = saved(source, name.removesuffix(", saved"))
     path = source / "model.safetensors"
     renamed = {}
     for tensor, value in load_file(path).items():
@@ -219,6 +237,62 @@ def other_layout(folder, name):
     CKPT.ok("convert", folder / "there", folder / "back", "-q", "--to",
             "safetensors", "--no-fsync")
     compare(tensors_of(folder / "back"), want, "another layout")
+    for a, b in (("source", "there"), ("there", "source"), ("source", "back")):
+        CKPT.ok("verify", folder / a, folder / b)
+
+
+def packed_experts(folder):
+    """Published files of Qwen 3.5 have a layer's experts in one tensor."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    source = folder / "source"
+    _, _, want = saved(source, "qwen3_5_moe")
+    path = source / "model.safetensors"
+    tensors, stacks = {}, {}
+    for name, value in load_file(path).items():
+        stem, found, rest = name.partition(".mlp.experts.")
+        if not found:
+            tensors[name] = value
+            continue
+        number, part, _ = rest.split(".")
+        stacks.setdefault(stem, {})[part, int(number)] = value
+    for stem, parts in stacks.items():
+        count = len(parts) // 3
+        tensors[stem + ".mlp.experts.gate_up_proj"] = torch.stack([
+            torch.cat([parts["gate_proj", e], parts["up_proj", e]])
+            for e in range(count)])
+        tensors[stem + ".mlp.experts.down_proj"] = torch.stack([
+            parts["down_proj", e] for e in range(count)])
+    check(len(tensors) < len(want) and stacks, "no experts are packed")
+    single = folder / "single"
+    source.rename(single)
+    source.mkdir()
+    (source / "config.json").write_bytes((single / "config.json").read_bytes())
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    there = folder / "there"
+    CKPT.ok("family", "check", source)
+    CKPT.ok("convert", source, there, "-q", "--to", "megatron_torch_dist",
+            "--tp", 2, "--strict-config", "--no-fsync")
+    CKPT.ok("verify", source, there)
+    CKPT.ok("verify", there, source)
+    CKPT.ok("verify", source, single)
+    CKPT.ok("convert", there, folder / "back", "-q", "--to", "safetensors",
+            "--no-fsync")
+    compare(tensors_of(folder / "back"), want, "as transformers 5 saves them")
+    # One expert that differs shows, and so does one that is there twice.
+    stem = next(iter(stacks))
+    other = dict(tensors)
+    other[stem + ".mlp.experts.down_proj"] = tensors[
+        stem + ".mlp.experts.down_proj"] + 1
+    save_file(other, source / "model.safetensors", {"format": "pt"})
+    CKPT.run("verify", source, there).want(1)
+    other = dict(tensors)
+    other[stem + ".mlp.experts.0.down_proj.weight"] = torch.ones(32, 8)
+    save_file(other, source / "model.safetensors", {"format": "pt"})
+    CKPT.run("convert", source, folder / "no", "--to",
+             "megatron_torch_dist").want(5)
+    check(not (folder / "no").exists(), "something was written")
 
 
 def transposed_experts(folder):
@@ -287,6 +361,7 @@ def prepare(suite, ckpt):
     for name in LAYOUTS:
         suite.add(f"{name}, another layout", other_layout, name)
     suite.add("experts of older files", transposed_experts)
+    suite.add("experts in one tensor", packed_experts)
     suite.add("a tensor that no rule has", nothing_is_left_out)
     suite.add("a language model that is not known", unknown_language)
 

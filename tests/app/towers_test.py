@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """--layers counts the language model's layers: towers beside it stay whole.
 
-Every model type that sees, as transformers saves it: with one layer fewer, and
+Every model type that sees or hears, as transformers saves it: with one layer fewer, and
 with its layers twice, each tensor of the tower is what it was, transformers
 finds all that it looks for, and nothing else. So do models of an encoder and a
 decoder, which are cut alike.
@@ -46,7 +46,8 @@ def loads_all(kind, folder):
 
 def is_tower(name):
     return any(part in name for part in ("visual.", "vision_tower.",
-                                         "vision_model.", "projector."))
+                                         "vision_model.", "projector.",
+                                         "audio_tower."))
 
 
 def tower(folder, name):
@@ -72,8 +73,8 @@ def tower(folder, name):
         compare({key: value for key, value in got.items() if is_tower(key)},
                 want, f"--layers {kept}: the tower")
         now = config_of(out)
-        check_equal(now.get("vision_config"), config.get("vision_config"),
-                    "vision_config")
+        for key in ("vision_config", "audio_config"):
+            check_equal(now.get(key), config.get(key), key)
         check_equal(now.get("text_config", now)["num_hidden_layers"], count,
                     "num_hidden_layers")
         tiny.logits_of(loads_all(type(model), out))

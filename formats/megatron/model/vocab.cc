@@ -100,7 +100,8 @@ bool has_vocabulary(std::string_view text) {
   const Key key = parse_key(text);
   return key.name == "embedding.word_embeddings.weight" ||
          key.name == "output_layer.weight" || key.name == "output_layer.bias" ||
-         key.name == "lm_head.output_layer.weight";
+         key.name == "lm_head.output_layer.weight" ||
+         key.name == "lm_head.output_layer.bias";
 }
 
 uint64_t padded_rows(uint64_t rows, const Facts& facts, uint64_t tp) {
