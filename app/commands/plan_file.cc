@@ -274,8 +274,7 @@ PlannedCommand read_plan(const std::string& path) {
   if (!is_plan(path))
     throw input_error({path, {}}, "not a plan of ckpt")
         .with_hint(
-            "a dry run makes one: ckpt reshard SRC DST --tp 8 -n -o " +
-            (io::is_directory(path) ? "plan.json" : text::shell_path(path)));
+            "a dry run makes one: ckpt reshard SRC DST --tp 8 -n -o plan.json");
   const nlohmann::json plan =
       text::parse_json(io::read_file(path, kMostBytes), path);
   if (!plan.is_object() || !plan.contains("schema") ||

@@ -4,6 +4,8 @@
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
 
 #include "app/command.h"
 #include "app/commands/write.h"
@@ -12,6 +14,7 @@
 #include "app/print/progress.h"
 #include "lib/io/remote.h"
 #include "lib/text/format.h"
+#include "lib/text/shell.h"
 
 namespace ckpt::app {
 namespace {
@@ -176,8 +179,11 @@ ExitCode Salvage::run() {
       throw usage_error({*path, {}}, "salvage reads files of this machine")
           .with_hint("ckpt fetch copies them, and tries again what fails");
   check_apart(source_path_, target_path_);
+  const auto begin = std::chrono::steady_clock::now();
   const library::Salvaged result = library::salvage_checkpoint(
       source_path_, target_path_, options(), make_progress(output));
+  const std::chrono::duration<double> took =
+      std::chrono::steady_clock::now() - begin;
   if (output.json)
     print(json(result));
   else
@@ -191,11 +197,25 @@ ExitCode Salvage::run() {
         .with_hint(
             "--like OTHER takes what another step proves; --partial zeros (or "
             "nan) writes what is left");
-  if (result.written && output.verbosity >= 0 && !output.json)
-    say(fmt::format("wrote {}: {}, {} in {}, {}", text::printable(target_path_),
-                    result.format, text::counted(result.tensors, "tensor"),
-                    text::counted(result.files, "file"),
-                    result.whole() ? "whole" : "not whole"));
+  const std::string what = fmt::format("{}, {} in {}, {}", result.format,
+                                       text::counted(result.tensors, "tensor"),
+                                       text::counted(result.files, "file"),
+                                       text::iec_size(result.bytes));
+  const std::string whole = result.whole() ? "whole" : "not whole";
+  if (dry_run_ && !output.json && output.verbosity >= 0)
+    print_folded(fmt::format("{}: {}, {}\ndry run: nothing was written\n",
+                             text::printable(target_path_), what, whole));
+  if (result.written && output.verbosity >= 0 && !output.json) {
+    const double seconds = std::max(took.count(), 1e-6);
+    const double rate = static_cast<double>(result.bytes) / seconds;
+    say(fmt::format(
+        "wrote {}: {} in {:.{}f} s ({}/s), peak memory {}, {}; next: ckpt "
+        "{} {}",
+        text::printable(target_path_), what, seconds, seconds < 1 ? 2 : 1,
+        text::iec_size(static_cast<uint64_t>(rate)),
+        text::iec_size(peak_memory()), whole,
+        result.whole() ? "verify" : "inspect", text::shell_path(target_path_)));
+  }
   return result.whole() ? ExitCode::kDone : ExitCode::kNegative;
 }
 

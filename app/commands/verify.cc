@@ -160,9 +160,14 @@ void Verify::print_text(const VerifyReport& report) const {
   const std::string verdict =
       report.ok ? styled(other_.empty() ? "ok" : "identical", Style::kGreen)
                 : styled(other_.empty() ? "damaged" : "mismatch", Style::kRed);
-  const auto absent =
-      static_cast<size_t>(std::ranges::count_if(report.problems, is_absence));
-  const size_t found = report.problems.size() - absent + report.facts.size();
+  // Of two that are identical, a note says in what they still differ.
+  const auto notes = static_cast<size_t>(
+      std::ranges::count_if(report.problems, [&](const Problem& problem) {
+        return is_absence(problem) ||
+               (!other_.empty() &&
+                problem.severity == Problem::Severity::kNote);
+      }));
+  const size_t found = report.problems.size() - notes + report.facts.size();
   print_folded(fmt::format(
       "{}: {}, {} read, {}, {}\n", verdict,
       text::counted(report.tensors, "tensor"), text::iec_size(report.bytes),

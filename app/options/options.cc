@@ -99,8 +99,23 @@ DType cast_type(const std::string& text) {
       {"f16", DType::f16},         {"bf16", DType::bf16},
       {"f8_e4m3", DType::f8_e4m3}, {"f8_e5m2", DType::f8_e5m2}};
   const auto torch = dtype_from_torch(text);  // "float8_e4m3fn" is clear, too
-  return choice<DType>(
-      "--dtype", torch ? std::string(name(*torch)) : dtype_alias(text), values);
+  const std::string word =
+      torch ? std::string(name(*torch)) : dtype_alias(text);
+  const auto found = values.find(word);
+  if (found != values.end()) return found->second;
+  // What is meant by these is a quantizer's work, not a misspelt type.
+  const bool quantized = text.find("int") != text.npos ||
+                         text.find('4') != text.npos || text.starts_with('i') ||
+                         text.starts_with('q');
+  if (quantized && word.find("64") == word.npos)
+    throw usage_error({},
+                      "--dtype '{}': expected bf16, f16, f32, f64, f8_e4m3, "
+                      "f8_e5m2",
+                      text)
+        .with_hint(
+            "ckpt casts and dequantizes; scales of a quantized model come from "
+            "a quantizer (llm-compressor, TorchAO, ModelOpt)");
+  return choice<DType>("--dtype", text, values);
 }
 
 // An option whose value is passed to `take` as soon as it is parsed.

@@ -162,10 +162,14 @@ struct Guess {
 };
 
 constexpr auto kGuesses = std::to_array<Guess>({
-    {" info list dir cat describe stat stats summary summarize print dump head "
-     "tree open keys tensors metadata meta look read ",
+    {" info describe stat summary summarize open tensors metadata meta look "
+     "read size du ",
      "ckpt inspect PATH"},
-    {" get value values ", "ckpt show PATH NAME"},
+    {" list dir keys names ll ls-l ", "ckpt ls PATH"},
+    {" tree ", "ckpt inspect PATH --tree"},
+    {" stats statistics histogram ", "ckpt inspect PATH --stats"},
+    {" cat print dump head get value values ", "ckpt show PATH NAME"},
+    {" download pull clone wget curl ", "ckpt fetch URL DST"},
     {" serve browse web gui ui html explore ", "ckpt view PATH"},
     {" hash sha256 sha256sum md5sum digest checksum fingerprint ",
      "ckpt inspect PATH --digest"},

@@ -191,14 +191,46 @@ std::string object_pattern(const std::string& name) {
   return text;
 }
 
+// The names of parameters, as optimizers list their options by them.
+std::set<std::string, std::less<>> parameter_names(const Catalog& catalog) {
+  std::set<std::string, std::less<>> names;
+  for (const Tensor& tensor : catalog.tensors) {
+    if (tensor.kind == Kind::model) names.insert(tensor.name);
+    if (!tensor.param.empty()) names.insert(tensor.param);
+  }
+  return names;
+}
+
+// "param_groups.layers.0.wq.weight.lr" -> "param_groups.*.lr", as the states
+// of an optimizer are one row. Whole names only, and the longest one.
+std::string without_parameter(
+    const std::string& name,
+    const std::set<std::string, std::less<>>& parameters) {
+  constexpr size_t kMostDots = 32;
+  std::vector<size_t> dots;
+  for (size_t at = name.find('.'); at != name.npos; at = name.find('.', at + 1))
+    dots.push_back(at);
+  if (parameters.empty() || dots.size() > kMostDots) return name;
+  for (size_t first = 0; first < dots.size(); ++first)
+    for (size_t last = dots.size(); --last > first;) {
+      const size_t begin = dots[first] + 1;
+      if (parameters.contains(
+              std::string_view(name).substr(begin, dots[last] - begin)))
+        return name.substr(0, begin) + "*" + name.substr(dots[last]);
+    }
+  return name;
+}
+
 std::vector<ObjectRow> object_rows(const Catalog& catalog, size_t most) {
   const ObjectValues values(catalog);
+  const auto parameters = parameter_names(catalog);
   std::vector<ObjectRow> rows;
   std::map<std::tuple<std::string, std::string, std::string>, size_t> index;
   for (const Object& object : catalog.objects) {
     const std::string value = values.line(object, 4 * most);
     auto key =
-        std::tuple(object_pattern(object.name), type_name(object), value);
+        std::tuple(object_pattern(without_parameter(object.name, parameters)),
+                   type_name(object), value);
     const auto [at, fresh] = index.try_emplace(key, rows.size());
     if (fresh)
       rows.push_back(

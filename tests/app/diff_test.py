@@ -173,6 +173,15 @@ def padding(folder):
         check_equal(len(said), 1, str(said))
         check(("only padding differs" in said[0]["message"]) == claimed,
               f"row {row}: {said}")
+    padded = folder / "padded"
+    shutil.copytree(folder / "60a", padded)
+    state = model()
+    state["model.embed_tokens.weight"] = torch.cat(
+        [state["model.embed_tokens.weight"], torch.zeros(2, 32)])
+    save(padded, "model.safetensors", state)
+    said = CKPT.ok("verify", folder / "60a", padded).out
+    check("padding: " in said and said.splitlines()[-1].startswith("identical: ")
+          and said.endswith("no problems found\n"), said)
     shutil.rmtree(folder)
     folder.mkdir()
 

@@ -257,6 +257,21 @@ def test_sound(folder, format, case, name):
     CKPT.run("verify", out, "-q").want(CKPT.run("verify", source, "-q").code)
 
 
+def test_last_line(folder):
+    """What a run would write, and what it cost and what comes next."""
+    source, out = DATA / "hf/llama/ckpt", folder / "out"
+    size = sum(p.stat().st_size for p in files_of(source))
+    said = CKPT.ok("salvage", source, out, "-n").out
+    check(f"{out}: safetensors, 21 tensors in 3 files, {size / 1024:.1f} KiB, "
+          "whole\ndry run: nothing was written\n" in said, said)
+    check(not out.exists(), "a dry run wrote")
+    said = CKPT.ok("salvage", source, out).err
+    check(re.search(r"^wrote \S+: safetensors, 21 tensors in 3 files, "
+                    r"[\d.]+ KiB in [\d.]+ s \([\d.]+ .iB/s\), peak memory "
+                    r"[\d.]+ MiB, whole; next: ckpt verify \S+$", said, re.M),
+          said)
+
+
 # --------------------------------------------------- what exactly is listed
 def test_cut_safetensors(folder):
     """Each element of a truncated file is either right or listed."""
@@ -823,7 +838,7 @@ def every_case():
 def prepare(suite, ckpt):
     global CKPT, FULL
     CKPT, FULL = ckpt, suite.full
-    for test in (test_cut_safetensors, test_lost_directory, test_lost_pickle,
+    for test in (test_last_line, test_cut_safetensors, test_lost_directory, test_lost_pickle,
                  test_index, test_layers_of_config, test_like_is_a_fifo,
                  test_manifest, test_own_manifest, test_tied,
                  test_link_to_nothing, test_bad, test_dry_run,

@@ -362,6 +362,23 @@ def aged():
     return root
 
 
+def test_objects_of_parameters(folder):
+    """What an optimizer lists for each parameter is a row for all of them, as
+    its states are; another value is another row."""
+    for path, name in (("olmo_core_dcp/trainer_fsdp_w2/ckpt", "param_groups"),
+                       ("runs/torchtitan_w2/ckpt", "optimizer.param_groups")):
+        objects = CKPT.ok("inspect", path, "--json", cwd=DATA).json()["objects"]
+        many = sum(o["name"].endswith(".lr") for o in objects)
+        text = CKPT.ok("inspect", path, "--objects", cwd=DATA).out
+        text = text[text.index("\nObjects\n"):]
+        check(many > 5, f"{many} rates in {path}")
+        check(re.search(rf"^  {re.escape(name)}\.\*\.lr +×{many}  ", text, re.M),
+              text)
+        lone = r"param_groups\.(?!\*)\S+\.(\w+)  "
+        shared = {m[1] for m in re.finditer(lone, text)}
+        check(shared <= {"weight_decay"}, text)
+
+
 def prepare(suite, ckpt):
     global CKPT, AGED
     CKPT = ckpt
@@ -374,6 +391,7 @@ def prepare(suite, ckpt):
     for path, row in HEADERS.items():
         suite.add(f"header of {path}", test_header, path, *row)
     suite.add("long names", test_long_names)
+    suite.add("objects of parameters", test_objects_of_parameters)
     suite.add("colours", test_colours)
     suite.add("bars", test_bars)
     if suite.full:
