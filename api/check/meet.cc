@@ -228,11 +228,49 @@ bool models_meet(Catalog& a, Catalog& b, const std::string& family,
   return translate_both(a, b, family, engine) || met;
 }
 
+// A family that has two spellings of a prefix (backbone.embedding, which
+// transformers 5 writes, and backbone.embeddings) reads both: B gets A's.
+bool spell_alike(const Catalog& a, Catalog& b, const std::string& family) {
+  if (families::dialect_of(a) != "hf" || families::dialect_of(b) != "hf")
+    return false;
+  if (names_of(a) == names_of(b)) return false;
+  const families::TranslateOptions options{.to = "hf", .family = family};
+  auto rules = families::find_family(a, options);
+  if (!rules) rules = families::find_family(b, options);
+  if (!rules) return false;
+  // By the one spelling that the rules have.
+  std::map<std::string, std::set<std::string>> spelled, spelled_in_b;
+  for (const Tensor& tensor : a.tensors) {
+    const std::string& name = tensor.param.empty() ? tensor.name : tensor.param;
+    spelled[rules->normal_name(name)].insert(name);
+  }
+  for (const Tensor& tensor : b.tensors) {
+    const std::string& name = tensor.param.empty() ? tensor.name : tensor.param;
+    spelled_in_b[rules->normal_name(name)].insert(name);
+  }
+  bool changed = false;
+  const auto respell = [&](std::string& name) {
+    const std::string normal = rules->normal_name(name);
+    const auto found = spelled.find(normal);
+    if (found == spelled.end() || found->second.size() != 1 ||
+        spelled_in_b[normal].size() != 1)
+      return;
+    const std::string& other = *found->second.begin();
+    if (other == name) return;
+    name = other;
+    changed = true;
+  };
+  for (Tensor& tensor : b.tensors)
+    respell(tensor.param.empty() ? tensor.name : tensor.param);
+  return changed;
+}
+
 }  // namespace
 
 bool meet(Catalog& a, Catalog& b, const std::string& family,
           const Engine& engine) {
-  const bool met = models_meet(a, b, family, engine);
+  bool met = models_meet(a, b, family, engine);
+  met = spell_alike(a, b, family) || met;
   name_states(a, b);
   return met;
 }
