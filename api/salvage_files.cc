@@ -50,7 +50,8 @@ bool is_structure(std::string_view file) {
   const std::string name = io::base_name(file);
   for (const std::string_view known :
        {".metadata", "metadata.json", ".zarray", ".zattrs", ".zgroup",
-        "config.json", "generation_config.json", "params.json", "model.yaml"})
+        "config.json", "hf_config.json", "generation_config.json",
+        "params.json", "model.yaml"})
     if (name == known) return true;
   return formats::is_index_name(name, ".safetensors") ||
          formats::is_index_name(name, ".bin");

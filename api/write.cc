@@ -5,6 +5,7 @@
 #include <set>
 #include <string_view>
 
+#include "api/config_name.h"
 #include "api/contents.h"
 #include "api/decoded.h"
 #include "api/file_names.h"
@@ -358,6 +359,7 @@ Prepared prepare(Catalog source, Layout layout, const std::string& path,
   for (Tensor& tensor : prepared.target.catalog.tensors) tensor.grid = {};
   formats::settle_files(source, prepared.target);
   write_sidecars(source, prepared.target);
+  name_config(source, prepared.target);
   check_file_names(prepared.target);
   tell_review(source, problems, assumptions, prepared.target);
   if (!options.keep_unknown_globals)

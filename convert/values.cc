@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "ckpt/error.h"
+#include "containers/hf/hf.h"
 #include "formats/fairseq2/model_yaml.h"
 #include "formats/megatron/model/facts.h"
 #include "formats/modelopt/modelopt.h"
@@ -96,7 +97,9 @@ std::string find_beside(const Catalog& catalog, const std::string& name) {
   const std::string directory =
       io::is_directory(catalog.path) ? catalog.path : io::parent(catalog.path);
   const std::string path = io::join(directory, name);
-  return io::is_file(path) ? path : "";
+  if (io::is_file(path)) return path;
+  const std::string foreign = io::join(directory, formats::kForeignConfig);
+  return name == formats::kConfig && io::is_file(foreign) ? foreign : "";
 }
 
 }  // namespace

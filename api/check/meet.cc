@@ -229,7 +229,8 @@ bool models_meet(Catalog& a, Catalog& b, const std::string& family,
   return translate_both(a, b, family, engine) || met;
 }
 
-// Releases of transformers have put different prefixes before one name.
+// Releases of transformers have put different prefixes before one name, or
+// spelled them differently (backbone.embedding, backbone.embeddings).
 bool name_as_family(Catalog& catalog, const families::Family& family) {
   Names taken;
   std::vector<std::string> names;
@@ -242,6 +243,12 @@ bool name_as_family(Catalog& catalog, const families::Family& family) {
   for (size_t i = 0; i < names.size(); ++i) {
     changed |= catalog.tensors[i].name != names[i];
     catalog.tensors[i].name = names[i];
+  }
+  for (Tensor& tensor : catalog.tensors) {
+    if (tensor.param.empty()) continue;
+    std::string param = family.normal_name(tensor.param);
+    changed |= tensor.param != param;
+    tensor.param = std::move(param);
   }
   return changed;
 }

@@ -220,7 +220,8 @@ io::Handle open_fetched(const FetchFile& file) {
 bool is_index(const FetchFile& file) {
   const std::string name = io::base_name(file.path);
   return name.ends_with("index.json") || name == ".metadata" ||
-         name == "common.pt" || name == "config.json";
+         name == "common.pt" || name == "config.json" ||
+         name == "hf_config.json";
 }
 
 void fetch_bytes(FetchJob& job, const io::Handle& from, uint64_t begin,

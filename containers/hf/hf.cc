@@ -95,31 +95,37 @@ bool has_meta_names(const Catalog& catalog) {
 }  // namespace
 
 void add_sidecars(const std::string& directory, Catalog& catalog) {
-  for (const std::string& name : io::list_directory(directory)) {
+  const std::vector<std::string> names = io::list_directory(directory);
+  const bool has_config = std::ranges::find(names, kConfig) != names.end();
+  for (const std::string& name : names) {
     const std::string path = io::join(directory, name);
-    if (!is_sidecar(name) || !io::is_file(path)) continue;
-    catalog.sidecars.push_back({name, path, io::file_size(path).value_or(0)});
+    const bool alias = name == kForeignConfig && !has_config;
+    if (!(alias || is_sidecar(name)) || !io::is_file(path)) continue;
+    catalog.sidecars.push_back(
+        {alias ? kConfig : name, path, io::file_size(path).value_or(0)});
   }
 }
 
 void detect_dialect(const std::string& directory, Catalog& catalog) {
   const bool hf_names = has_hf_names(catalog);
   if (hf_names) catalog.dialect = "hf";
-  const std::string path = io::join(directory, "config.json");
-  if (!io::is_file(path)) return;
+  const bool own = io::is_file(io::join(directory, kConfig));
+  const std::string name = own ? kConfig : kForeignConfig;
+  const std::string path = io::join(directory, name);
+  if (!own && !io::is_file(path)) return;
   try {
     const auto config =
         text::parse_python_json(io::read_file(path, kMaxConfig), path);
     const auto type = config.find("model_type");
     const bool names_model =
         type != config.end() || config.contains("architectures");
-    if (names_model && (hf_names || !has_meta_names(catalog)))
+    if (own && names_model && (hf_names || !has_meta_names(catalog)))
       catalog.dialect = "hf";
     if (catalog.family.empty() && type != config.end() && type->is_string()) {
       catalog.family = type->get<std::string>();
       catalog.assumptions.push_back("family " +
                                     text::printable(catalog.family) +
-                                    ": model_type in config.json");
+                                    ": model_type in " + name);
     }
   } catch (const Error& error) {
     if (error.code() == ExitCode::kResource || error.code() == ExitCode::kIo)

@@ -9,8 +9,14 @@
 
 namespace ckpt::formats {
 
+// The name of config.json beside tensors that have other names than those of
+// transformers: under its own, transformers would open the directory, find none
+// of its parameters and make them up.
+inline constexpr char kConfig[] = "config.json";
+inline constexpr char kForeignConfig[] = "hf_config.json";
+
 // Adds the files of `directory` that belong to a Hugging Face model to the
-// sidecars.
+// sidecars. An hf_config.json that stands alone is named config.json there.
 void add_sidecars(const std::string& directory, Catalog& catalog);
 
 // Sets dialect and family: "hf" if a config.json in `directory` names a model

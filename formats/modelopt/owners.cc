@@ -102,11 +102,12 @@ std::vector<uint32_t> Owners::of(const Place& place, bool tied) const {
   const auto add = [&](std::optional<uint32_t> rank) {
     if (rank) ranks.insert(*rank);
   };
-  const uint64_t last = owner_.empty() ? 0 : owner_.size() - 1;
-  // Blocks under names that no rule knows (transformer.h.0) are in every file,
-  // and so is what stands before and behind them.
-  const bool whole = owner_.empty() && place.part != Part::kBlock;
-  switch (whole ? Part::kOther : place.part) {
+  const uint64_t last = owner_.size() - 1;
+  // Blocks under names that no rule knows (transformer.h.0) are not shared out:
+  // one rank has the whole model. In every file it would be read from the last
+  // alone, the only one in the index.
+  if (owner_.empty()) return {0};
+  switch (place.part) {
     case Part::kBlock:
       add(of_block(place.block));
       break;
@@ -138,7 +139,8 @@ uint64_t block_count(const Catalog& catalog, const Naming& naming,
   if (count > kMostBlocks)
     throw unsafe_error({catalog.path, {}}, "{} blocks, at most {} are read",
                        count, kMostBlocks);
-  if (!config) return count;
+  // Blocks that no name is known to belong to can't be shared out.
+  if (!config || count == 0) return count;
   const uint64_t said =
       config->any_model ? config->blocks.size() : config->layers.value_or(0);
   return said > kMostBlocks ? count : std::max(count, said);

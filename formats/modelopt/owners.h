@@ -45,7 +45,7 @@ class Owners {
 };
 
 // The number of blocks in the whole model: what config.json says, or one more
-// than the highest number among the names.
+// than the highest number among the names; 0 if no name is a block's.
 uint64_t block_count(const Catalog& catalog, const Naming& naming,
                      const std::optional<Config>& config);
 

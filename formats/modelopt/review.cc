@@ -122,6 +122,16 @@ void drop_unowned(Catalog& source, const Decision& decision, bool asked) {
         "{} tensors of blocks that no rank owns are left out", dropped));
 }
 
+void warn_of_blocks(Catalog& source, const Decision& decision) {
+  const uint64_t ranks = decision.owners.ranks();
+  if (decision.blocks || ranks == 1 || decision.owners.of_block(0)) return;
+  source.problems.push_back(
+      warning("unknown_blocks", {},
+              "no rule says which tensors are a block's: of {} files the first "
+              "has the whole model",
+              ranks));
+}
+
 void note_packed(Catalog& source) {
   const auto packed =
       std::ranges::count_if(source.tensors, [](const Tensor& tensor) {
@@ -178,6 +188,7 @@ Catalog review(Catalog source, const Layout& layout) {
                            "no tensor belongs to --blocks {}",
                            layout.option("blocks"));
   sort_like_model(source, *decision.naming);
+  warn_of_blocks(source, decision);
   note_packed(source);
   return source;
 }

@@ -118,7 +118,8 @@ def config_of(family, **changes):
     keys = {**base, **own, "attn_implementation": "eager"}
     if family == "bloom":  # its sizes have their own names
         keys = {k: v for k, v in keys.items() if v is not None}
-    return AutoConfig.for_model(family, **{**keys, **changes})
+    # Some classes write into what they are given.
+    return AutoConfig.for_model(family, **copy.deepcopy({**keys, **changes}))
 
 
 def values_for(config, field):
