@@ -230,30 +230,29 @@ bool models_meet(Catalog& a, Catalog& b, const std::string& family,
 }
 
 // Releases of transformers have put different prefixes before one name, or
-// spelled them differently (backbone.embedding, backbone.embeddings).
-bool name_as_family(Catalog& catalog, const families::Family& family) {
-  Names taken;
+// spelled them differently (backbone.embedding, backbone.embeddings): the
+// family's name of each tensor. Empty if two have the same.
+std::vector<std::string> names_in(const families::Family& family,
+                                  const Catalog& catalog) {
   std::vector<std::string> names;
   for (const Tensor& tensor : catalog.tensors)
     names.push_back(tensor.kind == Kind::model ? family.normal_name(tensor.name)
                                                : tensor.name);
-  for (const std::string& name : names)
-    if (!taken.insert(name).second) return false;
-  bool changed = false;
-  for (size_t i = 0; i < names.size(); ++i) {
-    changed |= catalog.tensors[i].name != names[i];
-    catalog.tensors[i].name = names[i];
-  }
-  for (Tensor& tensor : catalog.tensors) {
-    if (tensor.param.empty()) continue;
-    std::string param = family.normal_name(tensor.param);
-    changed |= tensor.param != param;
-    tensor.param = std::move(param);
-  }
-  return changed;
+  const Names unique(names.begin(), names.end());
+  return unique.size() == names.size() ? names : std::vector<std::string>();
 }
 
-// Under the names that the family has, where both are transformers'.
+void name_as_family(const families::Family& family,
+                    std::vector<std::string> names, Catalog& catalog) {
+  for (size_t i = 0; i < names.size(); ++i) {
+    Tensor& tensor = catalog.tensors[i];
+    tensor.name = std::move(names[i]);
+    if (!tensor.param.empty()) tensor.param = family.normal_name(tensor.param);
+  }
+}
+
+// Under the names that the family has, where both are transformers' and more
+// tensors meet there. Else names stay as the user knows them.
 bool hf_meet(Catalog& a, Catalog& b, const std::string& name) {
   if (names_of(a) == names_of(b) || families::dialect_of(a) != "hf" ||
       families::dialect_of(b) != "hf")
@@ -262,8 +261,19 @@ bool hf_meet(Catalog& a, Catalog& b, const std::string& name) {
   auto family = families::find_family(a, options);
   if (!family) family = families::find_family(b, options);
   if (!family) return false;
-  const bool of_a = name_as_family(a, *family);
-  return name_as_family(b, *family) || of_a;
+  std::vector<std::string> of_a = names_in(*family, a);
+  std::vector<std::string> of_b = names_in(*family, b);
+  const auto missing = [](const Names& from, const Names& to) {
+    return std::ranges::count_if(
+        from, [&](std::string_view one) { return !to.contains(one); });
+  };
+  const Names left(of_a.begin(), of_a.end()), right(of_b.begin(), of_b.end());
+  if (left.empty() || right.empty() ||
+      missing(left, right) >= missing(names_of(a), names_of(b)))
+    return false;
+  name_as_family(*family, std::move(of_a), a);
+  name_as_family(*family, std::move(of_b), b);
+  return true;
 }
 
 // One side may have a layer's experts in one tensor, the other one by one.
