@@ -63,10 +63,6 @@ std::optional<Counted> try_parts(const CountPart& count_part, TensorPart::By by,
     return std::nullopt;
   } catch (const Error& error) {
     if (error.code() == ExitCode::kIo) throw;
-    // Values that are too many by themselves come with their own figure, which
-    // parts don't change.
-    if (rough && error.code() == ExitCode::kResource && !error.hint().empty())
-      throw;
     return std::nullopt;
   }
 }

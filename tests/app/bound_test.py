@@ -244,9 +244,9 @@ def main():
     suite = Suite(__doc__)
     for name in FORMATS:
         suite.add(name, test_format, name)
-    suite.add("in place", test_in_place)
     suite.add("ranks", test_ranks)
     suite.add("stated", test_stated)
+    suite.add("in place", test_in_place)  # the last: this process grows
 
     def prepare(_, ckpt):
         global CKPT
