@@ -18,6 +18,7 @@ constexpr uint64_t kMostValues = 100'000;
 }  // namespace
 
 void take_config(Catalog& catalog) {
+  load_objects(catalog);  // args in an archive that nobody has opened
   for (SourceFile& file : catalog.file_list) {
     if (file.path != "config.json" || file.sidecar) continue;
     file.sidecar = true;

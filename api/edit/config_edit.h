@@ -14,8 +14,8 @@ using ConfigTable = nlohmann::ordered_json;
 // True if it changed the table.
 using ConfigEdit = std::function<bool(ConfigTable& table)>;
 
-// Makes a sidecar of a run's config.json that no reader asked for; otherwise it
-// would be carried unchanged.
+// Makes a sidecar of a run's config.json that no reader asked for, and opens
+// the objects: otherwise they would be carried unchanged.
 void take_config(Catalog& catalog);
 
 bool is_config_file(const Sidecar& sidecar);

@@ -30,6 +30,9 @@ MEGATRON = ("megatron_torch_dist", "megatron_zarr", "megatron_legacy")
 OTHERS = ("fairseq2", "olmo_core", "olmo_core_v1", "meta", "vllm", "modelopt",
           "dcp", "torch", "megatron_torch_dist", "megatron_legacy",
           "safetensors")
+# Those with rules for experts, or without rules.
+OF_MIXTURES = ("vllm", "modelopt", "dcp", "torch", "megatron_torch_dist",
+               "megatron_legacy", "safetensors")
 # These have no configuration of their own, or theirs is named config.json, too.
 ITS_OWN = ("olmo_core", "olmo_core_v1", "vllm", "dcp", "torch", "modelopt",
            "safetensors")
@@ -37,6 +40,8 @@ ANY_NAMES = ("dcp", "torch", "vllm", "modelopt")
 # What CI tests.
 CHOSEN = ("llama", "qwen2", "mistral", "gemma2", "olmo3", "deepseek_v3",
           "gpt_bigcode", "glm4_moe")
+EXPERTS = ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "glm4_moe",
+           "llama4_text")
 LORA = ("llama", "qwen2", "qwen3", "mistral", "gemma", "olmo", "starcoder2")
 SIZES = ("hidden_size", "num_attention_heads", "vocab_size",
          "intermediate_size", "num_hidden_layers", "max_position_embeddings",
@@ -96,6 +101,43 @@ def cut(model, keep):
     return model
 
 
+COUNTS = ("num_local_experts", "num_experts", "n_routed_experts",
+          "moe_num_experts")
+PICKED = ("num_experts_per_tok", "moe_k", "moe_topk")
+
+
+def text_of(config):
+    return getattr(config, "text_config", None) or config
+
+
+def counts_of(config):
+    return [key for key in COUNTS if text_of(config).to_dict().get(key)]
+
+
+def with_experts(models, family, changes, many):
+    """The configuration with so many experts."""
+    config = models.config_of(family, **changes)
+    part = "text_config." if text_of(config) is not config else ""
+    return models.config_of(family, **changes, **{
+        part + key: many for key in counts_of(config)})
+
+
+def few_experts(models, big, small, kept):
+    """The model of the configuration `small` with the kept experts of `big`."""
+    import torch
+
+    have, small = big.state_dict(), models.model_of(small)
+    made = {}
+    for name, value in small.state_dict().items():
+        tensor = have[name]
+        for dim, (before, after) in enumerate(zip(tensor.shape, value.shape)):
+            if before != after:
+                tensor = tensor.index_select(dim, torch.tensor(kept))
+        made[name] = tensor
+    small.load_state_dict(made)
+    return small
+
+
 def loaded(folder):
     import torch
     from transformers import AutoModelForCausalLM
@@ -122,6 +164,19 @@ def with_lora(source, folder):
     return logits_of(model.merge_and_unload().eval())
 
 
+def may_be_kept(config, kept):
+    """True if the router has enough to pick from, and its groups, too."""
+    config = text_of(config)
+    picked = max((getattr(config, k, None) or 1) for k in PICKED)
+    groups = getattr(config, "n_group", None) or 1
+    if picked > len(kept):
+        return False
+    if groups == 1:
+        return True
+    each, rest = divmod(len(kept), groups)
+    return not rest and each > 1 and picked <= each * config.topk_group
+
+
 def take_config(folder):
     for name in ("config.json", "generation_config.json"):
         for path in folder.rglob(name):
@@ -132,7 +187,8 @@ def step(draw, to, before, unsaid):
     """Options for one conversion."""
     options = ["--to", to]
     if to.startswith("megatron"):
-        options += unsaid
+        # From Megatron to Megatron nothing has to be said.
+        options += [] if before.startswith("megatron") else unsaid
         if draw.random() < 0.5:
             options += ["--tp", draw.choice([1, 2])]
         if draw.random() < 0.3:
@@ -215,6 +271,120 @@ def chain(folder, family, number):
         got = got[..., :want.shape[-1]]
     off = float((got - want).abs().max() / want.abs().max())
     check(off < 1e-5, "\n".join([*said, f"logits are off by {off:.2g}"]))
+
+
+def experts_chain(folder, family, number):
+    """--experts in one of the steps: transformers' model of these experts."""
+    draw = random.Random(f"experts {family} {number}")
+    models, source = models_of(family), folder / "source"
+    plain = models.config_of(family)
+    fields = [f for f in models.fields_of(family)
+              if f.rpartition(".")[2] not in (*SIZES, *COUNTS)]
+    changes = {}
+    for field in draw.sample(fields, draw.choice([0, 1, 2])):
+        if values := models.values_for(plain, field):
+            changes[field] = draw.choice(values)
+    many = draw.choice([6, 10, 12, 14])
+    kept = sorted(draw.sample(range(many), draw.randrange(1, many)))
+    try:
+        if draw.random() < 0.75:  # of equal groups, as many of each
+            made = text_of(models.config_of(family, **changes))
+            groups = getattr(made, "n_group", None) or 2
+            many, each = groups * 5, draw.choice([2, 3, 4])
+            one = sorted(draw.sample(range(5), each))
+            kept = [group * 5 + i for group in range(groups) for i in one]
+        big = models.model_of(with_experts(models, family, changes, many))
+        big.save_pretrained(source)
+        models.logits_at(source)
+    except Exception as error:  # the class has no such model
+        raise Skip(str(error)[:100]) from error
+    may = may_be_kept(big.config, kept)
+    if may:
+        small = few_experts(models, big, with_experts(
+            models, family, changes, len(kept)), kept)
+        small.save_pretrained(folder / "small")
+        want = models.logits_at(folder / "small")
+    unsaid = [word for fact in models.UNSAID.get(family, ())
+              for word in ("--allow-unsaid", fact)]
+    formats = [draw.choice(MEGATRON), draw.choice(OF_MIXTURES)]
+    draw.shuffle(formats)
+    if draw.random() < 0.25:
+        formats.insert(1, draw.choice(OF_MIXTURES))
+    at_step = draw.randrange(len(formats) + 1)
+    alone, at, said = draw.random() < 0.5, source, [str(changes)]
+    for i, to in enumerate([*formats, "safetensors"]):
+        there = folder / str(i)
+        options = step(draw, to, formats[i - 1] if i else "safetensors", unsaid)
+        if i == at_step:
+            options += ["--experts", ",".join(map(str, kept))]
+        result = CKPT.run("convert", at, there, "--no-fsync", *options)
+        said.append(f"{' '.join(map(str, options))}: {result.code}")
+        if result.code == 5 or (result.code == 2 and
+                                "stay so" in result.err):
+            check(not there.exists(), "something was written")
+            return f"refused: {result.err}"
+        check(result.code == 0, "\n".join([*said, result.err]))
+        check(i != at_step or may, "\n".join([*said, "no token can be routed"]))
+        if i != at_step:
+            same = CKPT.run("verify", at, there)
+            check(same.code == 0, "\n".join([*said, same.out, same.err]))
+        if alone and to not in ITS_OWN:
+            take_config(there)
+        at = there
+    off = float((models.logits_at(at) - want).abs().max() / want.abs().max())
+    check(off < 1e-5, "\n".join([*said, f"logits are off by {off:.2g}"]))
+    return "equal"
+
+
+def args_in_dcp(folder, options, field):
+    """What is cut of a DCP checkpoint with Megatron's names follows in the args
+    that it holds, config.json kept or taken away."""
+    models = models_of("mixtral")
+    source = folder / "source"
+    model = models.model_of(with_experts(
+        models, "mixtral", dict(num_hidden_layers=3), 6))
+    model.save_pretrained(source)
+    start = folder / "start"
+    CKPT.ok("convert", source, folder / "megatron", "-q", "--to",
+            "megatron_legacy")
+    CKPT.ok("convert", folder / "megatron", start, "-q", "--to", "dcp")
+    CKPT.ok("convert", source, folder / "small", "-q", *HF, *options)
+    want = config_at(folder / "small")
+    for kept in (True, False):
+        back, cut_there = folder / f"back {kept}", folder / f"cut {kept}"
+        CKPT.ok("convert", start, cut_there, "-q", "--to", "dcp", *options)
+        for at, given in ((start, options), (cut_there, ())):
+            CKPT.ok("convert", at, back, "-q", *HF, "--dialect", "hf",
+                    "--family", "mixtral", "--overwrite", *given)
+            check_equal(config_at(back)[field], want[field], field)
+            loaded(back)
+            CKPT.ok("verify", back, folder / "small")
+        take_config(start)
+
+
+def two_spellings(folder):
+    """nemotron_h of transformers 5 comes home under the hub's names: that is
+    the same model, and with another number in it, it is not."""
+    source = folder / "source"
+    models = models_of("nemotron_h")
+    models.model_of(models.config_of("nemotron_h")).save_pretrained(source)
+    back = folder / "back"
+    CKPT.ok("convert", source, folder / "there", "-q", "--to",
+            "megatron_torch_dist")
+    CKPT.ok("convert", folder / "there", back, "-q", *HF)
+    pairs = ((source, folder / "there"), (source, back), (back, source))
+    for a, b in pairs:
+        for command in ("verify", "diff"):
+            CKPT.ok(command, a, b)
+    file = source / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    at = data.find(embedding_of(source, "backbone.embedding.weight")[:64])
+    data[at + 5] ^= 1
+    file.write_bytes(data)
+    for a, b in pairs:
+        for command in ("verify", "diff"):
+            result = CKPT.run(command, a, b).want(1)
+            check("backbone.embedding" in result.out, result.out)
 
 
 BESIDE = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
@@ -372,7 +542,7 @@ def tied_and_padded(folder):
     check("CRC-32" in result.err, result.err)
 
 
-OTHER_NAMES = ("gpt2", "gptj", "gpt_bigcode", "bloom")
+OTHER_NAMES = ("gpt2", "gptj", "gpt_bigcode", "bloom", "gpt_neox", "phi")
 
 
 def head_of_its_own(folder, family):
@@ -381,6 +551,7 @@ def head_of_its_own(folder, family):
     for pp in (1, 2):
         there, back = folder / f"pp{pp}", folder / f"back{pp}"
         CKPT.ok("convert", source, there, "-q", "--to", "modelopt", "--pp", pp)
+        CKPT.ok("verify", there)
         CKPT.ok("verify", source, there)
         CKPT.ok("convert", there, back, "-q", *HF)
         off = float((loaded_logits(back) - want).abs().max()
@@ -394,11 +565,101 @@ def loaded_logits(folder):
     return logits_at(folder)
 
 
-def embedding_of(folder):
+def embedding_of(folder, name="model.embed_tokens.weight"):
     from support import read_safetensors
 
-    return read_safetensors(folder / "model.safetensors")[
-        "model.embed_tokens.weight"].data
+    return read_safetensors(folder / "model.safetensors")[name].data
+
+
+# Whose names stay, and in what.
+FOREIGN = {"megatron_torch_dist": "llama", "megatron_zarr": "llama",
+           "megatron_legacy": "llama", "fairseq2": "llama", "meta": "llama",
+           "olmo_core": "olmo2", "olmo_core_v1": "olmo2"}
+KEEPING = {
+    "convert to safetensors": ("convert", "--to", "safetensors",
+                               "--dialect", "keep"),
+    "convert to torch": ("convert", "--to", "torch", "--dialect", "keep"),
+    "unshard": ("unshard",), "unshard to torch": ("unshard", "--to", "torch")}
+
+
+def is_a_model(folder):
+    """Does transformers take it for a model's directory?"""
+    from transformers import AutoConfig
+
+    try:
+        AutoConfig.from_pretrained(folder)
+        return True
+    except (OSError, ValueError):
+        return False
+
+
+def claims_of_foreign_names(folder, form, every):
+    """Beside names that are not transformers' stands no config.json that has it
+    open them, as a model of numbers that it makes up. What it says is not lost."""
+    family = FOREIGN[form]
+    source, want = saved(folder / "source", family)
+    start = folder / "start"
+    CKPT.ok("convert", source, start, "-q", "--to", form)
+    for what, (command, *options) in KEEPING.items():
+        if not every and what not in ("unshard", "convert to torch"):
+            continue
+        there, back = folder / what, folder / f"{what} back"
+        CKPT.ok(command, start, there, "--no-fsync", *options)
+        check(not is_a_model(there), f"{what}: transformers opens it")
+        CKPT.ok("verify", there)
+        CKPT.ok("verify", source, there)
+        if not (there / "hf_config.json").is_file():
+            check(form in ("meta", "olmo_core", "olmo_core_v1"), what)
+            continue
+        check_equal((there / "hf_config.json").read_bytes(),
+                    (source / "config.json").read_bytes(), what)
+        copy = folder / f"{what} copy"  # names and file stay as they are
+        CKPT.ok("convert", there, copy, "--to", "torch", "--dialect", "keep",
+                "--no-fsync")
+        check(not is_a_model(copy), f"{what}: transformers opens a copy")
+        for at in (there, copy):
+            CKPT.ok("convert", at, back, *HF, "--dialect", "hf", "--no-fsync",
+                    "--overwrite")
+            check(not (back / "hf_config.json").exists(), "it stands there")
+            check_equal(config_at(back), config_at(source), what)
+            off = float((loaded_logits(back) - want).abs().max()
+                        / want.abs().max())
+            check(off < 1e-5, f"{what}: logits are off by {off:.2g}")
+
+
+def names_that_are_asked_for(folder):
+    """--dialect on the way to a container: the same; and vLLM's names are read
+    by a config.json."""
+    source, _ = saved(folder / "source", "llama")
+    for dialect in ("mcore", "fairseq2", "meta"):
+        there = folder / dialect
+        CKPT.ok("convert", source, there, *HF, "--dialect", dialect,
+                "--no-fsync")
+        check(not is_a_model(there), f"{dialect}: transformers opens it")
+    CKPT.ok("convert", source, folder / "vllm", "-q", "--to", "vllm")
+    CKPT.ok("unshard", folder / "vllm", folder / "out", "--no-fsync")
+    check((folder / "out" / "config.json").is_file(), "vLLM has no config.json")
+
+
+def models_of(family):
+    """What makes tiny models of the family."""
+    import facts_hybrid_models as hybrid
+    import facts_models as texts
+    import facts_vision_models as seeing
+
+    return next(models for models in (texts, hybrid, seeing)
+                if family in models.FAMILIES)
+
+
+def mixtures():
+    """Every family with experts."""
+    import facts_hybrid_models as hybrid
+    import facts_models as texts
+    import facts_vision_models as seeing
+
+    return [family for models in (texts, hybrid, seeing)
+            for family in models.FAMILIES
+            if counts_of(models.config_of(family))]
 
 
 def prepare(suite, ckpt):
@@ -416,6 +677,10 @@ def prepare(suite, ckpt):
     for family in facts_models.FAMILIES if suite.full else CHOSEN:
         for number in range(20 if suite.full else 2):
             suite.add(f"chain {family} {number}", chain, family, number)
+    for family in mixtures() if suite.full else EXPERTS:
+        for number in range(20 if suite.full else 2):
+            suite.add(f"experts of {family} {number}", experts_chain, family,
+                      number)
     for target in dict.fromkeys((*MEGATRON, *OTHERS)):
         if target != "safetensors":
             suite.add(f"files beside a model: {target}", files_travel, target)
@@ -440,7 +705,17 @@ def prepare(suite, ckpt):
         suite.add(f"a part of a model without a word: {target}",
                   part_of_a_model, target)
     suite.add("a tied embedding is called damaged", tied_and_padded)
-    for family in OTHER_NAMES:
+    for form in FOREIGN if suite.full else ("megatron_legacy", "olmo_core"):
+        suite.add(f"names of {form} claim to be transformers'",
+                  claims_of_foreign_names, form, suite.full)
+    suite.add("names that are asked for claim to be transformers'",
+              names_that_are_asked_for)
+    for options, field in ((("--experts", "1-2,5"), "num_local_experts"),
+                           (("--layers", "0-1"), "num_hidden_layers")):
+        suite.add(f"{options[0]} is not said in the args of DCP", args_in_dcp,
+                  options, field)
+    suite.add("two spellings of nemotron_h are two models", two_spellings)
+    for family in facts_models.FAMILIES if suite.full else OTHER_NAMES:
         suite.add(f"the head of {family} is left out of modelopt",
                   head_of_its_own, family)
 
