@@ -156,7 +156,7 @@ int run_words(std::vector<std::string> words) {
     return 0;
   }
   if (is_any_of(words[0], {"-V", "--version", "version"})) {
-    print(version_text());
+    print(json ? version_json() : version_text());
     return 0;
   }
   current = words;

@@ -235,18 +235,18 @@ void check_command(const std::vector<std::string>& words,
 }  // namespace
 
 void write_plan(const std::string& path, const std::string& source,
-                const PlanResult& result) {
+                const WriteReport& report) {
   if (io::is_file(path) && !is_plan(path))
     throw usage_error({path, {}}, "-o: the file exists and is not a plan")
         .with_hint("give -o the name of a new file");
   const std::vector<std::string> words = real_words(command_words());
   JsonWriter json;
-  json.begin_document("plan").member("version", CKPT_VERSION);
+  json.begin_document("plan", true).member("version", CKPT_VERSION);
   json.member("command", words[0]).key("words").begin_array();
   for (const std::string& word : words) json.value(word);
   json.end_array().member("directory", fs::current_path().string());
   json.key("sources").begin_array();
-  for (const std::string& one : sources_of(words, source, result.target)) {
+  for (const std::string& one : sources_of(words, source, report.target_path)) {
     json.begin_object().member("path", one).key("files").begin_array();
     for (const auto& [name, identity] : files_of(one)) {
       json.begin_object().member("path", name);
@@ -259,10 +259,7 @@ void write_plan(const std::string& path, const std::string& source,
     json.end_array().end_object();
   }
   json.end_array().key("result").begin_object();
-  json.member("target", result.target).member("files", result.files);
-  json.member("bytes_read", result.bytes_read);
-  json.member("bytes_written", result.bytes_written);
-  json.member("peak_memory", result.peak_memory);
+  write_members(json, report);
   json.end_object().end_object();
   std::ofstream file(path, std::ios::binary | std::ios::trunc);
   file << std::move(json).text();

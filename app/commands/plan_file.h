@@ -5,7 +5,7 @@
 //   {"schema":"ckpt/plan/1","version":…,"command":"reshard","words":[…],
 //    "directory":cwd,"sources":[{"path":…,"files":[{"path":…,"bytes":…,
 //    "mtime_ns":…,"ctime_ns":…,"inode":…,"head":sha256 of its first 4 KiB}]}],
-//    "result":{…}}
+//    "result":{…}}  <- what the dry run says with --json
 //
 // Sources are the checkpoint and every file or directory that an option names.
 #pragma once
@@ -14,17 +14,14 @@
 #include <string>
 #include <vector>
 
-namespace ckpt::app {
+#include "app/print/write_report.h"
 
-struct PlanResult {
-  std::string target;
-  uint64_t files = 0, bytes_read = 0, bytes_written = 0, peak_memory = 0;
-};
+namespace ckpt::app {
 
 // Writes the plan of the command that runs (commands.h) to `path`; refuses to
 // replace what is not a plan.
 void write_plan(const std::string& path, const std::string& source,
-                const PlanResult& result);
+                const WriteReport& report);
 
 struct PlannedCommand {
   std::string directory;

@@ -202,13 +202,9 @@ void finish_dry_run(const WriteRequest& request,
   library::run_options(prepared, options);  // refused as a run would be
   report.peak_memory =
       library::peak_memory(prepared, options) + program_bytes(prepared);
+  report.time = estimate(report);
   if (!request.write.plan_file.empty())
-    write_plan(request.write.plan_file, request.source_path,
-               {.target = request.target_path,
-                .files = prepared.target.files.size(),
-                .bytes_read = report.bytes_read,
-                .bytes_written = report.bytes_written,
-                .peak_memory = report.peak_memory});
+    write_plan(request.write.plan_file, request.source_path, report);
   if (!request.write.html_file.empty())
     save_html(request.write.html_file, flow.page(report));
 }

@@ -8,6 +8,7 @@
 
 #include "app/options/words.h"
 #include "app/print/console.h"
+#include "app/print/json_writer.h"
 #include "app/print/table.h"
 #include "formats/format.h"
 #include "lib/io/file.h"
@@ -274,6 +275,22 @@ std::string version_text() {
     table.row({std::string(module.name), std::string(module.what), state});
   }
   return "ckpt " CKPT_VERSION "\noptional modules:\n" + table.text(0);
+}
+
+std::string version_json() {
+  JsonWriter json;
+  json.begin_document("version").member("version", CKPT_VERSION);
+  json.key("modules").begin_array();
+  for (const ModuleUse& module : kModules) {
+    const std::string path = find_module(module.name);
+    json.begin_object().member("name", module.name);
+    json.member("what", module.what);
+    json.text_or_null("path", path);
+    json.text_or_null("problem", path.empty() ? "" : module_problem(path));
+    json.end_object();
+  }
+  json.end_array().end_object();
+  return std::move(json).text();
 }
 
 Error unknown_command(const std::string& word, const Commands& commands) {

@@ -28,6 +28,7 @@ std::vector<std::string> long_options(const CLI::App& app);
 std::string command_help(const Command& command, const CLI::App& app);
 // `ckpt --version`, and which optional modules can be loaded.
 std::string version_text();
+std::string version_json();
 
 // What is wrong with the first word of a command line that names no command.
 Error unknown_command(const std::string& word, const Commands& commands);

@@ -75,8 +75,9 @@ void JsonWriter::separate() {
 
 void JsonWriter::set_lines(bool lines) { all_lines = lines; }
 
-JsonWriter& JsonWriter::begin_document(std::string_view command) {
-  lines_ = all_lines;
+JsonWriter& JsonWriter::begin_document(std::string_view command,
+                                       bool into_file) {
+  lines_ = all_lines && !into_file;
   begin_object();
   if (lines_) member("line", "document");
   return member("schema", fmt::format("ckpt/{}/1", command));

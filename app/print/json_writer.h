@@ -32,7 +32,8 @@ class JsonWriter {
 
   // The outermost object of a command's document, up to its first member:
   // {"schema":"ckpt/inspect/1"
-  JsonWriter& begin_document(std::string_view command);
+  // A document that goes into a file never goes by lines.
+  JsonWriter& begin_document(std::string_view command, bool into_file = false);
   JsonWriter& begin_object() { return open('{'); }
   JsonWriter& end_object() { return close('}'); }
   JsonWriter& begin_array() { return open('['); }

@@ -147,41 +147,11 @@ std::string rough_time(double seconds) {
   return fmt::format("{} h {} min", minutes / 60, minutes % 60);
 }
 
-// The least time a run takes, by the speed of the disks. Nothing for what is
-// small or not on this machine.
-struct Estimate {
-  double seconds = 0;
-  double reads = 0;  // bytes a second
-  double writes = 0;
-};
-
-std::optional<Estimate> estimate(const WriteReport& report) {
-  constexpr uint64_t kWorthIt = uint64_t{1} << 30;
-  constexpr double kLook = 0.3;  // seconds for each
-  const auto free = free_space(report.target_path);
-  if (report.bytes_read + report.bytes_written < kWorthIt || !free)
-    return std::nullopt;
-  std::vector<std::string> files;
-  for (const File& file : report.source->files)
-    if (!io::is_url(file.path) && file.codec == Codec::kRaw)
-      files.push_back(file.path);
-  const auto reads = io::probe_reads(files, kLook);
-  const auto writes = io::probe_writes(free->directory, kLook);
-  if (!reads || !writes) return std::nullopt;
-  const double reading = static_cast<double>(report.bytes_read) / *reads;
-  const double writing = static_cast<double>(report.bytes_written) / *writes;
-  // Both happen at once; on one disk they share it.
-  const double seconds = io::on_one_disk(files[0], free->directory)
-                             ? reading + writing
-                             : std::max(reading, writing);
-  return Estimate{seconds, *reads, *writes};
-}
-
 void write_plan_facts(JsonWriter& json, const WriteReport& report) {
   json.member("peak_memory", report.peak_memory);
   if (const auto free = free_space(report.target_path))
     json.member("free_space", free->bytes);
-  if (const auto time = estimate(report)) {
+  if (const auto& time = report.time) {
     json.key("estimate").begin_object();
     json.member("seconds", time->seconds);
     json.member("read_rate", static_cast<uint64_t>(time->reads));
@@ -212,6 +182,85 @@ void write_program(JsonWriter& json, const families::MegatronModel& model) {
 std::string as_json(const WriteReport& report) {
   JsonWriter json;
   json.begin_document(report.command);
+  write_members(json, report);
+  json.end_object();
+  return std::move(json).text();
+}
+
+std::string dry_run_text(const WriteReport& report) {
+  std::string text = fmt::format(
+      "{} {} ({}) -> {} {} ({})\n", report.source->format, report.source->path,
+      to_string(report.source->topology), report.target->catalog.format,
+      report.target_path, to_string(report.target->catalog.topology));
+  Table files({Align::kLeft, Align::kRight, Align::kRight}, 2);
+  for (const TargetFile& file : report.target->files)
+    files.row(
+        {text::printable(file.path.empty() ? io::base_name(report.target_path)
+                                           : file.path),
+         grouped(file.size), text::iec_size(file.size)});
+  text += files.text(stdout_is_terminal() ? stdout_width() : 0);
+  text += fmt::format(
+      "{} in {}; reads {} ({} bytes), writes {} ({} bytes); "
+      "at most {} of memory\n",
+      text::counted(report.target->catalog.tensors.size(), "tensor"),
+      text::counted(report.target->files.size(), "file"),
+      text::iec_size(report.bytes_read), report.bytes_read,
+      text::iec_size(report.bytes_written), report.bytes_written,
+      text::iec_size(report.peak_memory));
+  if (io::is_target_url(report.target_path)) {
+    const Sending all = sending(report);
+    text += fmt::format(
+        "uploads {}, {} of at most {}, in about {} requests, as they are "
+        "written\n",
+        text::counted(report.target->files.size(), "object"),
+        text::counted(all.parts, "part"), text::iec_size(all.part),
+        all.requests);
+  }
+  if (const auto free = free_space(report.target_path))
+    text += fmt::format(
+        "{}: {} free{}\n", text::printable(free->directory),
+        text::iec_size(free->bytes),
+        free->bytes < report.bytes_written ? ", which is too little" : "");
+  if (const auto& time = report.time)
+    text += fmt::format(
+        "takes about {} by the speed of the disks, which read {}/s and write "
+        "{}/s now\n",
+        rough_time(time->seconds),
+        text::iec_size(static_cast<uint64_t>(time->reads)),
+        text::iec_size(static_cast<uint64_t>(time->writes)));
+  for (const std::string& line : report.source->assumptions)
+    text += "assumed: " + text::printable(line) + "\n";
+  for (const std::string& line : report.target->assumptions)
+    if (!std::ranges::count(report.source->assumptions, line))
+      text += "assumed: " + text::printable(line) + "\n";
+  return text + "dry run: nothing was written\n";
+}
+
+}  // namespace
+
+std::optional<Estimate> estimate(const WriteReport& report) {
+  constexpr uint64_t kWorthIt = uint64_t{1} << 30;
+  constexpr double kLook = 0.3;  // seconds for each
+  const auto free = free_space(report.target_path);
+  if (report.bytes_read + report.bytes_written < kWorthIt || !free)
+    return std::nullopt;
+  std::vector<std::string> files;
+  for (const File& file : report.source->files)
+    if (!io::is_url(file.path) && file.codec == Codec::kRaw)
+      files.push_back(file.path);
+  const auto reads = io::probe_reads(files, kLook);
+  const auto writes = io::probe_writes(free->directory, kLook);
+  if (!reads || !writes) return std::nullopt;
+  const double reading = static_cast<double>(report.bytes_read) / *reads;
+  const double writing = static_cast<double>(report.bytes_written) / *writes;
+  // Both happen at once; on one disk they share it.
+  const double seconds = io::on_one_disk(files[0], free->directory)
+                             ? reading + writing
+                             : std::max(reading, writing);
+  return Estimate{seconds, *reads, *writes};
+}
+
+void write_members(JsonWriter& json, const WriteReport& report) {
   json.member("command", report.command);
   json.member("dry_run", report.dry_run);
   write_side(json, "source", report.source->path, *report.source);
@@ -253,60 +302,7 @@ std::string as_json(const WriteReport& report) {
   write_program(json, families::megatron_model(target));
   write_lines(json, report);
   write_ranks(json);
-  json.end_object();
-  return std::move(json).text();
 }
-
-std::string dry_run_text(const WriteReport& report) {
-  std::string text = fmt::format(
-      "{} {} ({}) -> {} {} ({})\n", report.source->format, report.source->path,
-      to_string(report.source->topology), report.target->catalog.format,
-      report.target_path, to_string(report.target->catalog.topology));
-  Table files({Align::kLeft, Align::kRight, Align::kRight}, 2);
-  for (const TargetFile& file : report.target->files)
-    files.row(
-        {text::printable(file.path.empty() ? io::base_name(report.target_path)
-                                           : file.path),
-         grouped(file.size), text::iec_size(file.size)});
-  text += files.text(stdout_is_terminal() ? stdout_width() : 0);
-  text += fmt::format(
-      "{} in {}; reads {} ({} bytes), writes {} ({} bytes); "
-      "at most {} of memory\n",
-      text::counted(report.target->catalog.tensors.size(), "tensor"),
-      text::counted(report.target->files.size(), "file"),
-      text::iec_size(report.bytes_read), report.bytes_read,
-      text::iec_size(report.bytes_written), report.bytes_written,
-      text::iec_size(report.peak_memory));
-  if (io::is_target_url(report.target_path)) {
-    const Sending all = sending(report);
-    text += fmt::format(
-        "uploads {}, {} of at most {}, in about {} requests, as they are "
-        "written\n",
-        text::counted(report.target->files.size(), "object"),
-        text::counted(all.parts, "part"), text::iec_size(all.part),
-        all.requests);
-  }
-  if (const auto free = free_space(report.target_path))
-    text += fmt::format(
-        "{}: {} free{}\n", text::printable(free->directory),
-        text::iec_size(free->bytes),
-        free->bytes < report.bytes_written ? ", which is too little" : "");
-  if (const auto time = estimate(report))
-    text += fmt::format(
-        "takes about {} by the speed of the disks, which read {}/s and write "
-        "{}/s now\n",
-        rough_time(time->seconds),
-        text::iec_size(static_cast<uint64_t>(time->reads)),
-        text::iec_size(static_cast<uint64_t>(time->writes)));
-  for (const std::string& line : report.source->assumptions)
-    text += "assumed: " + text::printable(line) + "\n";
-  for (const std::string& line : report.target->assumptions)
-    if (!std::ranges::count(report.source->assumptions, line))
-      text += "assumed: " + text::printable(line) + "\n";
-  return text + "dry run: nothing was written\n";
-}
-
-}  // namespace
 
 void show(const WriteReport& report, const OutputOptions& output) {
   if (output.json) {

@@ -139,6 +139,7 @@ GOOD = [
     ("scan", 0, ("scan", DCP)),
     ("scan", 8, ("scan", DATA / "bad/pickle/os_system.pt")),
     ("doctor", 0, ("doctor",)),
+    ("version", 0, ("version",)),
     ("wait", 0, ("wait", TP4, "--settle", "0")),
     ("wait", 1, ("wait", "nowhere", "--timeout", "0")),
     ("man", 0, ("man",)),
@@ -242,6 +243,13 @@ def test_plan(folder):
             cwd=folder)
     plan = fits((folder / "plan.json").read_text(), "plan", CKPT.ok("version"))
     check_equal(plan["command"], "reshard", "command")
+    for name in ("free_space", "peak_memory", "assumptions"):
+        check(name in plan["result"], f"the plan has no {name}")
+    CKPT.ok("reshard", TP4, folder / "other", "--tp", 8, "-n", "-o",
+            folder / "lines.json", "--ndjson", cwd=folder)
+    lines = (folder / "lines.json").read_text()
+    check_equal(fits(lines, "plan", CKPT.ok("version"))["result"]["files"],
+                plan["result"]["files"], "a plan written under --ndjson")
     check(not (folder / "tp8").exists(), "a dry run wrote")
     CKPT.ok("run", folder / "plan.json")
     CKPT.ok("verify", "tp4", "tp8", cwd=folder)

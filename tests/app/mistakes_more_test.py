@@ -147,7 +147,7 @@ ROWS = (
      "1 tensor missing: model.layers.0.mlp.experts.1.up_proj.weight",
      "--allow-missing"),
     ("convert headless out --to megatron_torch_dist", 5,
-     "1 tensor missing: lm_head.weight", "--allow-missing"),
+     "1 tensor missing: lm_head.weight", "--set tie=true"),
     ("convert no_config out --to megatron_torch_dist", 5,
      "no_config: the model's family is not known", "--family"),
     ("inspect two", 4, "1 of the 2 files that weight_map names is missing: "
@@ -245,7 +245,7 @@ ROWS = (
     ("ls tp4 -e (", 2, "-e '('", ""),
     ("run nothing.json", 3, "nothing.json: no such file or directory", ""),
     ("run llama", 4, "llama: not a plan of ckpt", "-n -o plan.json"),
-    ("run bad.json", 4, "bad.json: not a plan of ckpt", "-n -o bad.json"),
+    ("run bad.json", 4, "bad.json: not a plan of ckpt", "-n -o plan.json"),
     ("family show lama", 2, "unknown family 'lama'", "did you mean 'llama'?"),
     ("family chek llama", 2, "ACTION 'chek': expected list, show, check, infer",
      "did you mean check?"),
