@@ -5,12 +5,14 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "api/buffers.h"
 #include "ckpt/error.h"
+#include "convert/optimizer.h"
 #include "convert/trained_experts.h"
 #include "convert/translate.h"
 #include "convert/values.h"
@@ -65,12 +67,34 @@ bool unfuse_one(Catalog& fused, Catalog& other, const Engine& engine) {
   }
 }
 
-void bring(Catalog& catalog, const std::string& family) {
+// Megatron's optimizer under the names that it gets on its way to transformers.
+// Nothing if not all of the model is there, or the state is not Adam's.
+std::optional<Catalog> with_optimizer(const Catalog& catalog,
+                                      const families::TranslateOptions& options,
+                                      const Engine& engine) {
+  try {
+    return families::translate(Catalog(catalog), options);
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kUnfaithful) throw;
+    engine.warn(fmt::format("{}: optimizer state keeps its names: {}",
+                            catalog.path, error.problem()));
+    return std::nullopt;
+  }
+}
+
+// `trained`: the other side has an optimizer, too.
+void bring(Catalog& catalog, const std::string& family, bool trained,
+           const Engine& engine) {
   if (families::dialect_of(catalog) == "hf") return;
   families::TranslateOptions options{.to = "hf", .family = family};
-  options.lenient = true;
   const double theta = families::theta_of(catalog);
-  catalog = families::translate(std::move(catalog), options);
+  std::optional<Catalog> all;
+  if (trained && families::has_optimizer(catalog) &&
+      families::dialect_of(catalog) == "mcore")
+    all = with_optimizer(catalog, options, engine);
+  options.lenient = true;
+  catalog =
+      all ? std::move(*all) : families::translate(std::move(catalog), options);
   prove_buffers(catalog, theta);
 }
 
@@ -116,15 +140,23 @@ bool translate_both(Catalog& a, Catalog& b, const std::string& family,
   }
   const std::string name_a = (of_a ? of_a : of_b)->name();
   const std::string name_b = (of_b ? of_b : of_a)->name();
+  const bool trained_a = families::has_optimizer(a);
+  const bool trained_b = families::has_optimizer(b);
+  const auto bring_a = [&] {
+    bring(a, of_a ? family : name_a, trained_b, engine);
+  };
+  const auto bring_b = [&] {
+    bring(b, of_b ? family : name_b, trained_a, engine);
+  };
   try {
     if (!has_numbers(a) && has_numbers(b)) {
-      bring(b, of_b ? family : name_b);
+      bring_b();
       lend_config(b, a);
-      bring(a, of_a ? family : name_a);
+      bring_a();
     } else {
-      bring(a, of_a ? family : name_a);
+      bring_a();
       lend_config(a, b);
-      bring(b, of_b ? family : name_b);
+      bring_b();
     }
     compare_as_made(a, b);
   } catch (const Error& error) {

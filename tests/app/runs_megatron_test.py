@@ -78,6 +78,8 @@ def test_round(folder, case, form, sizes, trainer):
     more = given(case, folder)
     CKPT.ok("convert", step_of(case), out, "--to", form, *sizes.split(), *more,
             "--verify")
+    if not more:
+        CKPT.ok("verify", step_of(case), out)
     said = CKPT.ok("convert", out, home, "--to", "run", "--trainer", trainer,
                    "--dp", HOME[trainer], "--verify", *more).err
     got = digests(home)
@@ -140,6 +142,24 @@ def test_refused(folder, case, words):
     result.want(5)
     check(words in result.err and "hint" in result.err, f"{result}")
     check(not out.exists(), "something was written")
+
+
+def test_other_moments(folder):
+    """verify compares the state of a run with Megatron's by parameter."""
+    import torch
+
+    source, out = folder / "source", folder / "out"
+    shutil.copytree(step_of("hf_trainer_qwen2"), source)
+    CKPT.ok("convert", source, out, "--to", DIST, "--tp", 2)
+    path = source / "optimizer.pt"
+    states = torch.load(path, weights_only=True)
+    for key, change in (("exp_avg", 1), ("exp_avg_sq", 2), ("step", 3)):
+        number = 1 if key == "step" else 4
+        states["state"][number][key].view(-1)[-1] += change
+        torch.save(states, path)
+        result = CKPT.run("verify", source, out).want(1)
+        check(f".{key}" in result.out, f"{key} is not named\n{result}")
+        states["state"][number][key].view(-1)[-1] -= change
 
 
 def test_unequal(folder):
@@ -245,6 +265,7 @@ def prepare(suite, ckpt):
     suite.add("arrangement, groups and step", test_arrangement)
     for case, words in REFUSED:
         suite.add(f"{case}: refused", test_refused, case, words)
+    suite.add("other moments than a run's", test_other_moments)
     suite.add("unequal steps, amsgrad, another optimizer", test_unequal)
     if suite.full:
         for case, tp, dp, ep in STEPS:
