@@ -52,7 +52,6 @@ TEST_CASE("fsdp: files by rank: the last number that counts from zero") {
 }
 
 TEST_CASE("files that some ranks lack") {
-  using Names = std::vector<std::string>;
   const Names whole = {"m_rank0.pt", "m_rank1.pt", "m_rank2.pt"};
   const auto lost = [&](Names more) {
     more.insert(more.end(), whole.begin(), whole.end());
