@@ -61,7 +61,7 @@ void name_config(const Catalog& source, Target& target) {
       !names_a_model(*config))
     return;
   config->path = std::move(foreign);
-  target.problems.push_back(remark(
+  target.problems.push_back(warning(
       "foreign_config", {},
       "config.json is {}: with the names of {}, transformers would open the "
       "directory and find none of its parameters",

@@ -10,8 +10,9 @@ namespace ckpt::library {
 // In a directory of safetensors or torch files whose tensors don't have
 // transformers' names, the config.json of a model of transformers becomes
 // hf_config.json, and comes back under its own name with those of transformers.
-// Adds a note about it. Not for vLLM's names: vLLM reads them by a config.json.
-// Nor for a directory that came with both, unless the names were asked for.
+// Adds a warning about it. Not for vLLM's names: vLLM reads them by a
+// config.json. Nor for a directory that came with both, unless the names were
+// asked for.
 void name_config(const Catalog& source, Target& target);
 
 }  // namespace ckpt::library
