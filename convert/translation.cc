@@ -231,6 +231,7 @@ void Translation::stack(const std::string& name,
     return;
   }
   std::vector<View> views;
+  views.reserve(slices.size());
   for (const auto& [at, view] : slices) views.push_back(view);
   Tensor made{.name = name};
   try {
@@ -333,6 +334,7 @@ Tensor Translation::made_of(const Instance& one,
     made.tie = 0;
   } else {
     std::vector<View> views;
+    views.reserve(from.size());
     for (const Tensor* tensor : from) views.push_back(View::of(*tensor));
     const DType dtype =
         from.empty() ? model_dtype(source_.tensors) : from[0]->dtype;

@@ -220,6 +220,7 @@ class Check {
     for (const File& file : catalog.files)
       if (!file.path.empty() && io::is_file(file.path)) paths.insert(file.path);
     std::vector<scan::FileScan> scans;
+    scans.reserve(paths.size());
     for (const std::string& path : paths)
       scans.push_back(scan::scan_file(path, false));
     return scans;

@@ -61,6 +61,7 @@ T choice(const std::string& option, const std::string& text,
   const auto found = values.find(text);
   if (found != values.end()) return found->second;
   std::vector<std::string> words;
+  words.reserve(values.size());
   for (const auto& [word, value] : values) words.push_back(word);
   const std::string near = text::nearest(text, words);
   throw usage_error({}, "{} '{}': expected {}", option, text,
@@ -121,7 +122,7 @@ DType cast_type(const std::string& text) {
 // An option whose value is passed to `take` as soon as it is parsed.
 CLI::Option* valued(CLI::App& app, const std::string& names,
                     const std::string& type, const std::string& help,
-                    std::function<void(const std::string&)> take) {
+                    const std::function<void(const std::string&)>& take) {
   return app.add_option_function<std::string>(names, take, help)
       ->type_name(type);
 }

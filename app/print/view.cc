@@ -156,7 +156,7 @@ std::string shards_text(const Catalog& catalog, const Tensor& tensor,
     std::string remark = transform_text(piece);
     if (!seen.insert({piece.box.offset, piece.box.shape, flat.begin, flat.end})
              .second)
-      remark = remark.empty() ? "replica" : "replica " + remark;
+      remark.insert(0, remark.empty() ? "replica" : "replica ");
     table.row({std::move(where),
                short_path(catalog, catalog.files[piece.extent.file].path),
                fmt::format("@{}", piece.extent.offset),

@@ -6,6 +6,7 @@
 #include <sys/statvfs.h>
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -141,7 +142,7 @@ std::optional<FreeSpace> free_space(const std::string& target) {
 
 // "40 s", "12 min", "3 h 20 min"
 std::string rough_time(double seconds) {
-  const auto minutes = static_cast<uint64_t>(std::min(seconds, 1e9) / 60 + 0.5);
+  const auto minutes = std::lround(std::min(seconds, 1e9) / 60);
   if (minutes < 2) return fmt::format("{:.0f} s", std::max(seconds, 1.0));
   if (minutes < 120) return fmt::format("{} min", minutes);
   return fmt::format("{} h {} min", minutes / 60, minutes % 60);

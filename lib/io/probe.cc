@@ -18,6 +18,7 @@
 #include "lib/failures.h"
 #include "lib/io/direct.h"
 #include "lib/io/file.h"
+#include "lib/io/remote.h"
 #include "lib/parallel.h"
 
 namespace ckpt::io {
