@@ -16,6 +16,13 @@ bool wants_sums(const Prepared& prepared, const SaveOptions& options);
 io::StagingOptions staging_options(const Prepared& prepared,
                                    const SaveOptions& options);
 
+// What may be read with, and then written with. A source that is rewritten is
+// rarely read again.
+reshard::RunOptions limits(const Prepared& prepared,
+                           const SaveOptions& options);
+reshard::RunOptions writing(const Prepared& prepared,
+                            const SaveOptions& options);
+
 // Creates the files at full size.
 void make_files(const Prepared& prepared, io::Staging& staging, bool resuming);
 

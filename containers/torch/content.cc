@@ -86,6 +86,22 @@ std::string read_content(const Catalog& catalog, const TensorRef& ref,
   return bytes;
 }
 
+std::optional<double> read_number(const Catalog& catalog, DType dtype,
+                                  const Piece& piece) {
+  if (piece.transform != kNoTransform) return std::nullopt;
+  const auto as = [&]<class T>(T value) {
+    const std::string bytes = read_content(catalog.files.at(piece.extent.file),
+                                           piece.extent.offset, sizeof value);
+    std::memcpy(&value, bytes.data(), std::min(sizeof value, bytes.size()));
+    return static_cast<double>(value);
+  };
+  if (dtype == DType::f32) return as(float{});
+  if (dtype == DType::f64) return as(double{});
+  if (dtype == DType::i64) return as(int64_t{});
+  if (dtype == DType::i32) return as(int32_t{});
+  return std::nullopt;
+}
+
 std::vector<int64_t> read_ints(const Catalog& catalog, const TensorRef& ref) {
   const std::string bytes = read_content(catalog, ref);
   const auto convert = [&]<class T>(T) {

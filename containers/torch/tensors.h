@@ -73,6 +73,10 @@ std::optional<std::vector<int64_t>> as_ints(const pickle::Document& document,
 std::string read_content(const Catalog& catalog, const TensorRef& ref,
                          uint64_t limit = 1 << 20);
 std::string read_content(const File& file, uint64_t offset, uint64_t size);
+// The element of a count or another scalar, where it is stored as it is: f32,
+// f64, i64 or i32. Nothing for another dtype and for a transform.
+std::optional<double> read_number(const Catalog& catalog, DType dtype,
+                                  const Piece& piece);
 // The elements of a small integer tensor.
 std::vector<int64_t> read_ints(const Catalog& catalog, const TensorRef& ref);
 

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <map>
 #include <optional>
 #include <string>
@@ -76,23 +75,6 @@ std::optional<uint64_t> count_at(const Catalog& catalog,
   return static_cast<uint64_t>(*number);
 }
 
-std::optional<double> value_of(const Catalog& catalog, const Tensor& tensor) {
-  const Piece& piece = tensor.pieces[0];
-  if (piece.transform != kNoTransform) return std::nullopt;
-  const std::string bytes =
-      torch::read_content(catalog.files.at(piece.extent.file),
-                          piece.extent.offset, element_size(tensor.dtype));
-  const auto as = [&]<class T>(T value) {
-    std::memcpy(&value, bytes.data(), std::min(sizeof value, bytes.size()));
-    return static_cast<double>(value);
-  };
-  if (tensor.dtype == DType::f32) return as(float{});
-  if (tensor.dtype == DType::f64) return as(double{});
-  if (tensor.dtype == DType::i64) return as(int64_t{});
-  if (tensor.dtype == DType::i32) return as(int32_t{});
-  return std::nullopt;
-}
-
 struct Stepped {
   uint64_t steps = 0;  // of the parameter that was stepped most often
   std::string file;    // that says so
@@ -113,7 +95,8 @@ std::optional<Stepped> stepped(const Catalog& catalog) {
     if (tensor.kind != Kind::optim || tensor.state != "step") continue;
     if (element_count(tensor.shape) != 1 || tensor.pieces.empty())
       return std::nullopt;
-    const auto number = value_of(catalog, tensor);
+    const auto number =
+        torch::read_number(catalog, tensor.dtype, tensor.pieces[0]);
     if (!number || !(*number >= 0 && *number < kMost) ||
         *number != std::floor(*number))
       return std::nullopt;

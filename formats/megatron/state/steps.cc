@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -33,17 +32,8 @@ double number_at(const Catalog& catalog, const Tensor& tensor,
     throw unfaithful_error({catalog.path, tensor.name},
                            "a count of steps in another byte order")
         .with_hint(kLeaveOut);
-  const std::string bytes =
-      torch::read_content(catalog.files.at(piece.extent.file),
-                          piece.extent.offset, element_size(tensor.dtype));
-  const auto as = [&]<class T>(T value) {
-    std::memcpy(&value, bytes.data(), std::min(sizeof value, bytes.size()));
-    return static_cast<double>(value);
-  };
-  if (tensor.dtype == DType::f32) return as(float{});
-  if (tensor.dtype == DType::f64) return as(double{});
-  if (tensor.dtype == DType::i64) return as(int64_t{});
-  if (tensor.dtype == DType::i32) return as(int32_t{});
+  if (const auto number = torch::read_number(catalog, tensor.dtype, piece))
+    return *number;
   throw unfaithful_error({catalog.path, tensor.name}, "a count of steps in {}",
                          name(tensor.dtype))
       .with_hint(kLeaveOut);
