@@ -63,7 +63,8 @@ void name_config(const Catalog& source, Target& target) {
   config->path = std::move(foreign);
   target.problems.push_back(warning(
       "foreign_config", {},
-      "config.json is {}: with the names of {}, transformers would open the "
+      "config.json is written as {}: with the names of {}, transformers would "
+      "open the "
       "directory and find none of its parameters",
       config->path, dialect.empty() ? "nobody" : families::owner_of(dialect)));
 }

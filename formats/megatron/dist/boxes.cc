@@ -50,7 +50,8 @@ std::string possible_sizes(const Catalog& source, const Tensor& refused,
     if (divides(refused, tp) && std::ranges::all_of(source.tensors, fits))
       sizes.push_back(tp);
   }
-  return fmt::format("sizes that divide every tensor: {}",
+  return fmt::format("sizes that divide every {}: {}",
+                     key.is_expert() ? "tensor of experts (--etp)" : "tensor",
                      fmt::join(sizes, ", "));
 }
 
