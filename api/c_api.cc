@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C interface: every call catches what the library throws and returns it as
 // JSON.
+#include <fmt/format.h>
+
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -18,6 +20,7 @@
 #include <vector>
 
 #include "api/aligned.h"
+#include "api/places.h"
 #include "ckpt/c.h"
 #include "ckpt/ckpt.h"
 #include "ckpt/error.h"
@@ -25,9 +28,11 @@
 #include "ckpt/select.h"
 #include "ckpt/version.h"
 #include "convert/values.h"
+#include "formats/options.h"
 #include "lib/exit_kind.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
+#include "lib/text/json_text.h"
 
 struct ckpt_checkpoint {
   explicit ckpt_checkpoint(ckpt::Checkpoint opened) : open(std::move(opened)) {
@@ -174,20 +179,14 @@ void* exported(const ckpt_data& data, const char* name,
 
 std::string error_text(const Error& error) {
   const auto text_or_null = [](const std::string& text) {
-    return text.empty() ? nlohmann::json() : nlohmann::json(text);
+    return text.empty() ? std::string("null") : text::json_text(text);
   };
-  const nlohmann::ordered_json said = {
-      {"schema", "ckpt/error/1"},
-      {"error",
-       {{"status", static_cast<int>(error.code())},
-        {"kind", kind_name(error.code())},
-        {"path", text_or_null(error.where().path)},
-        {"tensor", text_or_null(error.where().tensor)},
-        {"message", error.problem()},
-        {"hint", text_or_null(error.hint())}}}};
-  // Names may contain any bytes.
-  return said.dump(-1, ' ', false,
-                   nlohmann::ordered_json::error_handler_t::replace);
+  return fmt::format(
+      R"({{"schema":"ckpt/error/1","error":{{"status":{},"kind":{},"path":{},)"
+      R"("tensor":{},"message":{},"hint":{}}}}})",
+      static_cast<int>(error.code()), text::json_text(kind_name(error.code())),
+      text_or_null(error.where().path), text_or_null(error.where().tensor),
+      text::json_text(error.problem()), text_or_null(error.hint()));
 }
 
 // Called in a handler. Sets `*error` and returns the exit status.
@@ -269,13 +268,13 @@ std::vector<ShardedTensor> shards_of(std::span<const ckpt_array> arrays) {
   return shards;
 }
 
-Layout layout_of(const char* path, const char* format,
+Layout layout_of(const std::string& target, const char* format,
                  uint64_t max_shard_size) {
-  const std::string target = text_of(path);
-  return {.format = text_of(format),
+  const std::string_view named = formats::format_of_name(target);
+  const auto usual = named.empty() ? formats::usual_container() : named;
+  return {.format = format && *format ? format : std::string(usual),
           .max_shard_size = max_shard_size,
-          .single_file =
-              target.ends_with(".safetensors") || target.ends_with(".pt")};
+          .single_file = !named.empty()};
 }
 
 // C strings end at the first NUL, so two names could become one.
@@ -304,7 +303,7 @@ ckpt_checkpoint* ckpt_open(const char* path, const char* format,
                            const char* family, char** error) {
   return ckpt::guarded(error, [&] {
     ckpt::Checkpoint open = ckpt::open(
-        ckpt::text_of(path),
+        ckpt::library::source_place(ckpt::text_of(path)),
         {.format = ckpt::text_of(format), .family = ckpt::text_of(family)});
     ckpt::refuse_nul(open.catalog());
     return new ckpt_checkpoint(std::move(open));
@@ -421,16 +420,20 @@ void ckpt_dlpack_close(void* managed) {
 ckpt_shards* ckpt_shards_open(const ckpt_checkpoint* checkpoint,
                               const ckpt_grid* topology, const ckpt_grid* rank,
                               char** error) {
+  return ckpt_shards_open_some(checkpoint, topology, rank, nullptr, error);
+}
+
+ckpt_shards* ckpt_shards_open_some(const ckpt_checkpoint* checkpoint,
+                                   const ckpt_grid* topology,
+                                   const ckpt_grid* rank,
+                                   const char* const* keys, char** error) {
   return ckpt::guarded(error, [&] {
     return new ckpt_shards{
-        .load = checkpoint->open.lazy_load(
-            {.tp = topology->tp,
-             .pp = topology->pp,
-             .dp = topology->dp,
-             .ep = topology->ep},
-            {.tp = rank->tp, .pp = rank->pp, .dp = rank->dp, .ep = rank->ep}),
-        .name = {},
-        .shape = {}};
+        checkpoint->open.lazy_load(
+            {topology->tp, topology->pp, topology->dp, topology->ep},
+            {rank->tp, rank->pp, rank->dp, rank->ep}, ckpt::texts_of(keys)),
+        {},
+        {}};
   });
 }
 
@@ -457,9 +460,10 @@ int ckpt_save(const ckpt_array* arrays, size_t count, const char* path,
               char** error) {
   if (error) *error = nullptr;
   try {
-    const auto shards = ckpt::shards_of({arrays, count});
-    ckpt::save(shards, ckpt::layout_of(path, format, max_shard_size),
-               ckpt::text_of(path), {.overwrite = overwrite != 0});
+    const std::string target = ckpt::library::target_place(ckpt::text_of(path));
+    ckpt::save(ckpt::shards_of({arrays, count}),
+               ckpt::layout_of(target, format, max_shard_size), target,
+               {.overwrite = overwrite != 0});
     return 0;
   } catch (...) {
     return ckpt::report(error);
@@ -471,12 +475,12 @@ ckpt_pending* ckpt_save_begin(const ckpt_array* arrays, size_t count,
                               int overwrite, uint64_t max_shard_size,
                               char** error) {
   return ckpt::guarded(error, [&] {
-    ckpt::RankState state;
-    state.tensors = ckpt::shards_of({arrays, count});
-    return new ckpt_pending{
-        ckpt::begin_save(ckpt::make_thread_ranks(1)[0], std::move(state),
-                         ckpt::layout_of(path, format, max_shard_size),
-                         ckpt::text_of(path), {.overwrite = overwrite != 0})};
+    ckpt::RankState state{.tensors = ckpt::shards_of({arrays, count})};
+    const std::string target = ckpt::library::target_place(ckpt::text_of(path));
+    const auto layout = ckpt::layout_of(target, format, max_shard_size);
+    return new ckpt_pending{ckpt::begin_save(ckpt::make_thread_ranks(1)[0],
+                                             std::move(state), layout, target,
+                                             {.overwrite = overwrite != 0})};
   });
 }
 

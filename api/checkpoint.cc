@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/aligned.h"
+#include "api/memory.h"
+#include "api/rank_part.h"
 #include "ckpt/ckpt.h"
 #include "formats/format.h"
 #include "lib/text/suggest.h"
@@ -33,14 +35,17 @@ auto located(const Catalog& catalog, const Tensor& tensor, Read read) {
 }  // namespace
 
 Checkpoint::Checkpoint(Catalog catalog)
-    : catalog_(std::make_shared<const Catalog>(std::move(catalog))) {}
+    : catalog_(std::make_shared<const Catalog>(std::move(catalog))) {
+  library::check_catalog(*catalog_);
+}
 
 Checkpoint open(const std::string& path, const OpenOptions& options) {
-  return Checkpoint(
-      formats::open(path, options.format,
-                    {.family = options.family,
-                     .shard_dims_file = options.shard_dims_file,
-                     .restrict_globals = options.restrict_globals}));
+  const formats::ReadOptions read{.family = options.family,
+                                  .shard_dims_file = options.shard_dims_file,
+                                  .restrict_globals = options.restrict_globals};
+  Catalog catalog = formats::open(path, options.format, read);
+  library::apply_rules(catalog, read);
+  return Checkpoint(std::move(catalog));
 }
 
 TensorData Checkpoint::read(const std::string& name) const {

@@ -10,7 +10,7 @@
 #include "api/edit/config_edit.h"
 #include "ckpt/note.h"
 #include "containers/hf/hf.h"
-#include "convert/translate.h"
+#include "convert/dialects.h"
 #include "formats/traits.h"
 #include "lib/io/file.h"
 

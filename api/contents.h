@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "api/write.h"
+#include "api/prepared.h"
 #include "ckpt/catalog.h"
 #include "lib/manifest.h"
 

@@ -7,12 +7,14 @@
 #include <map>
 #include <set>
 
+#include "api/memory.h"
 #include "ckpt/ckpt.h"
 #include "ckpt/note.h"
 #include "formats/megatron/model/keys.h"
 #include "lib/io/remote.h"
 #include "reshard/crc_check.h"
 #include "reshard/engine.h"
+#include "reshard/planner.h"
 
 namespace ckpt {
 namespace {
@@ -143,6 +145,7 @@ void check_tensor(Catalog& one, Tensor& tensor, bool deep,
 
 std::vector<Problem> validate_sharding_integrity(const Catalog& catalog,
                                                  bool deep) {
+  library::check_catalog(catalog);
   std::vector<Problem> problems;
   check_grids(catalog, problems);
   const Places places(catalog);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "api/edit/select.h"
 #include "api/rank_part.h"
 #include "ckpt/ckpt.h"
 #include "formats/fairseq2/layout.h"
@@ -70,17 +71,18 @@ void check_rules(const Catalog& catalog, uint32_t tp) {
 
 }  // namespace
 
-LazyLoad Checkpoint::lazy_load(const Topology& topology,
-                               const Rank& rank) const {
+LazyLoad Checkpoint::lazy_load(const Topology& topology, const Rank& rank,
+                               const std::vector<std::string>& keys) const {
   check_rank(topology, rank);
   std::shared_ptr<const Catalog> catalog = catalog_;
   const bool no_rules = topology.tp > 1 && formats::lacks_rank_rules(*catalog_);
   if (no_rules || catalog->archive_opener || topology.pp != 1 ||
-      topology.ep != 1) {
+      topology.ep != 1 || !keys.empty()) {
     auto part = std::make_shared<Catalog>(*catalog_);
     // Rules are taken from the whole model: a stage may lack what decides them.
     if (no_rules) library::add_rank_rules(*part, topology.tp);
     *part = library::rank_part(std::move(*part), topology, rank);
+    if (!keys.empty()) library::keep_keys(*part, keys, *catalog_);
     locate(*part);
     catalog = std::move(part);
   }

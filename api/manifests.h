@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "api/write.h"
+#include "api/prepared.h"
 #include "lib/io/staging.h"
 #include "reshard/engine.h"
 

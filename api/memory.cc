@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/memory.h"
 
+#include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 
 namespace ckpt::library {
 
@@ -13,7 +15,37 @@ uint32_t add_memory(Catalog& catalog, std::span<const std::byte> bytes) {
   return static_cast<uint32_t>(catalog.files.size() - 1);
 }
 
+namespace {
+
+bool exists(DType dtype) {
+  return static_cast<size_t>(dtype) < all_dtypes().size();
+}
+
+}  // namespace
+
+void check_catalog(const Catalog& catalog) {
+  std::unordered_set<std::string_view> names;
+  for (const Tensor& tensor : catalog.tensors) {
+    const Where where{catalog.path, tensor.name};
+    if (!names.insert(tensor.name).second)
+      throw usage_error(where, "the catalog has two tensors of this name");
+    if (!exists(tensor.dtype))
+      throw usage_error(where, "there is no dtype {}",
+                        static_cast<int>(tensor.dtype));
+    if (!byte_size(tensor.dtype, tensor.shape))
+      throw usage_error(where, "{} {} is beyond 64 bits of bytes",
+                        name(tensor.dtype), to_string(tensor.shape));
+    for (const Piece& piece : tensor.pieces)
+      if (piece.extent.file >= catalog.files.size())
+        throw usage_error(where, "a piece lies in file {} of {}",
+                          piece.extent.file, catalog.files.size());
+  }
+}
+
 void check_shard(const ShardedTensor& shard) {
+  if (!exists(shard.dtype))
+    throw usage_error({{}, shard.name}, "there is no dtype {}",
+                      static_cast<int>(shard.dtype));
   if (!byte_size(shard.dtype, shard.shape))
     throw usage_error({{}, shard.name}, "{} {} is beyond 64 bits of bytes",
                       name(shard.dtype), to_string(shard.shape));

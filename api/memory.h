@@ -18,8 +18,13 @@ uint32_t add_memory(Catalog& catalog, std::span<const std::byte> bytes);
 // usage_error for the wrong number of bytes.
 Catalog catalog_of(std::span<const ShardedTensor> shards);
 
-// Throws usage_error for a shape that is too large, a box outside of it, and
-// bytes that are not the box's.
+// Throws usage_error for a dtype that does not exist, a shape that is too
+// large, a box outside of it, and bytes that are not the box's.
 void check_shard(const ShardedTensor& shard);
+
+// The same for a catalog that a program made or changed: files that are not in
+// it and names that are there twice, besides. What readers and planner prove is
+// left to them.
+void check_catalog(const Catalog& catalog);
 
 }  // namespace ckpt::library

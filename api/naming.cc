@@ -10,6 +10,7 @@
 #include "ckpt/error.h"
 #include "containers/hf/hf.h"
 #include "convert/check_source.h"
+#include "convert/dialects.h"
 #include "convert/translate.h"
 #include "convert/values.h"
 #include "formats/run_state.h"
@@ -221,13 +222,10 @@ std::string wanted_dialect(const std::string& asked,
   return std::string(traits.takes.empty() ? traits.dialect : traits.takes);
 }
 
-}  // namespace
-
-Catalog into_dialect(Catalog source, const Naming& naming,
-                     const std::string& to_format) {
-  if (naming.dialect == kKeep) return source;
-  families::TranslateOptions translate{
-      .to = naming.dialect,
+families::TranslateOptions options_of(const Naming& naming,
+                                      const std::string& to_format) {
+  families::TranslateOptions options{
+      .to = wanted_dialect(naming.dialect, to_format),
       .family = naming.family,
       .family_file = naming.family_file,
       .config_from = naming.config_from,
@@ -237,103 +235,187 @@ Catalog into_dialect(Catalog source, const Naming& naming,
       .strict_config = naming.strict_config,
       .allow_unsaid = naming.allow_unsaid,
       .dtype = naming.dtype};
-  if (naming.vocab_size) translate.set["V"] = std::to_string(naming.vocab_size);
-  if (naming.partial) translate.allow_missing.emplace_back("*");
-  translate.to = wanted_dialect(naming.dialect, to_format);
-  const bool asked = !naming.dialect.empty() || is_asked(translate);
-  const formats::Traits& target = formats::traits_of(to_format);
-  if (!translate.to.empty() || target.unwraps_names ||
-      (target.is_container && asked))
-    if (families::unwrap(source)) say(naming, source.assumptions.back());
-  if (source.run && runs::has_own_names(source) && naming.dialect.empty() &&
-      (target.unwraps_names || translate.to == kMegatron)) {
-    take_transformers_names(source, naming, !target.unwraps_names);
-    if (target.unwraps_names) return source;
+  if (naming.vocab_size) options.set["V"] = std::to_string(naming.vocab_size);
+  if (naming.partial) options.allow_missing.emplace_back("*");
+  return options;
+}
+
+// A source on its way to the names of a target, step by step. Which step ends
+// the way depends on what was asked for, on the target's traits, and on whose
+// the names are by then.
+class Renaming {
+ public:
+  Renaming(Catalog source, const Naming& naming, const std::string& to_format)
+      : source_(std::move(source)),
+        naming_(naming),
+        to_format_(to_format),
+        target_(formats::traits_of(to_format)),
+        options_(options_of(naming, to_format)),
+        asked_(!naming.dialect.empty() || is_asked(options_)) {}
+
+  Catalog run() {
+    unwrap();
+    if (take_own_names()) return std::move(source_);
+    leave_foreign_optimizer();
+    unfuse();
+    check_beside();
+    if (name_container()) return std::move(source_);
+    if (from_ == "hf")
+      settle_tied_head(source_, naming_, target_.repeats_tied_head);
+    if (sets_vocabulary()) return with_vocabulary();
+    settle_dialects();
+    if (take_given_config()) return std::move(source_);
+    if (target_.unfuse && from_ == "hf")
+      families::check_numbers(source_, options_);
+    if (!stays()) return translated(std::move(source_), options_, naming_);
+    check_unused(
+        from_ == "hf" && !target_.computes_rotary.empty()
+            ? leave_frequencies(source_, target_.computes_rotary, naming_)
+            : naming_,
+        to_format_, from_);
+    return std::move(source_);
   }
-  if (runs::has_foreign_optimizer(source, to_format)) {
-    const size_t before = source.problems.size();
-    source = runs::model_only(std::move(source));
-    for (size_t p = before; p < source.problems.size(); ++p)
-      say(naming, source.problems[p].message, source.problems[p].severity);
+
+ private:
+  void unwrap() {
+    if (!options_.to.empty() || target_.unwraps_names ||
+        (target_.is_container && asked_))
+      if (families::unwrap(source_)) say(naming_, source_.assumptions.back());
   }
-  std::string from(families::dialect_of(source));
-  const formats::Traits& origin = formats::traits_of(source.format);
-  const bool fused = origin.unfuse && from == origin.dialect;
-  if (fused && from != target.dialect && (!translate.to.empty() || asked)) {
-    source = origin.unfuse(std::move(source));
-    from = "hf";
+
+  // True if a trainer's own names became transformers', and that is all.
+  bool take_own_names() {
+    if (!source_.run || !runs::has_own_names(source_) ||
+        !naming_.dialect.empty() ||
+        (!target_.unwraps_names && options_.to != kMegatron))
+      return false;
+    take_transformers_names(source_, naming_, !target_.unwraps_names);
+    return target_.unwraps_names;
   }
-  if (translate.to.empty() || translate.to == from) {
-    const auto problems = families::check_beside(source, translate);
+
+  void leave_foreign_optimizer() {
+    if (!runs::has_foreign_optimizer(source_, to_format_)) return;
+    const size_t before = source_.problems.size();
+    source_ = runs::model_only(std::move(source_));
+    for (size_t p = before; p < source_.problems.size(); ++p)
+      say(naming_, source_.problems[p].message, source_.problems[p].severity);
+  }
+
+  void unfuse() {
+    from_ = families::dialect_of(source_);
+    origin_ = &formats::traits_of(source_.format);
+    fused_ = origin_->unfuse && from_ == origin_->dialect;
+    if (!fused_ || from_ == target_.dialect || (options_.to.empty() && !asked_))
+      return;
+    source_ = origin_->unfuse(std::move(source_));
+    from_ = "hf";
+  }
+
+  void check_beside() {
+    if (!same_dialect()) return;
+    const auto problems = families::check_beside(source_, options_);
     // A container gets transformers' names, or a note why not.
-    if (naming.note && !problems.empty() && !target.is_container)
-      naming.note(problems);
+    if (naming_.note && !problems.empty() && !target_.is_container)
+      naming_.note(problems);
   }
-  if (translate.to.empty() && target.is_container && !from.empty() &&
-      from != "hf") {
-    if (!asked && origin.keeps_names) {
-      std::string why;
-      source = try_hf(std::move(source), from, translate, naming, why);
-      if (why.empty()) return source;
-      check_unused(naming, to_format, from);
-      keep_names(naming, from, why);
-      return source;
+
+  // A container of any dialect gets transformers' names. True if that was
+  // tried and there is nothing left to do.
+  bool name_container() {
+    if (!options_.to.empty() || !target_.is_container || from_.empty() ||
+        from_ == "hf")
+      return false;
+    if (asked_ || !origin_->keeps_names) {
+      options_.to = "hf";
+      return false;
     }
-    translate.to = "hf";
+    std::string why;
+    source_ = try_hf(std::move(source_), from_, options_, naming_, why);
+    if (why.empty()) return true;
+    check_unused(naming_, to_format_, from_);
+    keep_names(naming_, from_, why);
+    return true;
   }
-  if (from == "hf") settle_tied_head(source, naming, target.repeats_tied_head);
+
   // If the target pads rows, their number is its own business.
-  if (naming.vocab_size && from == "hf" && !target.pads_rows &&
-      (translate.to.empty() || translate.to == from)) {
-    const NewVocabulary done = set_vocabulary(source, naming.vocab_size);
-    if (!done.note.empty()) say(naming, done.note);
+  bool sets_vocabulary() const {
+    return naming_.vocab_size && from_ == "hf" && !target_.pads_rows &&
+           same_dialect();
+  }
+
+  Catalog with_vocabulary() {
+    const NewVocabulary done = set_vocabulary(source_, naming_.vocab_size);
+    if (!done.note.empty()) say(naming_, done.note);
     for (const std::string& warning : done.warnings)
-      say(naming, warning, Problem::Severity::kWarning);
-    Naming rest = naming;
+      say(naming_, warning, Problem::Severity::kWarning);
+    Naming rest = naming_;
     rest.vocab_size = 0;
-    return into_dialect(std::move(source), rest, to_format);
+    return into_dialect(std::move(source_), rest, to_format_);
   }
-  if (naming.vocab_size && from == kMegatron && translate.to == from)
-    if (const std::string lost = follow_vocabulary(source, naming.vocab_size);
-        !lost.empty())
-      say(naming, lost, Problem::Severity::kWarning);
-  // A trainer's step has the names of transformers, or of nobody.
-  if (translate.to.empty() && from == kMegatron &&
-      target.target_ranks == formats::Traits::Ranks::kSources)
-    translate.to = "hf";
-  // If a container does not say whose its names are, the names do. Megatron's
-  // may be those of its files, with layers stacked: its writer checks them.
-  if (source.dialect.empty() && translate.to == from && from != kMegatron)
-    source.dialect = from;
-  const bool copies_config = from == "hf" && !naming.config_from.empty() &&
-                             (translate.to.empty() || translate.to == "hf");
-  if (copies_config) {
-    take_config(source, naming.config_from);
-    Naming rest = naming;
-    rest.config_from.clear();
-    check_unused(rest, to_format, from);
-    return source;
+
+  void settle_dialects() {
+    if (naming_.vocab_size && from_ == kMegatron && options_.to == from_)
+      if (const std::string lost =
+              follow_vocabulary(source_, naming_.vocab_size);
+          !lost.empty())
+        say(naming_, lost, Problem::Severity::kWarning);
+    // A trainer's step has the names of transformers, or of nobody.
+    if (options_.to.empty() && from_ == kMegatron && has_sources_ranks())
+      options_.to = "hf";
+    // If a container does not say whose its names are, the names do. Megatron's
+    // may be those of its files, with layers stacked: its writer checks them.
+    if (source_.dialect.empty() && options_.to == from_ && from_ != kMegatron)
+      source_.dialect = from_;
   }
-  // Names that no dialect has: the format's writer decides what to do with
-  // them.
-  const bool foreign = from.empty() && naming.dialect.empty();
-  // A trainer's folder keeps names or has its own: for those, the configuration
-  // gives the model's numbers.
-  if (translate.to.empty() && !naming.config_from.empty() &&
-      target.target_ranks == formats::Traits::Ranks::kSources) {
-    take_config(source, naming.config_from);
-    return source;
+
+  // True if --config-from gives the configuration and the names stay.
+  bool take_given_config() {
+    if (naming_.config_from.empty()) return false;
+    if (from_ == "hf" && (options_.to.empty() || options_.to == "hf")) {
+      take_config(source_, naming_.config_from);
+      Naming rest = naming_;
+      rest.config_from.clear();
+      check_unused(rest, to_format_, from_);
+      return true;
+    }
+    // A trainer's folder keeps names or has its own: for those, the
+    // configuration gives the model's numbers.
+    if (!options_.to.empty() || !has_sources_ranks()) return false;
+    take_config(source_, naming_.config_from);
+    return true;
   }
-  if (target.unfuse && from == "hf") families::check_numbers(source, translate);
-  if (translate.to.empty() || translate.to == from || foreign ||
-      (fused && from == origin.dialect)) {
-    check_unused(from == "hf" && !target.computes_rotary.empty()
-                     ? leave_frequencies(source, target.computes_rotary, naming)
-                     : naming,
-                 to_format, from);
-    return source;
+
+  bool stays() const {
+    // Names that no dialect has: the format's writer decides what to do with
+    // them.
+    const bool foreign = from_.empty() && naming_.dialect.empty();
+    return same_dialect() || foreign || (fused_ && from_ == origin_->dialect);
   }
-  return translated(std::move(source), translate, naming);
+
+  bool same_dialect() const {
+    return options_.to.empty() || options_.to == from_;
+  }
+  bool has_sources_ranks() const {
+    return target_.target_ranks == formats::Traits::Ranks::kSources;
+  }
+
+  Catalog source_;
+  const Naming& naming_;
+  const std::string& to_format_;
+  const formats::Traits& target_;
+  const formats::Traits* origin_ = nullptr;  // the source's
+  families::TranslateOptions options_;
+  const bool asked_;
+  bool fused_ = false;  // it came in its format's own dialect
+  std::string from_;    // whose the names are by now
+};
+
+}  // namespace
+
+Catalog into_dialect(Catalog source, const Naming& naming,
+                     const std::string& to_format) {
+  if (naming.dialect == kKeep) return source;
+  return Renaming(std::move(source), naming, to_format).run();
 }
 
 }  // namespace ckpt::library

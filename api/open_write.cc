@@ -13,13 +13,16 @@
 namespace ckpt::library {
 
 OpenWrite::OpenWrite(Prepared prepared, const SaveOptions& options,
-                     ranks::Owners owners, uint32_t ranks)
+                     ranks::Owners owners, uint32_t ranks, bool one_machine)
     : prepared_(std::move(prepared)), options_(options) {
-  if (io::is_target_url(prepared_.path))
+  const bool sent = io::is_target_url(prepared_.path);
+  if (sent && !one_machine)
     throw usage_error({prepared_.path, {}},
-                      "a save by many processes goes to files that all of them "
-                      "see")
-        .with_hint("save to a directory, then copy it: ckpt reshard SRC URL");
+                      "what is sent lies on one machine until then, and the "
+                      "ranks of this save are on several")
+        .with_hint(
+            "save to a directory that all of them see, then copy it: ckpt "
+            "reshard SRC URL");
   check_target(prepared_, options_);
   ranks::cut_by_owner(prepared_.plan, owners);
   parts_ = ranks::split_by_owner(prepared_.plan, owners, ranks);
@@ -27,6 +30,10 @@ OpenWrite::OpenWrite(Prepared prepared, const SaveOptions& options,
       prepared_.path, staging_options(prepared_, options_));
   if (prepared_.single_file)
     prepared_.target.files.front().path = io::base_name(staging_->target());
+  if (sent) {
+    staging_->check_space(prepared_.file_bytes());  // all of it lies there
+    options_.sync = false;  // a spool need not survive a power loss
+  }
   make_files(prepared_, *staging_, false);
   staging_->share_lock();
 }

@@ -17,10 +17,12 @@ namespace ckpt::library {
 
 class OpenWrite {
  public:
-  // Creates the files beside the target. `owners` says which rank holds the
-  // bytes of a source file. Throws what execute() throws before it writes.
+  // Creates the files beside the target, or in the spool of one on another
+  // machine, which all ranks must see: it is sent by finish(). `owners` says
+  // which rank holds the bytes of a source file. Throws what execute() throws
+  // before it writes.
   OpenWrite(Prepared prepared, const SaveOptions& options, ranks::Owners owners,
-            uint32_t ranks);
+            uint32_t ranks, bool one_machine);
   // Removes what was not published.
   ~OpenWrite();
 

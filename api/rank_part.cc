@@ -10,11 +10,13 @@
 #include <vector>
 
 #include "api/edit/experts.h"
-#include "api/edit/layers.h"
+#include "api/edit/layer_place.h"
 #include "ckpt/error.h"
-#include "convert/translate.h"
+#include "convert/dialects.h"
 #include "convert/values.h"
 #include "formats/rank_rules.h"
+#include "formats/traits.h"
+#include "models/rules.h"
 #include "models/view.h"
 
 namespace ckpt::library {
@@ -260,6 +262,19 @@ void add_rank_rules(Catalog& catalog, uint32_t tp) {
     catalog.sidecars.push_back(*std::move(config));
   formats::add_rank_rules(catalog, families::dialect_of(catalog), tp);
   catalog.sidecars.resize(own);
+}
+
+void apply_rules(Catalog& catalog, const formats::ReadOptions& options) {
+  if (formats::traits_of(catalog.format).reads_rules ||
+      (options.family.empty() && options.shard_dims_file.empty()))
+    return;
+  families::Rules rules;
+  if (families::Rules::is_family(options.family))
+    rules = families::Rules::for_family(options.family, {}, "--family");
+  if (!options.shard_dims_file.empty())
+    rules = families::Rules::from_file(options.shard_dims_file)
+                .over(std::move(rules));
+  families::apply(catalog, rules);
 }
 
 }  // namespace ckpt::library

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ckpt/ckpt.h"
+#include "formats/format.h"
 
 namespace ckpt::library {
 
@@ -15,5 +16,9 @@ Catalog rank_part(Catalog catalog, const Topology& topology, const Rank& rank);
 // formats::add_rank_rules for the dialect of the names, with the config.json
 // beside the checkpoint if its reader does not take it.
 void add_rank_rules(Catalog& catalog, uint32_t tp);
+
+// The rules of options.family and shard_dims_file, if the format's reader does
+// not ask for them itself.
+void apply_rules(Catalog& catalog, const formats::ReadOptions& options);
 
 }  // namespace ckpt::library

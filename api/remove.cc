@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <filesystem>
 #include <map>
 #include <set>
 
@@ -251,10 +250,7 @@ RemovedTensors remove_sharded_tensors(const std::string& directory,
       continue;
     }
     removed.files.push_back(file);
-    std::error_code ignored;
-    const auto size =
-        std::filesystem::file_size(io::join(directory, file), ignored);
-    if (!ignored) removed.freed += size;
+    removed.freed += io::file_size(io::join(directory, file)).value_or(0);
   }
   if (!dry_run) apply(directory, index.encoded(), removed);
   return removed;

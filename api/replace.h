@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "api/write.h"
+#include "api/prepared.h"
 
 namespace ckpt::library {
 

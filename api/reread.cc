@@ -7,7 +7,7 @@
 #include "ckpt/error.h"
 #include "formats/format.h"
 #include "formats/traits.h"
-#include "reshard/plan.h"
+#include "reshard/planner.h"
 
 namespace ckpt::library {
 namespace {

@@ -2,10 +2,11 @@
 // What an earlier run of the same work left, and how much of it to believe.
 #pragma once
 
+#include "api/prepared.h"
 #include "api/sending.h"
-#include "api/write.h"
 #include "lib/io/staging.h"
 #include "reshard/journal.h"
+#include "reshard/run_options.h"
 
 namespace ckpt::library {
 

@@ -9,6 +9,7 @@
 #include "api/write.h"
 #include "lib/io/file.h"
 #include "lib/text/shell.h"
+#include "reshard/planner.h"
 #include "reshard/read.h"
 
 namespace ckpt::library {

@@ -4,6 +4,7 @@
 
 #include "api/salvager.h"
 #include "lib/io/file.h"
+#include "reshard/planner.h"
 #include "reshard/read.h"
 
 namespace ckpt::library {

@@ -320,7 +320,7 @@ void SalvageFiles::find_missing() {
       for (const auto& [name, size] : read_manifest(manifest).files)
         missing.insert(name);
     } catch (const Error&) {
-      note(std::string(kManifestName), "can't be read, and is left out", false);
+      note(std::string(kManifestName), "can't be read; not used", false);
     }
   }
   for (const std::string& name : names_) missing.erase(name);

@@ -5,9 +5,12 @@
 
 #include "api/memory.h"
 #include "api/naming.h"
+#include "api/saver.h"
 #include "api/write.h"
 #include "ckpt/ckpt.h"
 #include "formats/fairseq2/layout.h"
+#include "formats/format.h"
+#include "reshard/planner.h"
 
 namespace ckpt {
 namespace {
@@ -43,6 +46,9 @@ Preview preview_of(library::Prepared prepared, const SaveOptions& options) {
 
 library::Prepared prepare(const Catalog& source, Layout layout,
                           const std::string& path, const SaveOptions& options) {
+  library::check_catalog(source);
+  if (source.tensors.empty() && source.objects.empty())
+    throw usage_error({path, {}}, "no tensors to write");
   Naming naming = options.naming;
   if (!naming.dtype) naming.dtype = options.dtype;
   Catalog named = library::into_dialect(source, naming, layout.format);
@@ -85,6 +91,8 @@ void check_reshard(std::span<const TensorData> shards, const Topology& source,
   if (rule.state == TpRule::State::kSplit && rule.dim >= shards[0].shape.size())
     throw usage_error({}, "no dimension {} in {}", rule.dim,
                       to_string(shards[0].shape));
+  if (rule.state == TpRule::State::kSplit && rule.groups == 0)
+    throw usage_error({}, "a dimension of no groups");
   if (rule.state == TpRule::State::kUnknown && (source.tp > 1 || target.tp > 1))
     throw unfaithful_error({},
                            "split over tp or replicated? the rule says "
@@ -95,6 +103,8 @@ void check_reshard(std::span<const TensorData> shards, const Topology& source,
 
 Catalog into_dialect(Catalog source, const std::string& format,
                      const Naming& naming) {
+  formats::find_format(format);  // or says which there are
+  library::check_catalog(source);
   return library::into_dialect(std::move(source), naming, format);
 }
 
@@ -106,13 +116,19 @@ Preview plan(const Catalog& source, Layout layout, const std::string& path,
   return preview_of(std::move(prepared), options);
 }
 
-Preview run(const Catalog& source, Layout layout, const std::string& path,
-            const SaveOptions& options) {
-  library::Prepared prepared =
-      prepare(source, std::move(layout), path, options);
+Preview library::run(const Catalog& source, Layout layout,
+                     const std::string& path, const SaveOptions& options,
+                     const std::function<void(const Target& target)>& look) {
+  Prepared prepared = ckpt::prepare(source, std::move(layout), path, options);
+  if (look) look(prepared.target);
   library::prove(prepared, options, {});
   library::execute(prepared, options, progress_of(options));
   return preview_of(std::move(prepared), options);
+}
+
+Preview run(const Catalog& source, Layout layout, const std::string& path,
+            const SaveOptions& options) {
+  return library::run(source, std::move(layout), path, options, {});
 }
 
 Preview save(std::span<const ShardedTensor> shards, Layout layout,

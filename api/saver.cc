@@ -7,6 +7,8 @@
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <set>
+#include <string_view>
 #include <thread>
 
 #include "api/memory.h"
@@ -138,7 +140,7 @@ std::vector<Object> entries_of(const std::string& json) {
   return entries;
 }
 
-Catalog catalog_of(std::vector<RankState> ranks, const std::string& format) {
+Catalog catalog_of(std::vector<RankState> ranks, const Layout& layout) {
   std::vector<ShardedTensor> shards;
   for (RankState& rank : ranks)
     for (ShardedTensor& shard : rank.tensors)
@@ -148,21 +150,49 @@ Catalog catalog_of(std::vector<RankState> ranks, const std::string& format) {
   std::stable_partition(
       shards.begin(), shards.end(),
       [](const ShardedTensor& shard) { return is_main(shard.replica); });
-  return library::catalog_of(std::move(shards), std::move(ranks), format);
+  return library::catalog_of(std::move(shards), std::move(ranks), layout);
 }
 
 }  // namespace
 
 Catalog library::catalog_of(std::vector<ShardedTensor> shards,
                             std::vector<RankState> ranks,
-                            const std::string& format) {
-  Objects objects(formats::traits_of(format).sharded_objects);
+                            const Layout& layout) {
+  Objects objects(formats::traits_of(layout.format).sharded_objects);
   for (RankState& rank : ranks)
     for (const ShardedObject& object : rank.objects) objects.add(object);
   Catalog catalog = library::catalog_of(shards);
+  catalog.topology = layout.topology;
   catalog.objects = entries_of(ranks[0].common);
   std::ranges::move(objects.finish(), std::back_inserter(catalog.objects));
+  std::set<std::string_view> names;
+  for (const Object& object : catalog.objects)
+    if (!names.insert(object.name).second)
+      throw unfaithful_error({{}, object.name},
+                             "an object and a value of the common part would "
+                             "have this name")
+          .with_hint(
+              "give one of them another key, or put the object on a "
+              "grid");
   return catalog;
+}
+
+void library::tell_left_out(const Target& target, const SaveOptions& options) {
+  for (const Problem& problem : target.problems) {
+    if (problem.kind != "object_left_out" &&
+        problem.kind != "object_without_place")
+      continue;
+    const bool named = !problem.tensor.empty();  // or there are several
+    if (!options.note)
+      throw unfaithful_error(
+          {{}, problem.tensor}, "{}would be left out of {}: {}",
+          named ? "" : "values ", target.catalog.format, problem.message)
+          .with_hint(
+              "save it elsewhere, or set SaveOptions::note, which is then told "
+              "of each value that is left out");
+    options.note(named ? problem.tensor + ": " + problem.message
+                       : problem.message);
+  }
 }
 
 struct Saver::State {
@@ -185,8 +215,10 @@ struct Saver::State {
         owners.push_back(rank->owner);
         all.push_back(std::move(*rank));
       }
-      promise.set_value(ckpt::run(catalog_of(std::move(all), layout.format),
-                                  layout, path, options));
+      promise.set_value(library::run(catalog_of(std::move(all), layout), layout,
+                                     path, options, [&](const Target& target) {
+                                       library::tell_left_out(target, options);
+                                     }));
     } catch (...) {
       promise.set_exception(std::current_exception());
     }

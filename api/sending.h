@@ -7,11 +7,12 @@
 #include <memory>
 #include <vector>
 
-#include "api/write.h"
+#include "api/prepared.h"
 #include "lib/io/staging.h"
 #include "reshard/journal.h"
 #include "reshard/output.h"
 #include "reshard/parts.h"
+#include "reshard/run_options.h"
 
 namespace ckpt::library {
 

@@ -11,10 +11,10 @@
 
 #include "api/requests.h"
 #include "api/strictness.h"
-#include "ckpt/trees.h"
 #include "formats/format.h"
 #include "formats/megatron/model/keys.h"
 #include "formats/megatron/state/common.h"
+#include "lib/pickle/whole_json.h"
 #include "lib/text/suggest.h"
 #include "reshard/read.h"
 
@@ -86,7 +86,14 @@ TensorData library::read_request(const Catalog& catalog, const Tensor& tensor,
     data.bytes = reshard::read_box(catalog, tensor, box);
     return data;
   }
-  data.bytes.resize(*byte_size(tensor.dtype, box.shape));
+  const uint64_t bytes = *byte_size(tensor.dtype, box.shape);
+  try {
+    data.bytes.resize(bytes);
+  } catch (const std::exception&) {  // bad_alloc, length_error
+    throw resource_error({catalog.path, tensor.name},
+                         "there is no memory for {} bytes of shape {}", bytes,
+                         to_string(box.shape));
+  }
   const auto stored = intersect(box, Box::whole(tensor.shape));
   if (!stored) return data;
   const TensorData part{tensor.dtype, stored->shape,
@@ -131,7 +138,8 @@ std::map<std::string, std::string> load_common(const std::string& path,
   std::map<std::string, std::string> common;
   for (const Object& object : catalog.objects)
     if (megatron::is_common(catalog, object))
-      common[object.name] = json_of(object);
+      common[object.name] =
+          pickle::whole_json(*object.document, object.node, object.name);
   return common;
 }
 

@@ -2,6 +2,7 @@
 #include "api/write.h"
 
 #include <algorithm>
+#include <new>
 #include <set>
 #include <string_view>
 
@@ -37,6 +38,7 @@
 #include "reshard/journal.h"
 #include "reshard/made.h"
 #include "reshard/parts.h"
+#include "reshard/planner.h"
 #include "reshard/prove.h"
 #include "reshard/ranks/job.h"
 #include "reshard/ranks/run.h"
@@ -327,7 +329,10 @@ Prepared prepare(Catalog source, Layout layout, const std::string& path,
   if (!options.keep_unknown_globals) scan::leave_out_unknown(source);
   if (options.dtype) {
     families::prepare_cast(source, *options.dtype);
-    formats::set_config_dtype(source, *options.dtype);
+    // DCP has no configuration, but often there is one beside it.
+    const formats::Traits& from = formats::traits_of(source.format);
+    formats::set_config_dtype(source, *options.dtype,
+                              from.any_tensors && !from.is_container);
   }
   const std::vector<DType> stored = set_dtypes(source, options.dtype);
   prepared.target = format.writer->lay_out(source, layout);
@@ -432,12 +437,18 @@ reshard::RunResult execute(Prepared& prepared, const SaveOptions& options,
     // Then what is staged is of no use, and whatever failed follows from it.
     if (!half)
       if (const auto change = io::watch::find_change()) throw *change;
-    if ((error.code() != ExitCode::kIo && !half) || !has_work()) throw;
+    // A lack of memory, too, says nothing against what was copied.
+    const bool sound = error.code() == ExitCode::kIo ||
+                       error.code() == ExitCode::kResource || half;
+    if (!sound || !has_work()) throw;
     // What failed may be the flush of anything that was written before.
-    journal.doubt();
+    if (error.code() != ExitCode::kResource) journal.doubt();
     staging.keep();
     throw error.with_hint(error.hint().empty() ? kept
                                                : error.hint() + "; " + kept);
+  } catch (const std::bad_alloc&) {
+    if (!staging.is_published() && has_work()) staging.keep();
+    throw;
   }
 }
 

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a run may take, and what it takes at most.
 #include <algorithm>
+#include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "api/decoded.h"
 #include "api/manifests.h"
@@ -9,9 +12,12 @@
 #include "api/write_steps.h"
 #include "lib/io/file.h"
 #include "lib/io/remote.h"
+#include "lib/manifest.h"
 #include "reshard/cuda/load.h"
 #include "reshard/plan_size.h"
+#include "reshard/ranks/job.h"
 #include "reshard/ranks/run.h"
+#include "reshard/source_crcs.h"
 
 namespace ckpt::library {
 
@@ -38,30 +44,62 @@ namespace {
 
 // Sums of the source's records as its bytes pass by.
 uint64_t sum_bytes(const Catalog& source) {
-  constexpr uint64_t kEach = 56;  // reshard/source_crcs.h
-  return source.crcs.size() * kEach;
+  return source.crcs.size() * reshard::SourceCrcs::kMemory;
 }
 
-// What the manifests of both sides take once the buffers are gone: the
-// target's as numbers and as a text that grows, the source's as values.
-uint64_t manifest_bytes(const Prepared& prepared, const SaveOptions& options) {
-  constexpr uint64_t kNumber = 2 * sizeof(uint64_t) + 2 * 12;
-  constexpr uint64_t kEntry = 256, kOfText = 4;
+// An entry of a std::map or std::set: four words of the tree around it.
+template <typename Entry>
+constexpr uint64_t kNode = sizeof(Entry) + 4 * sizeof(void*);
+
+// A tensor's name where it is not within the string itself, and its entry.
+uint64_t entry_bytes(const Tensor& tensor) {
+  return kNode<decltype(Manifest::tensors)::value_type> + tensor.name.size() +
+         1;
+}
+
+// A string or vector that grows is copied to one of twice its size, of which as
+// much is touched as was copied.
+constexpr uint64_t kGrowing = 2;
+
+// The target's manifest, as entries and as text.
+uint64_t target_manifest_bytes(const Prepared& prepared) {
+  // {"dtype": "f8_e4m3", "shape": [4096, 4096], "digest": "…"} in a line, with
+  // 32 digits of digest; ranges have up to 12 digits, for files of a TB.
+  constexpr uint64_t kLine = 2 + 64 + 32, kDigits = 12 + 2;
+  constexpr uint64_t kRange = 2 * kGrowing * (sizeof(uint64_t) + kDigits);
   uint64_t bytes = 0;
-  if (options.manifest) {
-    for (const TargetFile& file : prepared.target.files)
-      bytes +=
-          2 * kNumber *
-          (file.literals.size() + file.shared.size() + file.carried.size());
-    for (const Tensor& tensor : prepared.target.catalog.tensors)
-      bytes += 2 * tensor.name.size() + kEntry;
-  }
+  // Each of what is written beside tensors is a range, or a part of one.
+  for (const TargetFile& file : prepared.target.files)
+    bytes += kRange *
+             (file.literals.size() + file.shared.size() + file.carried.size());
+  for (const Tensor& tensor : prepared.target.catalog.tensors)
+    bytes += entry_bytes(tensor) + kGrowing * (kLine + tensor.name.size());
+  return bytes;
+}
+
+// The source's, as text and as entries, and what compares it with what was
+// read (check_source_manifest): two lists of names, one by digests in
+// hexadecimal.
+uint64_t source_manifest_bytes(const Catalog& source, const std::string& path) {
+  constexpr uint64_t kLists =
+      kNode<std::string> +
+      kNode<std::pair<const std::string, std::vector<std::string>>> +
+      sizeof(std::string) + 2 * sizeof(Digest) + 1;
+  uint64_t bytes = io::file_size(path).value_or(0);
+  for (const Tensor& tensor : source.tensors)
+    bytes += entry_bytes(tensor) + kLists + 2 * (tensor.name.size() + 1);
+  return bytes;
+}
+
+// What the manifests of both sides take once the buffers are gone.
+uint64_t manifest_bytes(const Prepared& prepared, const SaveOptions& options) {
+  const uint64_t bytes = options.manifest ? target_manifest_bytes(prepared) : 0;
   // Of a server nobody asks for a file only to know its size.
   if (options.ignore_checksums || io::is_url(prepared.source.path))
     return bytes;
   const std::string known = source_manifest(prepared.source);
   return known.empty() ? bytes
-                       : bytes + kOfText * io::file_size(known).value_or(0);
+                       : bytes + source_manifest_bytes(prepared.source, known);
 }
 
 }  // namespace

@@ -4,9 +4,10 @@
 
 #include <string>
 
-#include "api/write.h"
+#include "api/prepared.h"
 #include "lib/io/staging.h"
 #include "reshard/output.h"
+#include "reshard/run_options.h"
 
 namespace ckpt::library {
 

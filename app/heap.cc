@@ -6,6 +6,7 @@
 #include <malloc.h>
 
 #include <cstdlib>
+#include <exception>
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define CKPT_COUNTS_HEAP 0
@@ -25,8 +26,11 @@ namespace {
 namespace heap = ckpt::heap;
 
 void* allocate(std::size_t bytes, std::size_t alignment) {
-  if (bytes >= heap::kLeast && !heap::has_room(bytes)) throw heap::Full();
   if (bytes == 0) bytes = 1;
+  // Whatever a destructor needs for its end, it gets.
+  if (!heap::has_room(bytes) &&
+      (bytes >= heap::kLeast || std::uncaught_exceptions() == 0))
+    throw heap::Full();
   for (;;) {
     void* const found =
         alignment == 0

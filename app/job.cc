@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "app/print/console.h"
+#include "app/print/failure.h"
 #include "ckpt/error.h"
 #include "reshard/ranks/job.h"
 

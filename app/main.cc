@@ -7,6 +7,7 @@
 #include "app/commands/commands.h"
 #include "app/job.h"
 #include "app/print/console.h"
+#include "app/print/failure.h"
 #include "lib/interrupt.h"
 
 namespace ckpt::app {

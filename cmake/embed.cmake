@@ -19,7 +19,13 @@ function(ckpt_embed target space)
       -DSPACE=${space} -P ${script}
     DEPENDS ${ARGN} ${script}
     VERBATIM)
-  target_sources(${target} PRIVATE ${output})
+  # Apart from the target, all of whose libraries Ninja would wait for before it
+  # makes the file, and the target's own files wait for that.
+  add_library(${target}_embedded OBJECT ${output})
+  target_link_libraries(${target}_embedded PRIVATE ckpt::warnings)
+  target_include_directories(${target}_embedded PRIVATE
+    $<TARGET_PROPERTY:ckpt::lib,INTERFACE_INCLUDE_DIRECTORIES>)
+  target_sources(${target} PRIVATE $<TARGET_OBJECTS:${target}_embedded>)
 endfunction()
 
 if(NOT CMAKE_SCRIPT_MODE_FILE)

@@ -20,12 +20,10 @@ function(ckpt_unity target)
   target_compile_options(${target} PRIVATE
     $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
   get_target_property(sources ${target} SOURCES)
+  list(FILTER sources EXCLUDE REGEX "^[$]<")  # objects of another target
   list(REMOVE_ITEM sources ${arg_APART})
   foreach(source IN LISTS sources)
     get_filename_component(group ${source} DIRECTORY)
-    # Units are linked in the order of their names: where the build lies, as
-    # sources do that it makes, may not decide it.
-    string(REPLACE "${CMAKE_BINARY_DIR}" "made" group "${group}")
     foreach(part IN LISTS arg_PARTS)
       if(source MATCHES "^${part}")
         set(group ${part})
@@ -52,6 +50,28 @@ function(ckpt_unit target unit)
     if(source IN_LIST ARGN OR (group AND folder IN_LIST ARGN))
       set_source_files_properties(${source} PROPERTIES
         UNITY_GROUP ${target}_${unit})
+    endif()
+  endforeach()
+endfunction()
+
+# ckpt_join(TARGET UNIT OTHER...): the OTHER units' files go to UNIT, since none
+# of them has a name that another has. A unit is what ckpt_unit made, or a
+# folder's rest: "megatron_dist"; ".": the target's own folder.
+function(ckpt_join target unit)
+  if(NOT CKPT_UNITY)
+    return()
+  endif()
+  set(to ${target}_${unit})
+  set(groups "")
+  foreach(other IN LISTS ARGN)
+    string(REGEX REPLACE "^[.]$" "" other "${other}")
+    list(APPEND groups ${target}_${other})
+  endforeach()
+  get_target_property(sources ${target} SOURCES)
+  foreach(source IN LISTS sources)
+    get_source_file_property(group ${source} UNITY_GROUP)
+    if(group IN_LIST groups)
+      set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${to})
     endif()
   endforeach()
 endfunction()

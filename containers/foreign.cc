@@ -42,49 +42,100 @@ constexpr std::string_view kOrbax =
 constexpr std::string_view kGguf =
     "open the safetensors checkpoint that it was made from; transformers "
     "dequantizes it: from_pretrained(DIR, gguf_file=FILE)";
+constexpr std::string_view kBuilt =
+    "open the checkpoint that it was built from";
+
+constexpr std::string_view kToGguf =
+    "write safetensors; llama.cpp's convert_hf_to_gguf.py makes GGUF of it";
+constexpr std::string_view kToOnnx =
+    "write safetensors; optimum-cli export onnx makes ONNX";
+
+constexpr bool kWeights = true;
+
+constexpr auto kOthers = std::to_array<OtherFormat>({
+    {".gguf",
+     "GGUF",
+     {"a GGUF file, which ckpt does not read", kGguf},
+     kToGguf,
+     kWeights,
+     "GGUF"sv},
+    {".ggml",
+     "GGML",
+     {"a GGML file, which ckpt does not read", kGguf},
+     kToGguf,
+     kWeights},
+    {".npz",
+     "NumPy archives",
+     {"a NumPy archive (.npz), which ckpt does not read", kNumpy}},
+    {".npy",
+     "NumPy arrays",
+     {"a NumPy array (.npy), which ckpt does not read", kNumpy},
+     {},
+     !kWeights,
+     "\x93NUMPY"sv},
+    {".onnx",
+     "ONNX",
+     {"an ONNX model, which ckpt does not read", kOnnx},
+     kToOnnx,
+     kWeights},
+    {".h5",
+     "HDF5",
+     {"a Keras/HDF5 file, which ckpt does not read", kHdf5},
+     {},
+     kWeights},
+    {".hdf5",
+     "HDF5",
+     {"an HDF5 file, which ckpt does not read", kHdf5},
+     {},
+     kWeights,
+     "\x89HDF\r\n\x1a\n"sv},
+    {".keras",
+     "Keras files",
+     {"a Keras file, which ckpt does not read", kHdf5},
+     {},
+     kWeights},
+    {".msgpack",
+     "Flax files",
+     {"a Flax checkpoint, which ckpt does not read", kFlax},
+     {},
+     kWeights},
+    {".tflite",
+     "TFLite",
+     {"a TFLite model, which ckpt does not read", kOnnx},
+     {},
+     kWeights},
+    {".pb",
+     "TensorFlow graphs",
+     {"a TensorFlow graph, which ckpt does not read", kTensorFlow}},
+    {".mlmodel",
+     "Core ML",
+     {"a Core ML model, which ckpt does not read", kBuilt}},
+    {".engine",
+     "TensorRT engines",
+     {"a TensorRT engine, which ckpt does not read", kBuilt}},
+});
+
+constexpr bool kStandsIn = true;
 
 constexpr auto kMagics = std::to_array<Magic>({
     {0,
      "version https://git-lfs.github.com/spec/v1"sv,
      {"a git-lfs pointer, not the data",
-      "run `git lfs pull` in the repository to fetch the data"}},
-    {0, "GGUF"sv, {"a GGUF file, which ckpt does not read", kGguf}},
+      "run `git lfs pull` in the repository to fetch the data", kStandsIn}},
     {0, "PK\3\4"sv, {"a zip archive", kMaybeTorch}},
-    {0,
-     "\x93NUMPY"sv,
-     {"a NumPy array (.npy), which ckpt does not read", kNumpy}},
-    {0,
-     "\x89HDF\r\n\x1a\n"sv,
-     {"an HDF5 file, which ckpt does not read", kHdf5}},
     {0, "\x1f\x8b"sv, {"gzip-compressed", kUnpack}},
     {0, "\x28\xb5\x2f\xfd"sv, {"zstd-compressed", kUnpack}},
     {0, "\xfd\x37zXZ\0"sv, {"xz-compressed", kUnpack}},
     {0, "BZh"sv, {"bzip2-compressed", kUnpack}},
     {257, "ustar"sv, {"a tar archive", kUnpack}},
-    {0, "<!DOCTYPE"sv, {"an HTML page", kFailedDownload}},
-    {0, "<!doctype"sv, {"an HTML page", kFailedDownload}},
-    {0, "<html"sv, {"an HTML page", kFailedDownload}},
-    {0, "<?xml"sv, {"an XML document", kFailedDownload}},
+    {0, "<!DOCTYPE"sv, {"an HTML page", kFailedDownload, kStandsIn}},
+    {0, "<!doctype"sv, {"an HTML page", kFailedDownload, kStandsIn}},
+    {0, "<html"sv, {"an HTML page", kFailedDownload, kStandsIn}},
+    {0, "<?xml"sv, {"an XML document", kFailedDownload, kStandsIn}},
     {0, "\x80\2"sv, {"a Python pickle", kMaybeTorch}},
     {0, "\x80\3"sv, {"a Python pickle", kMaybeTorch}},
     {0, "\x80\4"sv, {"a Python pickle", kMaybeTorch}},
     {0, "\x80\5"sv, {"a Python pickle", kMaybeTorch}},
-});
-
-struct Ending {
-  std::string_view suffix;
-  Foreign foreign;
-};
-
-// Formats without a magic number, and zips recognised by their name.
-constexpr auto kEndings = std::to_array<Ending>({
-    {".npz", {"a NumPy archive (.npz), which ckpt does not read", kNumpy}},
-    {".onnx", {"an ONNX model, which ckpt does not read", kOnnx}},
-    {".msgpack", {"a Flax checkpoint, which ckpt does not read", kFlax}},
-    {".tflite", {"a TFLite model, which ckpt does not read", kOnnx}},
-    {".keras", {"a Keras file, which ckpt does not read", kHdf5}},
-    {".pb", {"a TensorFlow graph, which ckpt does not read", kTensorFlow}},
-    {".h5", {"a Keras/HDF5 file, which ckpt does not read", kHdf5}},
 });
 
 constexpr auto kDirectories = std::to_array<ForeignDirectory>({
@@ -96,21 +147,27 @@ constexpr auto kDirectories = std::to_array<ForeignDirectory>({
     {".ckpt.index", false, {"a TensorFlow checkpoint", kTensorFlow}},
     {".data-00000-of-00001", false, {"a TensorFlow checkpoint", kTensorFlow}},
     {"flax_model.msgpack", true, {"a Flax checkpoint", kFlax}},
-    {"rank0.engine",
-     true,
-     {"a TensorRT-LLM engine", "open the checkpoint that it was built from"}},
+    {"rank0.engine", true, {"a TensorRT-LLM engine", kBuilt}},
 });
 
 }  // namespace
 
+std::span<const OtherFormat> other_formats() { return kOthers; }
+
 std::optional<Foreign> recognise(std::string_view head,
                                  std::string_view file_name) {
-  for (const Ending& ending : kEndings)
-    if (file_name.ends_with(ending.suffix)) return ending.foreign;
-  for (const Magic& magic : kMagics)
-    if (head.size() > magic.at &&
-        head.substr(magic.at).starts_with(magic.bytes))
-      return magic.foreign;
+  const auto magic = std::ranges::find_if(kMagics, [&](const Magic& one) {
+    return head.size() > one.at && head.substr(one.at).starts_with(one.bytes);
+  });
+  // What stands in for a file has that file's name; a format's archive (.npz)
+  // begins like any other.
+  if (magic != kMagics.end() && magic->foreign.stands_in) return magic->foreign;
+  for (const OtherFormat& other : kOthers)
+    if (file_name.ends_with(other.ending)) return other.file;
+  for (const OtherFormat& other : kOthers)
+    if (!other.magic.empty() && head.starts_with(other.magic))
+      return other.file;
+  if (magic != kMagics.end()) return magic->foreign;
   return std::nullopt;
 }
 

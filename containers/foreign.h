@@ -11,9 +11,22 @@
 namespace ckpt::formats {
 
 struct Foreign {
-  std::string_view what;  // "a git-lfs pointer"
-  std::string_view hint;  // what to do; may be empty
+  std::string_view what;   // "a git-lfs pointer"
+  std::string_view hint;   // what to do; may be empty
+  bool stands_in = false;  // for data that is elsewhere: the download failed
 };
+
+// What other programs keep their tensors in. One row has all that ckpt knows
+// about one: how files are recognised and named, and what to do instead.
+struct OtherFormat {
+  std::string_view ending;   // of file names
+  std::string_view title;    // "GGUF": what ckpt does not write
+  Foreign file;              // hint: for one that should be read
+  std::string_view to_make;  // hint: for one that is wanted; may be empty
+  bool weights = false;      // no such file is anything but a model's weights
+  std::string_view magic = {};
+};
+std::span<const OtherFormat> other_formats();
 
 // A name in a directory that shows what the directory is.
 struct ForeignDirectory {

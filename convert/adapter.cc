@@ -12,6 +12,7 @@
 
 #include "ckpt/error.h"
 #include "convert/adapter_config.h"
+#include "convert/dialects.h"
 #include "convert/instances.h"
 #include "convert/mismatches.h"
 #include "convert/ops.h"

@@ -17,7 +17,7 @@
 #include <string_view>
 
 #include "ckpt/catalog.h"
-#include "convert/translate.h"
+#include "convert/options.h"
 
 namespace ckpt::families {
 

@@ -39,6 +39,8 @@ class Checker {
           instances(numbers_.dialect(), numbers_, names);
       split_trained(all);
       for (const Instance& one : all) check(one);
+      for (const std::string& name : unread_names(numbers_))
+        if (there_.contains(name)) used_.insert(name);
       for (const auto& [name, shape] : there_)
         if (!used_.contains(name) &&
             !Family::ignored(name, family_.hf().ignore) &&

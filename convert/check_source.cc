@@ -5,6 +5,7 @@
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
+#include "convert/dialects.h"
 #include "convert/facts.h"
 #include "convert/named_tensors.h"
 #include "convert/sizes.h"

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "convert/translate.h"
+#include "convert/options.h"
 
 namespace ckpt::families {
 

@@ -45,7 +45,7 @@ void Configuration::correct_kept(Catalog& catalog) const {
   std::erase_if(catalog.sidecars, [](const Sidecar& sidecar) {
     return sidecar.name == kHfConfig;
   });
-  add_text(catalog, kHfConfig, kept.dump(2) + "\n");
+  add_text(catalog, kHfConfig, config_text(kept));
 }
 
 // The dtype of the weights as they will be written.
@@ -143,7 +143,7 @@ void Configuration::write_hf(Catalog& catalog) const {
   Json config = hf_config(catalog);
   if (config.is_object() && !config.empty()) {
     if (carried_.source.empty()) complete_token_ids(catalog, config);
-    add_text(catalog, kHfConfig, config.dump(2) + "\n");
+    add_text(catalog, kHfConfig, config_text(config));
     return;
   }
   catalog.problems.push_back(warning(

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <utility>
 
@@ -21,6 +22,37 @@ void add_text(Catalog& catalog, std::string name, std::string text) {
   sidecar.size = text.size();
   sidecar.text = std::make_shared<const std::string>(std::move(text));
   catalog.sidecars.push_back(std::move(sidecar));
+}
+
+namespace {
+
+void write_json(const Json& value, size_t indent, std::string& text) {
+  if (value.is_number_float() && !std::isfinite(value.get<double>())) {
+    const double number = value.get<double>();
+    text += std::isnan(number) ? "NaN" : number < 0 ? "-Infinity" : "Infinity";
+    return;
+  }
+  if (!value.is_structured() || value.empty()) {
+    text += value.dump();
+    return;
+  }
+  const std::string line = "\n" + std::string(indent + 2, ' ');
+  std::string_view before = value.is_object() ? "{" : "[";
+  for (const auto& [key, item] : value.items()) {
+    text.append(before).append(line);
+    if (value.is_object()) text += Json(key).dump() + ": ";
+    write_json(item, indent + 2, text);
+    before = ",";
+  }
+  text += "\n" + std::string(indent, ' ') + (value.is_object() ? "}" : "]");
+}
+
+}  // namespace
+
+std::string config_text(const Json& config) {
+  std::string text;
+  write_json(config, 0, text);
+  return text + "\n";
 }
 
 void add_object(Catalog& catalog, std::string name, const Json& value) {

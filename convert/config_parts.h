@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "convert/facts.h"
-#include "convert/translate.h"
 
 namespace ckpt::families {
 
@@ -20,6 +19,9 @@ inline constexpr const char* kTokenIds[] = {"bos_token_id", "eos_token_id",
 
 // Adds a generated file beside the tensors, or a generated object.
 void add_text(Catalog& catalog, std::string name, std::string text);
+// As Python's json module writes it, which has infinity and NaN: an indent of
+// two, and one line at the end.
+std::string config_text(const Json& config);
 void add_object(Catalog& catalog, std::string name, const Json& value);
 
 // As transformers spells it.

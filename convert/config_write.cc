@@ -87,6 +87,21 @@ void Configuration::check_own_args(const Json& args, Catalog& catalog) const {
                              can, allow));
 }
 
+// A difference between small numbers: warned about, or refused if nothing may
+// be left open.
+void Configuration::note_near(Catalog& catalog, const FactDifference& one,
+                              const char* program) const {
+  if (options_.strict_config)
+    throw unfaithful_error(
+        {catalog.path, {}}, "--strict-config: {} is {} ({}), and {} in {}",
+        one.name, shown_fact(one.a), one.source_a, shown_fact(one.b), program);
+  catalog.problems.push_back(warning(
+      "fact", {catalog.path, {}},
+      "{} is {} ({}), and {} in {}: outputs differ a little "
+      "(--strict-config refuses this)",
+      one.name, shown_fact(one.a), one.source_a, shown_fact(one.b), program));
+}
+
 void Configuration::write_args(Catalog& catalog) const {
   if (!out_) return;
   Json args = config_table(out_->dialect().config, *out_);
@@ -95,7 +110,9 @@ void Configuration::write_args(Catalog& catalog) const {
   };
   if (std::ranges::none_of(catalog.tensors, is_mtp))
     args.erase("mtp_num_layers");
-  say("mcore", "Megatron's args", args, catalog);
+  for (const FactDifference& one :
+       say("mcore", "Megatron's args", args, catalog))
+    note_near(catalog, one, "GPTModel");
   check_own_args(args, catalog);
   for (const char* key : kTokenIds)
     if (const auto id = carried_.values.find(key); id != carried_.values.end())
@@ -110,21 +127,6 @@ void Configuration::write_params(Catalog& catalog) const {
   Json params = config_table(out_->dialect().config, *out_);
   say("meta", kParams, params, catalog);
   add_object(catalog, "params", params);
-}
-
-// A difference between small numbers: warned about, or refused if nothing may
-// be left open.
-void Configuration::note_near(Catalog& catalog,
-                              const FactDifference& one) const {
-  if (options_.strict_config)
-    throw unfaithful_error(
-        {catalog.path, {}}, "--strict-config: {} is {} ({}), and {} there",
-        one.name, shown_fact(one.a), one.source_a, shown_fact(one.b));
-  catalog.problems.push_back(
-      warning("fact", {catalog.path, {}},
-              "{} is {} ({}), and {} in fairseq2's code: outputs differ a "
-              "little (--strict-config refuses this)",
-              one.name, shown_fact(one.a), one.source_a, shown_fact(one.b)));
 }
 
 void Configuration::write_yaml(Catalog& catalog) const {
@@ -143,7 +145,7 @@ void Configuration::write_yaml(Catalog& catalog) const {
       "name: checkpoint\nmodel_family: " + name + "\nmodel_config:";
   Json config = config_table(out_->dialect().config, *out_);
   for (const FactDifference& one : say("fairseq2", kYaml, config, catalog))
-    note_near(catalog, one);
+    note_near(catalog, one, "fairseq2's code");
   write_yaml_value(config, text, 2);
   add_text(catalog, kYaml, std::move(text));
 }

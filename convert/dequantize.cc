@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <optional>
 #include <string_view>
 #include <unordered_map>
@@ -306,12 +307,20 @@ class Finder {
       if (gptq) set_tensor(made.order, *order, {1, 1, in});
     } else if (gptq && config_.ordered) {
       need(codes, stem + "g_idx");
-    } else if (up(in, made.block_rows) != groups) {
+    } else if (up(in, made.block_rows) != groups ||
+               !may_be_group(in, made.block_rows)) {
       mismatch(scales, codes);
     }
     weight.block = groups == 1 ? std::string("channel")
                                : fmt::format("group {}", made.block_rows);
     found_.push_back(std::move(weight));
+  }
+
+  // A last group that is smaller shows no size, so what was not stated must be
+  // a usual one.
+  bool may_be_group(uint64_t in, uint64_t rows) const {
+    return rows == config_.group_size || rows == in ||
+           (in % rows == 0 && rows >= 16 && std::has_single_bit(rows));
   }
 
   // Rows of a group: the stated number, if that makes as many groups.
@@ -476,6 +485,7 @@ void dequantize(Catalog& catalog, DType dtype) {
       fmt::format("{} weights of {} bits ({}, {}) are dequantized to {}",
                   weights.size(), weights.front().bits, weights.front().method,
                   weights.front().block, name(dtype)));
+  drop_cache_scales(catalog);
   drop_quantization_config(catalog);
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Detects a checkpoint's dialect and family.
+#include "convert/dialects.h"
+
 #include <algorithm>
 
-#include "convert/translate.h"
 #include "convert/values.h"
 #include "formats/traits.h"
 #include "lib/text/glob.h"

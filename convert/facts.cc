@@ -9,8 +9,8 @@
 #include <set>
 
 #include "ckpt/error.h"
+#include "convert/dialects.h"
 #include "convert/facts_table.h"
-#include "convert/translate.h"
 
 namespace ckpt::families {
 namespace {
@@ -26,7 +26,8 @@ bool same_value(const Json& a, const Json& b) {
   if (is_off(a) && is_off(b)) return true;
   if (a.is_number() && b.is_number()) {
     const double x = a.get<double>(), y = b.get<double>();
-    return std::abs(x - y) <= 1e-9 * std::max(std::abs(x), std::abs(y));
+    return x == y ||
+           std::abs(x - y) <= 1e-9 * std::max(std::abs(x), std::abs(y));
   }
   if (a.is_array() && b.is_array())
     return a.size() == b.size() &&
@@ -89,8 +90,8 @@ class Reader {
     if (!from.is_object()) return;
     for (const Json& key : keys) {
       const auto name = key.get<std::string>();
-      facts["config." + name] = {from.value(name, Json()), source_of(name),
-                                 false};
+      facts["config." + name] = {spelled(from.value(name, Json())),
+                                 source_of(name), false};
     }
   }
 

@@ -2,9 +2,9 @@
 // Facts that have names of our own in Megatron's args, for lack of Megatron's.
 #include <algorithm>
 
+#include "convert/dialects.h"
 #include "convert/facts.h"
 #include "convert/facts_table.h"
-#include "convert/translate.h"
 #include "convert/values.h"
 #include "lib/text/glob.h"
 
@@ -35,33 +35,50 @@ Json without_notes(const Json& args) {
   return rest;
 }
 
+const Json* megatron_row(std::string_view family) {
+  for (const Json& row : facts_table().at("megatron"))
+    if (std::ranges::count(row.at("families"), Json(family)) != 0) return &row;
+  return nullptr;
+}
+
 // The row of the table "megatron" that names the family or, failing that, the
 // nearest one that it extends.
 const Json* megatron_row(const Family& family) {
-  std::vector<std::string> names{family.name()};
-  names.insert(names.end(), family.bases().begin(), family.bases().end());
-  for (const std::string& name : names)
-    for (const Json& row : facts_table().at("megatron"))
-      if (std::ranges::count(row.at("families"), Json(name)) != 0) return &row;
-  return nullptr;
+  const Json* row = megatron_row(family.name());
+  for (const std::string& base : family.bases())
+    if (!row) row = megatron_row(base);
+  return row;
+}
+
+// The base of a family with a tower may be a language model, whose row doesn't
+// know of towers. All tensors of the tower are written, hence a warning only.
+void add_tower(const Family& family, MegatronModel& model) {
+  if (family.hf().text_type.empty() || megatron_row(family.name()) ||
+      std::ranges::count(model.lacks, "tower", &FactDifference::name) != 0)
+    return;
+  model.program = "code of your own";
+  model.unbuilt = true;
+  model.warned.push_back("tower");
+  model.lacks.push_back({"tower", "a tower beside the language model",
+                         facts_table().at("lacking").at("tower"), "", ""});
 }
 
 }  // namespace
 
 MegatronModel megatron_model(const Family& family) {
-  const Json* row = megatron_row(family);
-  if (!row) return {};
-  MegatronModel model{
-      .program = row->at("model").get<std::string>(),
-      .lacks = {},
-      .unbuilt = row->at("model") == "none",
-      .warned = row->value("warned", std::vector<std::string>())};
-  if (model.program == "none" || model.program == "own_args")
-    model.program = row->value("into", std::string("code of your own"));
-  const Json lacks = row->value("lacks", Json::object());
-  for (const auto& [name, is] : lacks.items())
-    model.lacks.push_back(
-        {name, is, facts_table().at("lacking").at(name), "", ""});
+  MegatronModel model;
+  if (const Json* row = megatron_row(family)) {
+    model.program = row->at("model").get<std::string>();
+    model.unbuilt = model.program == "none";
+    model.warned = row->value("warned", std::vector<std::string>());
+    if (model.program == "none" || model.program == "own_args")
+      model.program = row->value("into", std::string("code of your own"));
+    const Json lacks = row->value("lacks", Json::object());
+    for (const auto& [name, is] : lacks.items())
+      model.lacks.push_back(
+          {name, is, facts_table().at("lacking").at(name), "", ""});
+  }
+  add_tower(family, model);
   return model;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <set>
 
 #include "convert/facts_olmo.h"
 #include "convert/facts_table.h"
@@ -121,26 +122,51 @@ Json mcore_window(const Json& values) {
   return window;
 }
 
-// A class reads one of them; any others in a config.json are leftovers.
-void keep_epsilon(const Json& defaults, Json& values) {
-  constexpr const char* kEpsilons[] = {"rms_norm_eps", "layer_norm_eps",
-                                       "layer_norm_epsilon", "norm_epsilon",
-                                       "norm_eps"};
-  const auto known = [&](const char* key) { return defaults.contains(key); };
-  if (std::ranges::none_of(kEpsilons, known)) return;
-  for (const char* key : kEpsilons)
-    if (!known(key)) values.erase(key);
+// What the ledger's expressions read of any config.json, but for the keys that
+// code for all types reads: those of rotary positions, and what transformers'
+// masks look at (masking_utils.py).
+const std::set<std::string>& keys_of_ledger() {
+  static const std::set<std::string> keys = [] {
+    std::set<std::string> read;
+    for (const Json& group : facts_table().at("groups"))
+      for (const auto& item : group.at("facts").items()) {
+        const Json& how = at(item.value(), "hf");
+        if (how.is_null()) continue;
+        const Expr parsed((how.is_object() ? how.at("of") : how)
+                              .get_ref<const std::string&>());
+        read.insert(parsed.names().begin(), parsed.names().end());
+      }
+    for (const char* key : {"eps", "theta", "max_position_embeddings",
+                            "original_max_position_embeddings", "is_causal"})
+      read.erase(key);
+    return read;
+  }();
+  return keys;
 }
 
-void prepare_hf(const Json& defaults, Json& values,
+// A key that the type's class does not read is no fact, whatever it is in other
+// types: transformers computes the same without it. unknown_keys() names it.
+void drop_unread(const Family& family, const Json& says, const Json& defaults,
+                 Json& values) {
+  if (defaults.empty()) return;
+  const std::set<std::string> variables = keys_of_variables(family);
+  for (const std::string& key : keys_of_ledger())
+    if (!defaults.contains(key) && !says.contains(key) &&
+        !variables.contains(key))
+      values.erase(key);
+}
+
+void prepare_hf(const Family& family, const Json& says, Json& values,
                 std::vector<std::string>& defaulted) {
+  const Json& defaults = hf_defaults(model_type_of(family, values));
+  drop_beside_text_config(values, family.hf().text_type, family.hf().outer);
   const Json text = at(values, "text_config");
   const Json tied = at(values, "tie_word_embeddings");
   merge(values, text);
   // The model's own, which its language model's class does not read.
   if (!tied.is_null()) values["tie_word_embeddings"] = tied;
   values["rope"] = hf_rope(values, defaults);
-  keep_epsilon(defaults, values);
+  drop_unread(family, says, defaults, values);
   for (const auto& [key, value] : defaults.items()) {
     if (values.contains(key)) continue;
     if (std::ranges::count(kSizes, key) != 0) continue;
@@ -177,6 +203,29 @@ const Json& facts_table() {
   return table;
 }
 
+Json spelled(Json value) {
+  if (value.is_structured())
+    for (Json& item : value) item = spelled(std::move(item));
+  if (!value.is_number_float()) return value;
+  const double number = value.get<double>();
+  if (std::isfinite(number)) return value;
+  const char* name = number < 0 ? "-Infinity" : "Infinity";
+  return Json::object({{"__float__", std::isnan(number) ? "NaN" : name}});
+}
+
+std::set<std::string> keys_of_variables(const Family& family) {
+  std::set<std::string> keys;
+  for (const Dialect& dialect : family.dialects())
+    for (const auto& variable : dialect.vars) {
+      const auto how = variable.second.find("hf");
+      if (how == variable.second.end()) continue;
+      const Expr parsed(how->second);
+      for (const std::string& name : parsed.names())
+        keys.insert(name.substr(0, name.find('.')));
+    }
+  return keys;
+}
+
 std::string model_type_of(const Family& family, const Json& values) {
   if (!family.hf().text_type.empty()) return family.hf().text_type;
   const auto& types = family.hf().model_types;
@@ -209,8 +258,7 @@ Json traits_of(const Family& family, const Json& values) {
 Json prepared(const Family& family, const std::string& side, Json values,
               std::vector<std::string>& defaulted) {
   Json traits = traits_of(family, side == "hf" ? values : Json());
-  if (side == "hf")
-    prepare_hf(hf_defaults(model_type_of(family, values)), values, defaulted);
+  if (side == "hf") prepare_hf(family, at(traits, "says"), values, defaulted);
   if (side == "mcore") values["window"] = mcore_window(values);
   if (side == "olmo_core") prepare_olmo(values);
   if (side == "fairseq2") prepare_fairseq2(values);

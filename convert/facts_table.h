@@ -2,6 +2,7 @@
 // facts.json, parsed. Private to this room.
 #pragma once
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,11 @@ const Json& facts_table();
 // entry.
 Json traits_of(const Family& family, const Json& values);
 std::string model_type_of(const Family& family, const Json& values);
+// The keys of config.json that the family's variables are made of.
+std::set<std::string> keys_of_variables(const Family& family);
+// With {"__float__": "Infinity"} for infinity, as transformers 5 writes what
+// JSON has no number for, and before it wrote as Infinity.
+Json spelled(Json value);
 // `values` plus the names that the ledger's expressions use (trait, rope,
 // window) and the defaults of the class, whose names go into `defaulted`.
 Json prepared(const Family& family, const std::string& side, Json values,

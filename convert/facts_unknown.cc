@@ -103,20 +103,6 @@ void find_unknown(const Known& known, const Json& table, bool nested,
   }
 }
 
-// The keys from which the family's variables are made.
-std::set<std::string> keys_of_variables(const Family& family) {
-  std::set<std::string> keys;
-  for (const Dialect& dialect : family.dialects())
-    for (const auto& variable : dialect.vars) {
-      const auto how = variable.second.find("hf");
-      if (how == variable.second.end()) continue;
-      const Expr parsed(how->second);
-      for (const std::string& name : parsed.names())
-        keys.insert(name.substr(0, name.find('.')));
-    }
-  return keys;
-}
-
 // The whole config.json, and its text_config.
 template <class Look>
 void look_at_parts(const Json& config, Look look) {
@@ -220,7 +206,7 @@ Facts other_facts(const Family& family, const Values& config) {
   const auto add = [&](const std::string& key) {
     const bool said = std::ranges::count(defaulted, key) == 0;
     facts["config." + key] = {
-        values.value(key, Json()),
+        spelled(values.value(key, Json())),
         said ? config.source + " " + key : key + " by default", false};
   };
   for (const Json& key : switches) add(key.get<std::string>());

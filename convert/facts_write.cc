@@ -5,9 +5,9 @@
 #include <algorithm>
 
 #include "ckpt/error.h"
+#include "convert/dialects.h"
 #include "convert/facts.h"
 #include "convert/facts_table.h"
-#include "convert/translate.h"
 #include "convert/values.h"
 #include "lib/text/format.h"
 

@@ -147,4 +147,17 @@ std::vector<Instance> instances(const Dialect& dialect, const Numbers& numbers,
   return Expander(dialect, numbers, there).run();
 }
 
+std::vector<std::string> unread_names(const Numbers& numbers) {
+  std::vector<std::string> names;
+  const Json& traits = numbers.family().traits();
+  const auto unread = traits.find("unread");
+  if (unread == traits.end() || !unread->is_object()) return names;
+  const uint64_t layers = std::min(numbers.count("l"), kMostNames);
+  for (const auto& [name, when] : unread->items())
+    for (uint64_t l = 0; when.is_string() && l < layers; ++l)
+      if (numbers.holds(when.get<std::string>(), {{"l", l}}))
+        names.push_back(numbers.fill(name, {{"l", l}}));
+  return names;
+}
+
 }  // namespace ckpt::families

@@ -29,4 +29,8 @@ struct NamesThere {
 std::vector<Instance> instances(const Dialect& dialect, const Numbers& numbers,
                                 const NamesThere& there = {});
 
+// Parameters that published files have and the model does not read: the
+// family's trait "unread", {"model.layers.{l}.x": condition}.
+std::vector<std::string> unread_names(const Numbers& numbers);
+
 }  // namespace ckpt::families

@@ -14,6 +14,7 @@
 #include "convert/warnings.h"
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"
+#include "lib/text/other_json.h"
 
 namespace ckpt::families {
 namespace {
@@ -98,7 +99,7 @@ void Configuration::settle_vocabulary() {
   // Args may not say it: read_facts.
   if (!facts_.contains("vocab_size") && (facts_.empty() || from_ != "mcore"))
     return;
-  const Json rows = Json::parse(given->second, nullptr, false);
+  const auto rows = text::parse_or_discard<Json>(given->second);
   if (rows.is_number_integer()) facts_["vocab_size"] = {rows, "--vocab-size"};
 }
 
@@ -153,10 +154,13 @@ const Numbers& Configuration::numbers(const Dialect& dialect) {
   else if (dialect.hf_config.is_object())
     table_ = config_table(dialect.hf_config, *in_);
   if (own && table_.is_object()) table_.update(token_ids());
-  if (own && table_.is_object() && carried_.source.empty() && !options_.lenient)
-    unsaid_ = say_facts(family_, "hf", facts_, kHfConfig, options_.allow_unsaid,
-                        table_)
-                  .allowed;
+  if (own && table_.is_object() && carried_.source.empty() &&
+      !options_.lenient) {
+    Unsaid unsaid = say_facts(family_, "hf", facts_, kHfConfig,
+                              options_.allow_unsaid, table_);
+    unsaid_ = std::move(unsaid.allowed);
+    near_ = std::move(unsaid.near);
+  }
   return *in_;
 }
 
@@ -237,7 +241,11 @@ void Configuration::finish(Catalog& catalog) const {
   if (from_ == "mcore" && options_.to != "mcore")
     std::erase_if(catalog.objects, is_told_otherwise);
   if (!options_.lenient) note_unread(catalog);
-  if (options_.to == "hf") return write_hf(catalog);
+  if (options_.to == "hf") {
+    for (const FactDifference& one : near_)
+      note_near(catalog, one, "transformers' code");
+    return write_hf(catalog);
+  }
   // OLMo-core's config.json is not transformers'.
   const bool keep_config =
       (options_.to == "mcore" || options_.to == "fairseq2") &&

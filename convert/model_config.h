@@ -7,7 +7,7 @@
 #include <string>
 
 #include "convert/facts.h"
-#include "convert/translate.h"
+#include "convert/options.h"
 
 namespace ckpt::families {
 
@@ -51,7 +51,8 @@ class Configuration {
                                   const std::string& what, Json& table,
                                   Catalog& catalog) const;
   void check_own_args(const Json& args, Catalog& catalog) const;
-  void note_near(Catalog& catalog, const FactDifference& one) const;
+  void note_near(Catalog& catalog, const FactDifference& one,
+                 const char* program) const;
   void write_olmo(Catalog& catalog) const;
   Json token_ids() const;
   void note_unknown(const Catalog& source, const std::string& side,
@@ -66,6 +67,7 @@ class Configuration {
   Facts facts_;     // what either of them says
   std::vector<std::string> unknown_;    // keys of config.json
   std::vector<FactDifference> unsaid_;  // what config.json need not say
+  std::vector<FactDifference> near_;    // what it says nearly
   Json table_;  // hf_config of the source's dialect, or null
   std::optional<Numbers> in_, out_;
 };

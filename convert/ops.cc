@@ -349,6 +349,7 @@ std::vector<View> step(const Op& op, const Params& params,
   const std::string& name = op.name;
   if (name == "cat") return {View::concat(views, params.dim())};
   if (name == "qkv") {
+    if (views.size() == 2) views.push_back(views[1]);  // keys are the values
     if (views.size() != 3)
       throw unfaithful_error({}, "qkv of {} tensors", views.size());
     return {group_heads(op, heads_of(op, params), views)};
@@ -392,7 +393,11 @@ std::vector<View> undo(const Op& op, const Params& params, const View& view,
     return {view.slice(0, 0, rows)};
   }
   if (name == "cat") return split(params, view, count);
-  if (name == "qkv") return ungroup_heads(op, heads_of(op, params), view);
+  if (name == "qkv") {
+    std::vector<View> parts = ungroup_heads(op, heads_of(op, params), view);
+    parts.resize(std::min(count, parts.size()));
+    return parts;
+  }
   if (name == "qkv_gated") return ungroup_gated(op, heads_of(op, params), view);
   if (name == "kv") return unpair_heads(op, params, view);
   if (name == "ungroup") return group_by_group(op, params, view);
@@ -405,6 +410,17 @@ std::vector<View> undo(const Op& op, const Params& params, const View& view,
   if (name == "add") return {view.transform(arithmetic(op, false))};
   if (name == "reshape") return {view.reshape(Shape(params.list("from")))};
   throw bug_error({}, "no operation {}", name);
+}
+
+// Rows of zeros for the keys and values of a layer that has none.
+std::vector<View> with_zeros(const Op& op, const Heads& h, const View& q,
+                             Catalog& catalog, DType dtype) {
+  const auto rows = checked_mul(h.groups, h.size);
+  if (!rows || q.shape().empty())
+    throw unfaithful_error({}, "{}: shape {}", op.name, to_string(q.shape()));
+  const View zeros =
+      View::filled(catalog, dtype, split_rows(q.shape(), {*rows}), 0);
+  return {q, zeros, zeros};
 }
 
 const Op* find_op(const Rule& rule, std::string_view name) {
@@ -421,8 +437,12 @@ View forward(const Instance& instance, std::vector<View> hf,
     const Shape shape(Params(op, instance, numbers).list("shape"));
     return View::filled(catalog, dtype, shape, *value);
   }
-  for (const Op& op : instance.rule->ops)
-    hf = step(op, Params(op, instance, numbers), instance, std::move(hf));
+  for (const Op& op : instance.rule->ops) {
+    const Params params(op, instance, numbers);
+    if (op.name == "qkv" && hf.size() == 1)
+      hf = with_zeros(op, heads_of(op, params), hf[0], catalog, dtype);
+    hf = step(op, params, instance, std::move(hf));
+  }
   if (hf.size() != 1)
     throw unfaithful_error({}, "{} tensors for one name", hf.size());
   return std::move(hf[0]);
@@ -452,6 +472,10 @@ std::optional<double> constant_of(const Rule& rule) {
   const Op* op = find_op(rule, "const");
   if (!op) return std::nullopt;
   return op->params.value("value", 0.0);
+}
+
+bool drops_rows(const Rule& rule) {
+  return find_op(rule, "qkv") != nullptr && rule.hf.size() < 3;
 }
 
 bool is_copy(const Rule& rule) {

@@ -33,6 +33,8 @@ std::vector<View> backward(const Instance& instance, const View& target,
 
 // The index that numbers the slices of an hf tensor ("e"), or nothing.
 std::optional<std::string> stacked_by(const Rule& rule);
+// True if the dialect's tensor has keys or values that hf's model makes itself.
+bool drops_rows(const Rule& rule);
 // The value of every element, if the rule makes the tensor from nothing.
 std::optional<double> constant_of(const Rule& rule);
 // True if the arrangement stays: pieces can be used unchanged.

@@ -8,10 +8,11 @@
 #include <string_view>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "convert/dequantize.h"
+#include "convert/dialects.h"
 #include "convert/quantized.h"
 #include "convert/quantized_config.h"
-#include "convert/translate.h"
 #include "lib/text/json.h"
 
 namespace ckpt::families {
@@ -29,8 +30,12 @@ std::string_view module_of(std::string_view name) {
   return name.substr(name.rfind('.') + 1);
 }
 
-// Looked up by rows, not multiplied: not a Linear.
+// Looked up by rows, not multiplied: not a Linear. GPT-NeoX calls its head so;
+// T5 has two of other names.
 bool is_embedding(std::string_view name) {
+  const std::string_view module = module_of(name);
+  if (module == "embed_out") return false;
+  if (module == "shared" || module == "relative_attention_bias") return true;
   for (const std::string_view word : {"embed", "wte", "wpe"})
     if (name.find(word) != name.npos) return true;
   return false;
@@ -41,9 +46,10 @@ bool is_embedding(std::string_view name) {
 bool stays(std::string_view name) {
   constexpr std::string_view kModules[] = {
       "lm_head",      "gate",    "router", "shared_expert_gate",
-      "weights_proj", "eh_proj", "head"};
-  constexpr std::string_view kParts[] = {"norm",  "visual.",   "vision",
-                                         "audio", "projector", "conv1d"};
+      "weights_proj", "eh_proj", "head",   "embed_out"};
+  constexpr std::string_view kParts[] = {"norm",     "visual.",   "vision",
+                                         "audio",    "projector", "conv1d",
+                                         ".router.", ".gate."};
   const std::string_view module = module_of(name);
   return is_embedding(name) ||
          std::ranges::find(kModules, module) != std::end(kModules) ||
@@ -63,7 +69,7 @@ std::string with_member(const std::string& text, const std::string& member) {
          member + "\n" + text.substr(end);
 }
 
-std::string config_of(const std::set<std::string>& kept) {
+std::string config_keeping(const std::set<std::string>& kept) {
   std::string names;
   for (const std::string& name : kept)
     names += (names.empty() ? "" : ", ") + nlohmann::json(name).dump();
@@ -79,7 +85,7 @@ void write_config(Catalog& catalog, const std::set<std::string>& kept) {
   for (Sidecar& sidecar : catalog.sidecars) {
     if (sidecar.name != "config.json") continue;
     const std::string text =
-        with_member(sidecar_text(sidecar), config_of(kept));
+        with_member(sidecar_text(sidecar), config_keeping(kept));
     text::parse_python_json(text, sidecar.path);  // it still is one
     sidecar.path = "made:" + sidecar.name;
     sidecar.size = text.size();
@@ -108,6 +114,52 @@ void check_source(const Catalog& catalog) {
         .with_hint("--dtype bf16 dequantizes them first");
 }
 
+// transformers makes an fp8 layer of a Linear, not of a Conv1D or of a class of
+// Falcon's own, and would take the codes for numbers.
+void check_linear(const Catalog& catalog) {
+  for (const Sidecar& sidecar : catalog.sidecars) {
+    if (sidecar.name != "config.json") continue;
+    const auto config =
+        text::parse_python_json(sidecar_text(sidecar), sidecar.path);
+    if (!config.is_object()) continue;
+    const auto type = config.find("model_type");
+    if (type == config.end() || !type->is_string()) continue;
+    for (const char* other : {"gpt2", "openai-gpt", "falcon"})
+      if (*type == other)
+        throw unfaithful_error({catalog.path, {}},
+                               "--quantize: the matrices of a {} are not "
+                               "transformers' Linear, and it has fp8 for that "
+                               "alone",
+                               other);
+  }
+}
+
+uint64_t block_count(uint64_t size) { return (size + kBlock - 1) / kBlock; }
+
+// transformers 5.12's dequantize=True goes by the quotient of codes and scales
+// instead of weight_block_size: 184 rows with two scales are 2 x 92 to it.
+// Where the quotient is no whole number it refuses the model.
+bool is_misread(const Shape& shape) {
+  bool other = false;
+  for (const uint64_t size : shape) {
+    const uint64_t count = block_count(size);
+    if (size % count != 0) return false;
+    other = other || (count > 1 && size / count != kBlock);
+  }
+  return other;
+}
+
+void warn_of_misread(Catalog& catalog, const std::vector<std::string>& names) {
+  if (names.empty()) return;
+  catalog.problems.push_back(warning(
+      "fp8_blocks", {catalog.path, names.front()},
+      "its last block is smaller than 128 (as in {} weights altogether): "
+      "transformers' FineGrainedFP8Config(dequantize=True) takes all blocks "
+      "for equal ones and reads other numbers; ckpt --dtype and readers of "
+      "weight_block_size read these",
+      names.size()));
+}
+
 // The codes or the scales of a weight, made as they are read.
 Tensor made_of(Catalog& catalog, const Decoding& base, Coding coding,
                DType dtype, std::string name, Shape shape) {
@@ -132,9 +184,12 @@ Tensor made_of(Catalog& catalog, const Decoding& base, Coding coding,
 
 void quantize_fp8(Catalog& catalog) {
   check_source(catalog);
+  check_linear(catalog);
   const auto files = std::make_shared<const std::vector<File>>(catalog.files);
-  std::set<std::string> kept;
+  // A head that is tied is in no file, and is a Linear all the same.
+  std::set<std::string> kept{"lm_head"};
   std::vector<Tensor> tensors;
+  std::vector<std::string> misread;
   uint64_t count = 0;
   for (Tensor& tensor : catalog.tensors) {
     const std::string& name = tensor.name;
@@ -147,8 +202,9 @@ void quantize_fp8(Catalog& catalog) {
           .with_hint("fp8 checkpoints name each of them");
     const bool weight = model && rank == 2 && name.ends_with(".weight");
     if (!weight || stays(name) || element_count(tensor.shape) == 0) {
-      if (weight && !is_embedding(name))
-        kept.insert(name.substr(0, name.size() - 7));
+      // Some of those named like embeddings are Linear (Gemma 4's
+      // embedding_projection).
+      if (weight) kept.insert(name.substr(0, name.size() - 7));
       tensors.push_back(std::move(tensor));
       continue;
     }
@@ -165,10 +221,10 @@ void quantize_fp8(Catalog& catalog) {
     fold_pieces(tensor, catalog, made.codes);
     tensors.push_back(made_of(catalog, made, Coding::kFp8Codes, DType::f8_e4m3,
                               name, tensor.shape));
-    tensors.push_back(made_of(catalog, made, Coding::kFp8Scales, DType::f32,
-                              name + "_scale_inv",
-                              {(made.rows + kBlock - 1) / kBlock,
-                               (made.columns + kBlock - 1) / kBlock}));
+    tensors.push_back(made_of(
+        catalog, made, Coding::kFp8Scales, DType::f32, name + "_scale_inv",
+        {block_count(made.rows), block_count(made.columns)}));
+    if (is_misread(tensor.shape)) misread.push_back(name);
     ++count;
   }
   if (count == 0)
@@ -178,6 +234,7 @@ void quantize_fp8(Catalog& catalog) {
   catalog.tensors = std::move(tensors);
   catalog.skeleton.reset();
   write_config(catalog, kept);
+  warn_of_misread(catalog, misread);
   catalog.assumptions.push_back(fmt::format(
       "{} weights become fp8 codes in blocks of 128x128; {} modules "
       "stay as they are",

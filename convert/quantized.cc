@@ -9,6 +9,7 @@
 #include <unordered_set>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "convert/quantized_config.h"
 #include "lib/decoding.h"
 #include "models/family.h"
@@ -114,6 +115,19 @@ bool is_scale(std::string_view name) {
   });
 }
 
+// self_attn.k_scale (compressed-tensors), self_attn.k_proj.k_scale (ModelOpt),
+// self_attn.kv_scale (AutoFP8)
+bool is_cache_scale(const Tensor& tensor) {
+  constexpr std::string_view kWords[] = {
+      "k_scale",    "v_scale",      "kv_scale",     "q_scale",
+      "prob_scale", "k_zero_point", "v_zero_point", "q_zero_point"};
+  const size_t dot = tensor.name.rfind('.');
+  return tensor.kind != Kind::optim && dot != tensor.name.npos &&
+         std::ranges::find(kWords,
+                           std::string_view(tensor.name).substr(dot + 1)) !=
+             std::end(kWords);
+}
+
 // Codes made on the way (--quantize) are not any source's.
 bool is_made(const Catalog& catalog, const Tensor& tensor) {
   return !tensor.pieces.empty() &&
@@ -206,6 +220,19 @@ void check_activation_scales(const Catalog& catalog) {
           "scales activations: without it the model computes "
           "something else, whatever its weights are")
           .with_hint("without --dtype all of it is kept as it is");
+}
+
+void drop_cache_scales(Catalog& catalog) {
+  const auto gone = std::stable_partition(
+      catalog.tensors.begin(), catalog.tensors.end(),
+      [](const Tensor& tensor) { return !is_cache_scale(tensor); });
+  if (gone == catalog.tensors.end()) return;
+  catalog.problems.push_back(warning(
+      "kv_cache_scales", {catalog.path, gone->name},
+      "it scales an fp8 cache of keys and values, which the model no longer "
+      "has without quantization_config: {} such tensors are left out",
+      catalog.tensors.end() - gone));
+  catalog.tensors.erase(gone, catalog.tensors.end());
 }
 
 void prepare_cast(Catalog& catalog, DType dtype) {

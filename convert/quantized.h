@@ -37,6 +37,11 @@ void check_scales(const std::vector<QuantizedWeight>& weights,
 void check_unknown_codes(const Catalog& catalog, const std::string& method);
 void check_activation_scales(const Catalog& catalog);
 
+// Call after dequantizing, when quantization_config goes: without its
+// kv_cache_scheme no reader scales keys and values. Warns with the number of
+// k_scale, v_scale and the like that it removes.
+void drop_cache_scales(Catalog& catalog);
+
 // Call before --dtype: throws unfaithful_error for quantized weights, and pins
 // tensors whose dtype never follows the model's (router biases, scales).
 void prepare_cast(Catalog& catalog, DType dtype);

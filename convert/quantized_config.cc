@@ -66,6 +66,35 @@ std::string find_hindrance(const Value& object) {
   return {};
 }
 
+// The block of one group of modules of compressed-tensors; {} if it states
+// none.
+std::vector<uint64_t> block_of_group(const Value& weights) {
+  const std::string strategy = word(weights, "strategy");
+  const uint64_t size = count(weights, "group_size");
+  if (size > 0 && (strategy.empty() || strategy == "group")) return {1, size};
+  return pair(weights, "block_structure");
+}
+
+// compressed-tensors: one group of modules, rarely more. What they don't agree
+// about counts as not stated.
+void take_groups(const Value& groups, QuantizationConfig& config) {
+  bool first = true;
+  for (const Value& group : groups) {
+    const auto weights =
+        group.is_object() ? group.find("weights") : group.end();
+    if (!group.is_object() || weights == group.end() || !weights->is_object())
+      continue;
+    const uint64_t bits = count(*weights, "num_bits");
+    const std::vector<uint64_t> block = block_of_group(*weights);
+    if (first || config.bits != bits) config.bits = first ? bits : 0;
+    if (first || config.block != block)
+      config.block = first ? block : std::vector<uint64_t>();
+    config.asymmetric =
+        says(*weights, "symmetric", false) && (first || config.asymmetric);
+    first = false;
+  }
+}
+
 QuantizationConfig config_of(const Value& object) {
   QuantizationConfig config{.there = true};
   config.method = word(object, "quant_method");
@@ -79,15 +108,9 @@ QuantizationConfig config_of(const Value& object) {
   config.overrides =
       has_members(object, "dynamic") || has_members(object, "extra_config");
   config.hindrance = find_hindrance(object);
-  // compressed-tensors: one group of modules, rarely more.
   if (const auto groups = object.find("config_groups");
-      groups != object.end() && groups->is_object() && groups->size() == 1)
-    if (const auto weights = groups->begin()->find("weights");
-        weights != groups->begin()->end() && weights->is_object()) {
-      config.bits = count(*weights, "num_bits");
-      config.block = pair(*weights, "block_structure");
-      config.asymmetric = says(*weights, "symmetric", false);
-    }
+      groups != object.end() && groups->is_object())
+    take_groups(*groups, config);
   return config;
 }
 
@@ -145,7 +168,7 @@ std::string sidecar_text(const Sidecar& sidecar) {
                       : io::read_file(sidecar.path, kMostConfig);
 }
 
-QuantizationConfig quantization_config(const Catalog& catalog) {
+nlohmann::json said_quantization(const Catalog& catalog) {
   const auto parsed = [&](std::string_view name) -> Value {
     for (const Sidecar& sidecar : catalog.sidecars)
       if (sidecar.name == name && sidecar.size <= kMostConfig)
@@ -156,15 +179,19 @@ QuantizationConfig quantization_config(const Catalog& catalog) {
   const std::string beside = io::join(catalog.path, "config.json");
   if (root.is_null() && io::is_file(beside))
     root = text::parse_python_json(io::read_file(beside, kMostConfig), beside);
-  if (const Value* found = find_config(root)) return config_of(*found);
+  if (const Value* found = find_config(root)) return *found;
   for (const std::string_view name : kOldFiles)
-    if (const Value old = parsed(name); old.is_object()) {
-      QuantizationConfig config = config_of(old);
-      if (config.method.empty() && name == "quantize_config.json")
-        config.method = "gptq";
-      return config;
+    if (Value old = parsed(name); old.is_object()) {
+      if (name == "quantize_config.json" && word(old, "quant_method").empty())
+        old["quant_method"] = "gptq";
+      return old;
     }
-  return {};
+  return nullptr;
+}
+
+QuantizationConfig quantization_config(const Catalog& catalog) {
+  const Value said = said_quantization(catalog);
+  return said.is_object() ? config_of(said) : QuantizationConfig();
 }
 
 std::string without_member(const std::string& text, const std::string& key) {

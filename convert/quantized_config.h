@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ckpt/catalog.h"
+#include "lib/text/json.h"
 
 namespace ckpt::families {
 
@@ -31,6 +32,8 @@ struct QuantizationConfig {
 // quantize_config.json and quant_config.json of older checkpoints. Throws
 // input_error for one that can't be read.
 QuantizationConfig quantization_config(const Catalog& catalog);
+// The same as it is written; null if there is none.
+nlohmann::json said_quantization(const Catalog& catalog);
 
 // Removes the key from config.json, leaving the rest of its text; older files
 // that say the same stop being sidecars.

@@ -128,7 +128,10 @@ class Shaper {
         fail("{} is {}, {} heads of {} make {} rows", "qkv"[i],
              to_string(from[i]), i == 0 ? heads : groups, head, rows);
     }
-    return joined(from, 0);
+    Shape all = joined(from, 0);
+    if (from.size() < 3)  // keys again, or zeros
+      all[0] = product(checked_add(heads, 2 * groups).value_or(0), head);
+    return all;
   }
 
   Shape kv(const Op& op, const std::vector<Shape>& from) const {

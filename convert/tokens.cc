@@ -13,6 +13,7 @@
 
 #include "convert/config_parts.h"
 #include "convert/quantized_config.h"
+#include "lib/text/other_json.h"
 
 namespace ckpt::families {
 namespace {
@@ -91,7 +92,7 @@ class LastToken : public nlohmann::json_sax<Json> {
 
 // The largest token that tokenizer_config.json adds.
 std::optional<uint64_t> last_added(const std::string& text) {
-  const Json config = Json::parse(text, nullptr, false);
+  const auto config = text::parse_or_discard<Json>(text);
   std::optional<uint64_t> last;
   if (!config.is_object()) return last;
   const Json added = config.value("added_tokens_decoder", Json());
@@ -138,7 +139,7 @@ bool names_tokens(std::string_view key) {
 std::string past_of_generation(const Catalog& catalog, uint64_t rows) {
   const auto text = text_beside(catalog, "generation_config.json");
   const Json config =
-      text ? Json::parse(*text, nullptr, false) : Json::object();
+      text ? text::parse_or_discard<Json>(*text) : Json::object();
   std::vector<std::string> lost;
   if (config.is_object())
     for (const auto& [key, value] : config.items())

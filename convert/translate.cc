@@ -8,6 +8,7 @@
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "convert/check_source.h"
+#include "convert/dialects.h"
 #include "convert/model_config.h"
 #include "convert/optimizer.h"
 #include "convert/quantized.h"

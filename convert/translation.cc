@@ -71,6 +71,7 @@ NamedTensors Translation::to_hf(NamedTensors model, const Numbers& numbers) {
     }
   }
   for (auto& [name, slices] : stacks) stack(name, slices, hf, mismatches);
+  if (weights()) tell_unread_rows();
   leftovers(model, numbers.dialect().ignore, mismatches, hf);
   if (!lenient_)
     mismatches.check(source_.path, numbers,
@@ -113,6 +114,7 @@ NamedTensors Translation::from_hf(NamedTensors hf, const Numbers& numbers) {
     }
   }
   if (weights()) repeats(hf);
+  leave_unread(hf, numbers);
   leftovers(hf, numbers.family().hf().ignore, mismatches, model);
   for (Tensor& tensor : kept_) model.add(std::move(tensor));
   if (!lenient_)
@@ -206,6 +208,7 @@ void Translation::undo(const Instance& one, const Tensor& tensor,
   }
   check_padding(one, tensor, numbers);
   const std::vector<View> views = backward(one, View::of(tensor), numbers);
+  if (drops_rows(*one.rule)) ++unread_rows_;
   for (const std::string& name : one.hf) parents_[name].push_back(one.to);
   if (const auto index = stacked_by(*one.rule)) {
     const uint64_t at = one.index.at(*index);
@@ -404,7 +407,7 @@ void Translation::leftovers(NamedTensors& model,
     if (drop_.match(tensor.name))
       ++dropped;
     else if (Family::ignored(tensor.name, ignored) && leave_buffer(tensor))
-      note(tensor.name + " is not a parameter of the model and is left out");
+      note(tensor.name + " is not a parameter of the model; not written");
     else if (lenient_)
       result.add(std::move(tensor));
     else
@@ -413,6 +416,29 @@ void Translation::leftovers(NamedTensors& model,
   if (dropped)
     source_.assumptions.push_back(
         fmt::format("--drop: {} tensors are left out", dropped));
+}
+
+void Translation::leave_unread(NamedTensors& hf, const Numbers& numbers) {
+  size_t count = 0;
+  for (const std::string& name : unread_names(numbers)) {
+    if (!hf.find(name)) continue;
+    hf.use(name);
+    ++count;
+  }
+  if (count != 0)
+    source_.problems.push_back(
+        warning("left_out", {source_.path, {}},
+                "{} tensors that transformers' model does not read (keys and "
+                "values of layers that share others') are not written",
+                count));
+}
+
+void Translation::tell_unread_rows() {
+  if (unread_rows_ != 0)
+    note(
+        fmt::format("{} tensors have rows of keys or values that the model "
+                    "does not read: they are not written",
+                    unread_rows_));
 }
 
 bool Translation::leave_buffer(const Tensor& tensor) {

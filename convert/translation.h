@@ -12,7 +12,7 @@
 #include "convert/named_tensors.h"
 #include "convert/ops.h"
 #include "convert/optimizer.h"
-#include "convert/translate.h"
+#include "convert/options.h"
 
 namespace ckpt::families {
 
@@ -40,6 +40,10 @@ class Translation {
   [[noreturn]] void refuse_constant(const Instance& one) const;
   void settle(Tensor& made, const Rule& rule) const;
   static std::vector<std::string> names_of(const NamedTensors& tensors);
+  // Parameters that transformers' model does not read, and rows that it makes
+  // of others: told, not written.
+  void leave_unread(NamedTensors& hf, const Numbers& numbers);
+  void tell_unread_rows();
   // Files of transformers have these copies, and its readers want them.
   static void add_repeats(const HfSide::Repeat& repeat, NamedTensors& hf);
   static bool pads(const Rule& rule);
@@ -84,6 +88,7 @@ class Translation {
   const bool vocabulary_given_;
   Parents parents_;
   bool says_cuts_ = false;    // the dialect's rules do
+  size_t unread_rows_ = 0;    // tensors with rows that are not written
   std::vector<Tensor> kept_;  // if lenient: parts of what is fused
 };
 

@@ -11,6 +11,7 @@
 #include "convert/config_parts.h"
 #include "convert/quantized_config.h"
 #include "convert/tokens.h"
+#include "lib/text/other_json.h"
 
 namespace ckpt::families {
 
@@ -54,7 +55,7 @@ Json beside(const Catalog& catalog, std::string_view name) {
   constexpr uint64_t kMost = uint64_t{16} << 20;
   for (const Sidecar& sidecar : catalog.sidecars)
     if (sidecar.name == name && sidecar.size <= kMost)
-      return Json::parse(sidecar_text(sidecar), nullptr, false);
+      return text::parse_or_discard<Json>(sidecar_text(sidecar));
   return {};
 }
 

@@ -9,6 +9,7 @@
 
 #include "ckpt/catalog.h"
 #include "ckpt/error.h"
+#include "containers/foreign.h"
 #include "formats/beside.h"
 #include "formats/file_list.h"
 #include "formats/format.h"
@@ -33,9 +34,11 @@ bool is_one_of(std::string_view text,
 
 // Of these, only files that were read belong to the checkpoint.
 bool is_weights(std::string_view path) {
-  return is_one_of(extension(path),
-                   {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".distcp",
-                    ".gguf", ".onnx", ".h5", ".msgpack", ".nemo", ".npz"});
+  return is_one_of(extension(path), {".safetensors", ".bin", ".pt", ".pth",
+                                     ".ckpt", ".distcp", ".nemo"}) ||
+         std::ranges::any_of(other_formats(), [&](const OtherFormat& other) {
+           return path.ends_with(other.ending);
+         });
 }
 
 // Files that people write, whatever their name: optimizer_notes.md.

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "ckpt/note.h"
+#include "containers/foreign.h"
 #include "lib/io/file.h"
 #include "lib/io/mount.h"
 #include "lib/io/remote.h"
@@ -86,10 +87,6 @@ constexpr auto kNames = std::to_array<NameRow>({
     {"consolidated*.pth", "model"},
     {"*model_states.pt", "model"},
     {"model*.pt", "model"},
-    {"*.gguf", "model"},
-    {"*.onnx", "model"},
-    {"*.h5", "model"},
-    {"*.msgpack", "model"},
     {"*config.json", "config"},
     {"*config.yaml", "config"},
     {"*config.yml", "config"},
@@ -256,6 +253,8 @@ std::string_view part_by_name(std::string_view path) {
       slash == path.npos ? path : path.substr(slash + 1);
   for (const Row& row : rows())
     if (row.glob.matches(row.whole ? path : name)) return row.part;
+  for (const OtherFormat& other : other_formats())
+    if (other.weights && name.ends_with(other.ending)) return "model";
   return "other";
 }
 

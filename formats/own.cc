@@ -15,6 +15,7 @@
 #include "lib/io/file.h"
 #include "lib/module.h"
 #include "lib/text/format.h"
+#include "models/own.h"
 
 namespace ckpt::formats {
 namespace {
@@ -161,6 +162,10 @@ class Registered final : public FormatRegistry {
                         strategy.backend, strategy.version);
   }
 
+  void add_family(const std::string& name, const std::string& json) override {
+    register_family(name, json);
+  }
+
   std::vector<Format> take(const std::vector<Format>& taken) {
     const std::lock_guard lock(mutex_);
     closed_ = true;
@@ -240,10 +245,21 @@ void load(const std::string& path) {
   add(registered());
 }
 
+void load_modules() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    for (const std::string& file : module_files()) load(file);
+  });
+}
+
+// Families are below formats, and may be asked for first.
+[[maybe_unused]] const bool kBringsFamilies =
+    families::before_reading(load_modules);
+
 }  // namespace
 
 std::vector<Format> own_formats(const std::vector<Format>& taken) {
-  for (const std::string& file : module_files()) load(file);
+  load_modules();
   return registered().take(taken);
 }
 

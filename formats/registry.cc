@@ -23,13 +23,6 @@
 namespace ckpt::formats {
 namespace {
 
-// A git-lfs pointer, or the page that a failed download left: the data is not
-// there, whatever the file's name or place.
-bool stands_for_data(std::string_view what) {
-  return what.starts_with("a git-lfs pointer") || what == "an HTML page" ||
-         what == "an XML document";
-}
-
 // A file that can't be read, and whose name says it is something else, most
 // likely is that: an .npz is a zip archive, like torch's files.
 Catalog read(const Format& format, const std::string& path,
@@ -48,8 +41,7 @@ Catalog read(const Format& format, const std::string& path,
   } catch (const Error& error) {
     const std::string& file = error.where().path;
     if (error.code() == ExitCode::kDamaged && io::is_file(file)) {
-      if (const auto found = recognise_file(file);
-          found && stands_for_data(found->what))
+      if (const auto found = recognise_file(file); found && found->stands_in)
         throw missing_error({file, {}}, "not a checkpoint: this is {}",
                             found->what)
             .with_hint(std::string(found->hint));
@@ -232,12 +224,6 @@ Catalog open_as(const std::string& path, const std::string& from,
   return read(format, path, options);
 }
 
-// Errors that a reader may throw because it couldn't read a file.
-bool may_hide_a_failure(ExitCode code) {
-  return code == ExitCode::kMissing || code == ExitCode::kDamaged ||
-         code == ExitCode::kUnfaithful;
-}
-
 }  // namespace
 
 Catalog open(const std::string& path, const std::string& from,
@@ -253,7 +239,7 @@ Catalog open(const std::string& path, const std::string& from,
     return catalog;
   } catch (const Error& error) {
     const auto failure = failures::since(begin, path);
-    if (failure && may_hide_a_failure(error.code())) throw *failure;
+    if (failure && failures::may_hide_behind(error)) throw *failure;
     throw;
   }
 }

@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "ckpt/error.h"
+#include "containers/foreign.h"
 #include "formats/dcp/dcp.h"
 #include "formats/deepspeed/deepspeed.h"
 #include "formats/fairseq2/fairseq2.h"
@@ -259,13 +260,13 @@ std::string meant_format(std::string_view name) {
        "megatron_zarr"},
       {{"pt", "pth", "bin", "pytorch"}, "did you mean torch?"},
       {{"distcp", "fsdp", "fsdp2"}, "did you mean dcp?"},
-      {{"olmo"}, "did you mean olmo_core?"},
-      {{"gguf"},
-       "ckpt has no GGUF; llama.cpp makes it from Hugging Face's files: "
-       "safetensors with --dialect hf"}};
+      {{"olmo"}, "did you mean olmo_core?"}};
   for (const Called& called : elsewhere)
     if (std::ranges::find(called.names, name) != called.names.end())
       return std::string(called.hint);
+  for (const OtherFormat& other : other_formats())
+    if (other.ending.substr(1) == name && !other.to_make.empty())
+      return fmt::format("ckpt has no {}: {}", other.title, other.to_make);
   if (const std::string near = text::nearest(name, format_names());
       !near.empty())
     return fmt::format("did you mean {}?", near);

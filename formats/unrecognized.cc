@@ -13,6 +13,7 @@
 #include "lib/io/listing.h"
 #include "lib/io/remote.h"
 #include "lib/text/format.h"
+#include "lib/text/shell.h"
 #include "lib/text/suggest.h"
 
 namespace ckpt::formats {
@@ -61,11 +62,42 @@ std::string unexpanded(const std::string& path) {
   return {};
 }
 
+constexpr std::string_view kHere = "ls shows what is here";
+
+// What is beside a URL that isn't there, if that can be listed. A bucket, or a
+// host, may have millions of names.
+std::string missing_url_hint(const std::string& path) {
+  constexpr std::string_view kSpelling =
+      "look at its spelling; upper and lower case differ";
+  const failures::Unimportant suggestions;
+  const std::string url = path.substr(0, path.find_last_not_of('/') + 1);
+  const std::string folder = io::parent(url);
+  if (folder.find('/', folder.find("://") + 3) == folder.npos)
+    return std::string(kSpelling);
+  try {
+    const std::vector<std::string> names = io::list_directory(folder);
+    const std::string near = text::nearest(io::base_name(url), names);
+    if (!near.empty())
+      return fmt::format("did you mean {}?", printable(folder + "/" + near));
+    constexpr size_t kShown = 6;
+    std::vector<std::string> some;
+    for (size_t i = 0; i < std::min(names.size(), kShown); ++i)
+      some.push_back(printable(names[i]));
+    if (!some.empty())
+      return fmt::format("below {} are: {}{}", printable(folder),
+                         fmt::join(some, ", "),
+                         names.size() > kShown ? " and more" : "");
+  } catch (const Error&) {
+    // It can't be listed.
+  }
+  return std::string(kSpelling);
+}
+
 // Suggests what could have been meant by a path that does not exist.
 std::string missing_hint(const std::string& path) {
   const std::string directory = io::parent(path);
   try {
-    if (io::is_url(path)) return {};
+    if (io::is_url(path)) return missing_url_hint(path);
     if (const std::string url = meant_url(path); !url.empty())
       return fmt::format("did you mean {}?", printable(url));
     if (std::string hint = unexpanded(path); !hint.empty()) return hint;
@@ -76,7 +108,7 @@ std::string missing_hint(const std::string& path) {
       std::string above = directory;
       while (!io::is_directory(above) && above != io::parent(above))
         above = io::parent(above);
-      if (above == ".") return {};
+      if (above == ".") return std::string(kHere);
       return fmt::format("of that path only {} exists", printable(above));
     }
     const std::string near =
@@ -84,6 +116,9 @@ std::string missing_hint(const std::string& path) {
     if (!near.empty())
       return fmt::format("did you mean {}?",
                          printable(io::join(directory, near)));
+    return directory == "." ? std::string(kHere)
+                            : fmt::format("ls {} shows what is there",
+                                          text::shell_path(directory));
   } catch (const Error&) {
     // It can't be read or listed: no suggestion then.
   }
@@ -199,6 +234,9 @@ std::string checkpoints_below(const std::string& path,
 }
 
 void check_path(const std::string& path) {
+  if (path.empty())
+    throw usage_error({}, "the path of the checkpoint is empty")
+        .with_hint("is a variable of the script not set?");
   const bool pipe = path == "/dev/stdin" || path.starts_with("/dev/fd/") ||
                     path.starts_with("/proc/self/fd/");
   if (!pipe && (io::is_file(path) || io::is_directory(path))) return;

@@ -86,6 +86,13 @@ std::optional<Error> any() {
   return std::nullopt;
 }
 
+bool may_hide_behind(const Error& error) {
+  return error.code() == ExitCode::kUsage ||
+         error.code() == ExitCode::kMissing ||
+         error.code() == ExitCode::kDamaged ||
+         error.code() == ExitCode::kUnfaithful;
+}
+
 void withdraw(const Error& error) {
   const std::string text = error.what();
   All& known = all();

@@ -31,6 +31,9 @@ void add_source(const std::string& root);
 std::optional<Error> any();
 // The data was read in another way.
 void withdraw(const Error& error);
+// Whether a reader may have thrown `error` because it couldn't read a file: it
+// took the checkpoint for another one, or missed a part of it.
+bool may_hide_behind(const Error& error);
 // The failures were reported, or waited out.
 void forget();
 

@@ -19,11 +19,11 @@ class Full : public std::bad_alloc {
 // Bytes allocated now, to within some KiB for each thread.
 uint64_t live();
 
-// While it lives, allocations that would pass `bytes` throw Full. Only those of
-// kLeast bytes and more do: a list that grows is left as it was, and the many
-// small ones between are soon followed by such a list. The process's resident
-// set counts too, but for files: what lies free between blocks, and what is
-// taken from the system without new.
+// While it lives, allocations that would pass `bytes` throw Full, those of less
+// than kLeast bytes only a MiB beyond it: mostly a list that grows is refused
+// first, and is left as it was. The process's resident set counts too, but for
+// files: what lies free between blocks, and what is taken from the system
+// without new.
 class Bound {
  public:
   explicit Bound(uint64_t bytes);

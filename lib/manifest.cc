@@ -5,14 +5,19 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <array>
+#include <charconv>
+#include <initializer_list>
+#include <nlohmann/json.hpp>
+#include <set>
 #include <span>
 
 #include "ckpt/error.h"
 #include "lib/crc32.h"
 #include "lib/io/file.h"
 #include "lib/sha256.h"
-#include "lib/text/json.h"
+#include "lib/text/format.h"
+#include "lib/text/number.h"
+#include "lib/text/scan.h"
 
 namespace ckpt {
 namespace {
@@ -25,28 +30,6 @@ std::string quoted(const std::string& text) {
 }
 
 constexpr uint64_t kMaxManifest = uint64_t{4} << 30;
-
-DType read_dtype(const json& entry, const std::string& path) {
-  const std::string text = text::string_member(entry, "dtype", path);
-  if (const auto dtype = dtype_from_name(text)) return *dtype;
-  throw input_error({path, {}}, "unknown dtype {}", text);
-}
-
-Digest read_digest(const json& entry, const std::string& path) {
-  const std::string text = text::string_member(entry, "digest", path);
-  if (const auto digest = Digest::parse(text)) return *digest;
-  throw input_error({path, {}}, "'{}' is not a digest of 32 hex digits", text);
-}
-
-Shape read_shape(const json& entry, const std::string& path) {
-  Shape shape;
-  for (const json& n : text::member(entry, "shape", path)) {
-    if (!n.is_number_unsigned())
-      throw input_error({path, {}}, "a shape holds {}", n.dump());
-    shape.push_back(n.get<uint64_t>());
-  }
-  return shape;
-}
 
 // The text after everything that "self" is the digest of.
 constexpr std::string_view kBeforeSelf = ",\n \"self\": \"";
@@ -80,31 +63,6 @@ void check_self(const std::string& text, const std::string& path) {
   if (sha256_of(all.substr(0, at - kBeforeSelf.size())) !=
       all.substr(at, kHexDigits))
     changed(path);
-}
-
-// An unknown key means a flipped bit.
-void check_keys(const json& root, const std::string& text,
-                const std::string& path) {
-  constexpr auto kKnown = std::to_array<std::string_view>(
-      {"ckpt_manifest", "format", "source", "files", "tensors", "contents",
-       "identity", "self"});
-  for (const auto& [key, value] : root.items())
-    if (std::ranges::find(kKnown, key) == kKnown.end()) changed(path);
-  if (root.contains("contents") && !has_self(text)) changed(path);
-}
-
-Manifest::Content read_content(const json& entry, const std::string& path) {
-  Manifest::Content content;
-  content.sha256 = text::string_member(entry, "sha256", path);
-  if (!entry.contains("ranges")) return content;
-  for (const json& n : entry["ranges"]) {
-    if (!n.is_number_unsigned())
-      throw input_error({path, {}}, "a range holds {}", n.dump());
-    content.ranges.push_back(n.get<uint64_t>());
-  }
-  if (content.ranges.size() % 2 || !std::ranges::is_sorted(content.ranges))
-    throw input_error({path, {}}, "ranges are pairs in order");
-  return content;
 }
 
 std::string hex_of(std::string_view bytes) {
@@ -167,8 +125,8 @@ bool is_rewritten(std::string_view now, std::string_view written) {
 
 std::string sha256_of(const io::Handle& file,
                       const std::vector<uint64_t>& ranges) {
-  constexpr uint64_t kBlock = 1 << 20;
-  std::vector<std::byte> block(std::min(kBlock, file.size()));
+  constexpr uint64_t kRead = 1 << 20;
+  std::vector<std::byte> block(std::min(kRead, file.size()));
   Sha256 sum;
   const auto add = [&](uint64_t begin, uint64_t end) {
     while (begin < end) {
@@ -276,49 +234,232 @@ std::string to_json(const Manifest& manifest) {
   return text.append(kAfterSelf);
 }
 
+namespace {
+
+// Reads without a tree of values, which would take six times the text: a run
+// reads its source's manifest when all else is done, beside its plan.
+class ManifestReader {
+ public:
+  ManifestReader(std::string_view text, const std::string& path)
+      : path_(path), has_self_(has_self(text)), scan_(text, path) {}
+
+  Manifest read() {
+    std::set<std::string> seen;
+    each_key(seen, [&](const std::string& key) { read_member(key); });
+    scan_.finish();
+    need(seen, "", {"ckpt_manifest", "format", "source", "files", "tensors"});
+    return std::move(manifest_);
+  }
+
+ private:
+  // `take` reads the value of each key. A key given twice is an error.
+  template <typename Take>
+  void each_key(std::set<std::string>& seen, const Take& take) {
+    scan_.enter_object();
+    while (const auto found = scan_.next_key()) {
+      const std::string key(*found);
+      if (!seen.insert(key).second) twice(key);
+      take(key);
+    }
+  }
+  [[noreturn]] void twice(const std::string& key) const {
+    scan_.fail(fmt::format("key \"{}\" given twice", text::printable(key)));
+  }
+  void need(const std::set<std::string>& seen, const std::string& name,
+            std::initializer_list<const char*> keys) const {
+    for (const char* key : keys)
+      if (!seen.contains(key))
+        throw input_error({path_, name}, "its entry has no \"{}\"", key);
+  }
+
+  void read_member(const std::string& key) {
+    if (key == "ckpt_manifest") return check_version();
+    if (key == "format") {
+      manifest_.format = scan_.string();
+    } else if (key == "source") {
+      read_source();
+    } else if (key == "files") {
+      read_files();
+    } else if (key == "tensors") {
+      read_tensors();
+    } else if (key == "contents" && has_self_) {
+      read_contents();
+    } else if (key == "identity") {
+      read_identity();
+    } else if (key == "self") {
+      scan_.skip();
+    } else {
+      changed(path_);  // an unknown key means a flipped bit
+    }
+  }
+
+  void check_version() {
+    const std::string_view version = scan_.skip();
+    if (version != "1")
+      throw input_error({path_, {}}, "a manifest of version {}, this is 1",
+                        shown(version));
+  }
+
+  void read_source() {
+    std::set<std::string> seen;
+    each_key(seen, [&](const std::string& key) {
+      if (key == "path")
+        manifest_.source_path = scan_.string();
+      else if (key == "format")
+        manifest_.source_format = scan_.string();
+      else
+        scan_.skip();
+    });
+    need(seen, "source", {"path", "format"});
+  }
+
+  void read_files() {
+    scan_.enter_object();
+    while (const auto found = scan_.next_key()) {
+      const std::string name(*found);
+      const uint64_t size = scan_.unsigned_integer();
+      if (!manifest_.files.emplace(name, size).second) twice(name);
+    }
+  }
+
+  void read_tensors() {
+    scan_.enter_object();
+    while (const auto found = scan_.next_key()) {
+      const std::string name(*found);
+      if (!manifest_.tensors.emplace(name, read_entry(name)).second)
+        twice(name);
+    }
+  }
+
+  Manifest::Entry read_entry(const std::string& name) {
+    Manifest::Entry entry;
+    std::set<std::string> seen;
+    each_key(seen, [&](const std::string& key) {
+      if (key == "dtype")
+        entry.dtype = read_dtype();
+      else if (key == "shape")
+        for (const uint64_t size : read_numbers("a shape"))
+          entry.shape.push_back(size);
+      else if (key == "digest")
+        entry.digest = read_digest();
+      else if (key == "source")
+        entry.source = read_sum(name);
+      else
+        scan_.skip();
+    });
+    need(seen, name, {"dtype", "shape", "digest"});
+    return entry;
+  }
+
+  std::pair<DType, Digest> read_sum(const std::string& name) {
+    std::pair<DType, Digest> sum;
+    std::set<std::string> seen;
+    each_key(seen, [&](const std::string& key) {
+      if (key == "dtype")
+        sum.first = read_dtype();
+      else if (key == "digest")
+        sum.second = read_digest();
+      else
+        scan_.skip();
+    });
+    need(seen, name, {"dtype", "digest"});
+    return sum;
+  }
+
+  void read_contents() {
+    scan_.enter_object();
+    while (const auto found = scan_.next_key()) {
+      const std::string name(*found);
+      Manifest::Content content;
+      std::set<std::string> seen;
+      each_key(seen, [&](const std::string& key) {
+        if (key == "sha256")
+          content.sha256 = scan_.string();
+        else if (key == "ranges")
+          content.ranges = read_numbers("a range");
+        else
+          scan_.skip();
+      });
+      need(seen, name, {"sha256"});
+      if (content.ranges.size() % 2 || !std::ranges::is_sorted(content.ranges))
+        throw input_error({path_, {}}, "ranges are pairs in order");
+      if (!manifest_.contents.emplace(name, std::move(content)).second)
+        twice(name);
+    }
+  }
+
+  void read_identity() {
+    Manifest::Identity identity;
+    std::set<std::string> seen;
+    each_key(seen, [&](const std::string& key) {
+      if (key == "mtime")
+        identity.mtime = read_mtime();
+      else if (key == "head")
+        identity.head = scan_.string();
+      else if (key == "tail")
+        identity.tail = scan_.string();
+      else if (key == "samples")
+        identity.samples = scan_.string();
+      else
+        scan_.skip();
+    });
+    need(seen, "identity", {"mtime", "head", "tail"});
+    manifest_.identity = std::move(identity);
+  }
+
+  int64_t read_mtime() {
+    const std::string_view spelled = scan_.skip();
+    const char* const last = spelled.data() + spelled.size();
+    int64_t mtime = 0;
+    const auto [end, failure] = std::from_chars(spelled.data(), last, mtime);
+    if (failure != std::errc{} || end != last)
+      throw input_error({path_, {}}, "mtime is {}", shown(spelled));
+    return mtime;
+  }
+
+  std::vector<uint64_t> read_numbers(const char* what) {
+    std::vector<uint64_t> numbers;
+    scan_.enter_array();
+    while (scan_.next_item()) {
+      const std::string_view spelled = scan_.skip();
+      const auto number = text::number(spelled, text::Zeros::kRefused);
+      if (!number)
+        throw input_error({path_, {}}, "{} holds {}", what, shown(spelled));
+      numbers.push_back(*number);
+    }
+    return numbers;
+  }
+
+  DType read_dtype() {
+    const std::string word(scan_.string());
+    if (const auto dtype = dtype_from_name(word)) return *dtype;
+    throw input_error({path_, {}}, "unknown dtype {}", shown(word));
+  }
+
+  Digest read_digest() {
+    const std::string word(scan_.string());
+    if (const auto digest = Digest::parse(word)) return *digest;
+    throw input_error({path_, {}}, "'{}' is not a digest of 32 hex digits",
+                      shown(word));
+  }
+
+  static std::string shown(std::string_view word) {
+    constexpr size_t kMost = 60;
+    return text::printable(word.substr(0, kMost));
+  }
+
+  const std::string& path_;
+  const bool has_self_;  // older ones had no contents either
+  text::Scanner scan_;
+  Manifest manifest_;
+};
+
+}  // namespace
+
 Manifest read_manifest(const std::string& path) {
   const std::string text = io::read_file(path, kMaxManifest);
   check_self(text, path);
-  const json root = text::parse_json(text, path);
-  if (text::uint_member(root, "ckpt_manifest", path) != 1)
-    throw input_error({path, {}}, "a manifest of version {}, this is 1",
-                      root["ckpt_manifest"].dump());
-  check_keys(root, text, path);
-  Manifest manifest;
-  manifest.format = text::string_member(root, "format", path);
-  const json& source = text::member(root, "source", path);
-  manifest.source_path = text::string_member(source, "path", path);
-  manifest.source_format = text::string_member(source, "format", path);
-  const json& files = text::member(root, "files", path);
-  for (const auto& [name, size] : files.items())
-    manifest.files[name] = text::uint_member(files, name, path);
-  for (const auto& [name, entry] :
-       text::member(root, "tensors", path).items()) {
-    Manifest::Entry& tensor = manifest.tensors[name];
-    tensor.dtype = read_dtype(entry, path);
-    tensor.shape = read_shape(entry, path);
-    tensor.digest = read_digest(entry, path);
-    if (entry.contains("source"))
-      tensor.source = {read_dtype(entry["source"], path),
-                       read_digest(entry["source"], path)};
-  }
-  if (root.contains("contents"))
-    for (const auto& [name, entry] : root["contents"].items())
-      manifest.contents[name] = read_content(entry, path);
-  if (root.contains("identity")) {
-    const json& identity = root["identity"];
-    const json& mtime = text::member(identity, "mtime", path);
-    if (!mtime.is_number_integer())
-      throw input_error({path, {}}, "mtime is {}", mtime.dump());
-    manifest.identity = {.mtime = mtime.get<int64_t>(),
-                         .head = text::string_member(identity, "head", path),
-                         .tail = text::string_member(identity, "tail", path),
-                         .samples = {}};
-    if (identity.contains("samples"))
-      manifest.identity->samples =
-          text::string_member(identity, "samples", path);
-  }
-  return manifest;
+  return ManifestReader(text, path).read();
 }
 
 }  // namespace ckpt

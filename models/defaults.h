@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "models/expr.h"
 
@@ -14,6 +15,12 @@ const Json& hf_defaults(const std::string& model_type);
 // Why models of that type don't go to Megatron-Core
 // (not_megatrons.json); empty for all others.
 std::string why_not_megatron(const std::string& model_type);
+
+// Beside a text_config, keys of the language model are leftovers: transformers
+// makes that model of the text_config alone. Removes them from `config`, except
+// for its ties, ids of tokens and `outer`, which are the whole model's.
+void drop_beside_text_config(Json& config, const std::string& type,
+                             const std::vector<std::string>& outer);
 
 // transformers saves a text_config without its class's defaults, even sizes:
 // LLaVA's has no number of heads. Adds those that neither it nor the whole has.

@@ -6,6 +6,7 @@
 
 #include "ckpt/error.h"
 #include "lib/text/format.h"
+#include "lib/text/number.h"
 #include "lib/text/suggest.h"
 #include "models/expr_node.h"
 
@@ -44,7 +45,7 @@ int binding(std::string_view sign) {
   return level == kLevels.end() ? 0 : level->binds;
 }
 
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
+using text::is_digit;
 bool starts_name(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
 }

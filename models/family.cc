@@ -164,6 +164,11 @@ FamilyPtr Family::from_file(const std::string& path) {
 
 FamilyPtr Family::for_config(const Json& config) {
   if (!config.is_object()) return nullptr;
+  // transformers' AutoConfig opens a mistral with layer_types (Ministral 8B's
+  // config.json) as a ministral, whatever their values.
+  if (config.value("model_type", Json()) == "mistral" &&
+      config.contains("layer_types"))
+    return by_name("ministral");
   if (FamilyPtr family = find_if(config, names_type)) return family;
   if (FamilyPtr family = find_if(config, names_architecture)) return family;
   const auto text = config.find("text_config");

@@ -245,7 +245,10 @@ class RuleReader {
       if (count != 0) hf.fail("const is made of nothing");
     } else if (count == 0) {
       hf.fail("a tensor that is made of nothing needs const");
-    } else if ((first == "qkv" || first == "qkv_gated") && count != 3) {
+    } else if (first == "qkv" && count > 3) {
+      hf.fail(fmt::format("qkv takes q, k and v; q and k; or q: not {} names",
+                          count));
+    } else if (first == "qkv_gated" && count != 3) {
       hf.fail(
           fmt::format("{} needs q, k and v: 3 names, not {}", first, count));
     } else if (first == "kv" && count != 2) {

@@ -1,18 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "models/key_table.h"
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "lib/text/number.h"
 #include "models/fairseq2_section.h"
 
 namespace ckpt::families {
 namespace {
-
-bool is_number(std::string_view text) {
-  return !text.empty() &&
-         std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
-}
 
 // "decoder.layers.7.x" -> "decoder.layers.{i}.x"
 std::string template_of(std::string_view key) {
@@ -20,7 +15,7 @@ std::string template_of(std::string_view key) {
   while (true) {
     const size_t dot = key.find('.');
     const std::string_view part = key.substr(0, dot);
-    text += is_number(part) ? "{i}" : part;
+    text += text::is_digits(part) ? "{i}" : part;
     if (dot == key.npos) return text;
     text += '.';
     key.remove_prefix(dot + 1);

@@ -7,6 +7,7 @@
 
 #include "ckpt/error.h"
 #include "lib/text/format.h"
+#include "lib/text/other_json.h"
 #include "models/defaults.h"
 #include "models/located.h"
 
@@ -74,7 +75,7 @@ const Json& at_path(const Json& from, std::string_view dotted) {
 }
 
 Json parse_override(const std::string& text) {
-  Json value = Json::parse(text, nullptr, false);
+  auto value = text::parse_or_discard<Json>(text);
   return value.is_discarded() ? Json(text) : value;
 }
 
@@ -130,7 +131,11 @@ Numbers::Numbers(std::shared_ptr<const Family> family, const Dialect& dialect,
       side_(std::move(side)),
       values_(std::move(values)),
       source_(std::move(source)) {
-  if (side_ == "hf") complete_text_config(values_, family_->hf().text_type);
+  if (side_ == "hf") {
+    const HfSide& hf = family_->hf();
+    drop_beside_text_config(values_, hf.text_type, hf.outer);
+    complete_text_config(values_, hf.text_type);
+  }
   std::set<std::string> known;
   for (const auto& [name, definition] : dialect.vars) {
     known.insert(plain(name));
@@ -292,6 +297,18 @@ uint64_t Numbers::whole(const Op& op, const char* param, const char* fallback,
   return whole(given->dump(), at, param);
 }
 
+namespace {
+
+// What an expression may add to a name, besides a number: "global".
+bool is_word(const Json& value) {
+  return value.is_string() && !value.get_ref<const std::string&>().empty() &&
+         std::ranges::all_of(value.get_ref<const std::string&>(), [](char c) {
+           return (c >= 'a' && c <= 'z') || c == '_';
+         });
+}
+
+}  // namespace
+
 std::string Numbers::fill(const std::string& name, const Indices& at) const {
   std::string filled;
   size_t from = 0;
@@ -303,6 +320,8 @@ std::string Numbers::fill(const std::string& name, const Indices& at) const {
     const std::string inside = name.substr(open + 1, close - open - 1);
     if (const auto index = at.find(inside); index != at.end())
       filled += std::to_string(index->second);
+    else if (const Json value = eval(inside, at); is_word(value))
+      filled += value.get<std::string>();
     else
       filled += std::to_string(whole(inside, at, "part of a name"));
     from = std::min(close + 1, name.size());

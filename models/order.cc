@@ -7,6 +7,8 @@
 #include <string_view>
 #include <tuple>
 
+#include "lib/text/number.h"
+
 namespace ckpt::families {
 namespace {
 
@@ -14,9 +16,7 @@ namespace {
 bool number_in(std::string_view name, uint64_t& number) {
   while (!name.empty()) {
     const std::string_view part = name.substr(0, name.find('.'));
-    const bool digits =
-        !part.empty() && part.size() < 10 &&
-        std::ranges::all_of(part, [](char c) { return c >= '0' && c <= '9'; });
+    const bool digits = part.size() < 10 && text::is_digits(part);
     if (digits) {
       number = 0;
       for (const char c : part) number = number * 10 + uint64_t(c - '0');

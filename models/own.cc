@@ -23,6 +23,7 @@ constexpr uint64_t kMostBytes = uint64_t{1} << 20;
 struct Own {
   std::mutex mutex;
   bool closed = false;
+  void (*load)() = nullptr;
   std::list<std::pair<std::string, std::string>> files;  // path, text
 };
 
@@ -65,6 +66,7 @@ void add(const std::string& path, const std::string& text,
 }
 
 std::vector<Embedded> read_all() {
+  if (own().load) own().load();
   const std::lock_guard lock(own().mutex);
   own().closed = true;
   for (const std::string& path : asked_files())
@@ -82,19 +84,36 @@ std::span<const Embedded> files() {
   return all;
 }
 
+bool before_reading(void (*load)()) {
+  own().load = load;
+  return true;
+}
+
 }  // namespace ckpt::families
 
 namespace ckpt {
+namespace {
 
-void register_family(const std::string& json_file) {
+void add_family(const std::string& path, std::string text) {
   families::Own& own = families::own();
-  std::string text = io::read_file(json_file, families::kMostBytes);
   const std::lock_guard lock(own.mutex);
   if (own.closed)
-    throw usage_error({json_file, {}},
+    throw usage_error({path, {}},
                       "a family is registered after families were used")
         .with_hint("register it before the first checkpoint is opened");
-  own.files.emplace_back(json_file, std::move(text));
+  own.files.emplace_back(path, std::move(text));
+}
+
+}  // namespace
+
+void register_family(const std::string& json_file) {
+  add_family(json_file, io::read_file(json_file, families::kMostBytes));
+}
+
+void register_family(const std::string& name, const std::string& json) {
+  if (name.empty() || name.find('/') != name.npos)
+    throw usage_error({}, "a family is named \"{}\"", text::printable(name));
+  add_family(name + ".json", json);
 }
 
 }  // namespace ckpt

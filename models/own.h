@@ -14,4 +14,7 @@ namespace ckpt::families {
 // for a name that two have.
 std::span<const Embedded> files();
 
+// `load` is called before they are read: modules may add some. Returns true.
+bool before_reading(void (*load)());
+
 }  // namespace ckpt::families

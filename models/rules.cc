@@ -10,6 +10,7 @@
 #include "lib/io/file.h"
 #include "lib/text/glob.h"
 #include "lib/text/json.h"
+#include "lib/text/other_json.h"
 #include "lib/text/suggest.h"
 #include "models/fairseq2_section.h"
 #include "models/pattern.h"
@@ -230,7 +231,7 @@ Rules Rules::from_file(const std::string& path) {
   auto layer = std::make_shared<Layer>();
   layer->source = "--shard-dims " + io::base_name(path);
   // Parsed again, in the file's order: the first match wins.
-  const auto json = nlohmann::ordered_json::parse(text);
+  const auto json = text::parse_or_discard<nlohmann::ordered_json>(text);
   for (const auto& [key, value] : json.items())
     layer->globs.push_back({text::Glob(key), user_rule(value, path, key)});
   Rules rules;

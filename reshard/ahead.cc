@@ -14,10 +14,15 @@ void Mover::read_around(const DirectReads& reads) {
   reader_.read_around(*direct_);
 }
 
-void Mover::look_ahead(const Item& item, const std::optional<Item>& next) {
+void Mover::look_ahead(const Item& item, std::span<const Item> next) {
   if (asked_ != item) ask_for(item);
   was_cached_ = asked_was_cached_;
-  if (next) ask_for(*next);
+  if (next.empty()) return;
+  ask_for(next.front());
+  const bool was_cached = asked_was_cached_;
+  for (const Item& later : next.subspan(1)) ask_for(later);
+  asked_ = next.front();
+  asked_was_cached_ = was_cached;
 }
 
 namespace {

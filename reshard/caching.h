@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "reshard/direct.h"
-#include "reshard/engine.h"
+#include "reshard/run_options.h"
 
 namespace ckpt::reshard {
 

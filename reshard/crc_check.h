@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "ckpt/catalog.h"
-#include "reshard/engine.h"
+#include "reshard/run_options.h"
 
 namespace ckpt::reshard {
 

@@ -9,6 +9,7 @@
 #include "ckpt/error.h"
 #include "lib/heap.h"
 #include "lib/interrupt.h"
+#include "lib/io/remote.h"
 #include "lib/processors.h"
 #include "lib/text/format.h"
 #include "lib/trace.h"
@@ -122,6 +123,17 @@ void take_over(const Journal& journal, std::vector<Item>& items, Sums& sums,
   std::erase_if(items, [&](const Item& item) { return done[item.number]; });
 }
 
+// How many items are asked for before a thread gets to them. A disk is busy
+// with one; the requests of one to a server are a few connections' worth, and
+// those of a file's last items would end with nothing behind them. What its
+// memory doesn't hold is not asked for.
+size_t items_ahead(const Catalog& source) {
+  constexpr size_t kOfDisk = 1, kOfServer = 6;
+  const bool remote = std::ranges::any_of(
+      source.files, [](const File& file) { return io::is_url(file.path); });
+  return remote ? kOfServer : kOfDisk;
+}
+
 }  // namespace
 
 std::vector<uint32_t> wrong_crcs(const SourceCrcs& crcs, const Plan& plan,
@@ -179,6 +191,7 @@ RunResult run(const Plan& plan, const Catalog& source, Output& output,
     if (options.journal) options.journal->append(outcome);
     if (options.finished) options.finished(outcome.item);
   };
+  const size_t ahead = items_ahead(source);
   run_threads(
       reading.threads,
       [&](uint32_t thread) {
@@ -187,7 +200,7 @@ RunResult run(const Plan& plan, const Catalog& source, Output& output,
           return queue.next(thread);
         };
         while (const auto item = take()) {
-          movers[thread].look_ahead(*item, queue.peek(thread));
+          movers[thread].look_ahead(*item, queue.peek(thread, ahead));
           if (options.device) {
             devices[thread].run(*item, done);
           } else {

@@ -7,24 +7,13 @@
 // columns that a source lane and a target lane share are a move.
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include "reshard/placed.h"
 #include "reshard/plan.h"
+#include "reshard/slabs.h"
 
 namespace ckpt::reshard {
-
-// What merge needs to know about a tensor.
-struct Cells {
-  uint32_t index = 0;  // in Plan::tensors
-  Grid grid;
-  uint64_t target_element = 1;  // bytes; 0: as the source
-  std::string path;             // for messages
-  bool digest = true;           // false: a replica, only its check counts
-  bool whole = true;            // the targets must hold the whole tensor
-  bool refined = false;         // the boxes count in Tensor::grid
-};
 
 // Adds the jobs that fill `targets` from `sources` (replicas already left
 // out). Throws unfaithful_error, naming the elements, if the sources overlap

@@ -13,8 +13,8 @@
 #include "lib/io/buffer.h"
 #include "reshard/behind.h"
 #include "reshard/direct.h"
-#include "reshard/engine.h"
 #include "reshard/output.h"
+#include "reshard/run_options.h"
 #include "reshard/source_crcs.h"
 #include "reshard/sources.h"
 #include "reshard/work.h"
@@ -37,7 +37,7 @@ class Mover {
 
   // Call before run(item): asks the disk for what this item and the next one
   // will read and is not in memory.
-  void look_ahead(const Item& item, const std::optional<Item>& next);
+  void look_ahead(const Item& item, std::span<const Item> next);
 
   // From here on nothing that is moved stays in the page cache, except what was
   // there already.

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From two catalogs to byte copies. Pure: values in, values out; no file is
-// opened, so a plan can be printed, compared and tested by itself.
+// A plan: byte copies from one catalog's files to another's.
 //
 // A Job moves the rows of some source lanes to some target lanes:
 //
@@ -19,7 +18,6 @@
 #include <vector>
 
 #include "ckpt/catalog.h"
-#include "ckpt/layout.h"
 
 namespace ckpt::reshard {
 
@@ -99,26 +97,5 @@ struct Plan {
   uint64_t bytes_read = 0;     // payload, replicas that are compared included
   uint64_t bytes_written = 0;  // payload
 };
-
-// Proves, then plans: every element of every target piece has exactly one
-// source, every source element reaches the target, no byte of a target file is
-// written twice or left out. Otherwise throws unfaithful_error naming the
-// tensor and the elements. Tensors are matched by name; differing dtypes are
-// cast.
-Plan make_plan(const Catalog& source, const Target& target,
-               bool compare_replicas = true);
-
-// For a run that needs no digests of tensors: digests only what compares
-// replicas.
-void leave_tensor_digests(Plan& plan);
-
-// Reads every element once and writes nothing: digests, statistics, replica
-// comparison. `size`: of the plan, if it is known (reshard/plan_size.h).
-struct PlanSize;
-Plan make_read_plan(const Catalog& source, bool compare_replicas,
-                    const PlanSize* size = nullptr);
-
-// Reads one box of one tensor to byte 0 of target file 0, row-major.
-Plan make_box_plan(const Catalog& source, const Tensor& tensor, const Box& box);
 
 }  // namespace ckpt::reshard

@@ -10,6 +10,7 @@
 #include <functional>
 #include <string>
 
+#include "ckpt/layout.h"
 #include "reshard/plan.h"
 
 namespace ckpt::reshard {

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "reshard/planner.h"
+
 namespace ckpt::reshard {
 namespace {
 

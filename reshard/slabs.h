@@ -7,9 +7,21 @@
 #include <string>
 #include <vector>
 
-#include "reshard/merge.h"
+#include "reshard/placed.h"
+#include "reshard/plan.h"
 
 namespace ckpt::reshard {
+
+// What a merge needs to know about a tensor.
+struct Cells {
+  uint32_t index = 0;  // in Plan::tensors
+  Grid grid;
+  uint64_t target_element = 1;  // bytes; 0: as the source
+  std::string path;             // for messages
+  bool digest = true;           // false: a replica, only its check counts
+  bool whole = true;            // the targets must hold the whole tensor
+  bool refined = false;         // the boxes count in Tensor::grid
+};
 
 // A box of a matrix: rows [row_begin, row_end) and columns [begin, end), in
 // elements. Where its first element lies, and how far its rows are apart.

@@ -123,7 +123,7 @@ void SourceCrcs::plan_bytes(uint32_t file, uint64_t offset, uint64_t bytes,
   planned[static_cast<size_t>(record - records_.begin())] += bytes;
 }
 
-std::vector<uint32_t> SourceCrcs::unsure(const Plan& plan) const {
+std::vector<uint64_t> SourceCrcs::planned_bytes(const Plan& plan) const {
   std::vector<uint64_t> planned(records_.size());
   for (const Job& job : plan.jobs)
     for (uint32_t i = 0; i < job.sources; ++i) {
@@ -135,6 +135,20 @@ std::vector<uint32_t> SourceCrcs::unsure(const Plan& plan) const {
                element_count(gather.shape).value_or(0) *
                    element_size(plan.tensors[gather.tensor].source_dtype),
                planned);
+  return planned;
+}
+
+std::vector<uint32_t> SourceCrcs::left_out(const Plan& plan) const {
+  const std::vector<uint64_t> planned = planned_bytes(plan);
+  std::vector<uint32_t> left;
+  for (size_t i = 0; i < records_.size(); ++i)
+    if (!is_taken(planned[i], records_[i].end - records_[i].begin))
+      left.push_back(records_[i].index);
+  return left;
+}
+
+std::vector<uint32_t> SourceCrcs::unsure(const Plan& plan) const {
+  const std::vector<uint64_t> planned = planned_bytes(plan);
   std::vector<bool> is_wrong(records_.size());
   for (const uint32_t index : wrong(plan)) is_wrong[place_[index]] = true;
   std::vector<uint32_t> unsure;
@@ -145,8 +159,7 @@ std::vector<uint32_t> SourceCrcs::unsure(const Plan& plan) const {
     // read once.
     const bool settled =
         sums_[i].bytes == size && (sums_[i].crc == record.crc32 || is_wrong[i]);
-    if (!settled && planned[i] != 0 && planned[i] >= size / 2)
-      unsure.push_back(record.index);
+    if (!settled && is_taken(planned[i], size)) unsure.push_back(record.index);
   }
   return unsure;
 }

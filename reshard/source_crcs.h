@@ -43,6 +43,8 @@ class SourceCrcs {
   // run did. They have to be read on their own. Of records that the plan
   // takes less of, nothing is said: tensors were left out.
   std::vector<uint32_t> unsure(const Plan& plan) const;
+  // Those others: of which the plan takes less than half, or nothing.
+  std::vector<uint32_t> left_out(const Plan& plan) const;
 
  private:
   // Bytes [begin, end) of a file.
@@ -54,6 +56,12 @@ class SourceCrcs {
   static std::vector<Span> spans_of(const Plan& plan);
   void plan_bytes(uint32_t file, uint64_t offset, uint64_t bytes,
                   std::vector<uint64_t>& planned) const;
+  // What the plan takes of each record of records_.
+  std::vector<uint64_t> planned_bytes(const Plan& plan) const;
+  // True if that is enough to judge a record of so many bytes.
+  static bool is_taken(uint64_t planned, uint64_t size) {
+    return planned != 0 && planned >= size / 2;
+  }
 
   struct Record {
     uint32_t file = 0;
@@ -69,6 +77,11 @@ class SourceCrcs {
   std::vector<Record> records_;  // by file and begin
   std::vector<uint32_t> place_;  // of a record in records_, by its index
   std::unique_ptr<Sum[]> sums_;
+
+ public:
+  // Bytes for each record.
+  static constexpr uint64_t kMemory =
+      sizeof(Record) + sizeof(uint32_t) + sizeof(Sum);
 };
 
 }  // namespace ckpt::reshard

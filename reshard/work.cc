@@ -105,12 +105,18 @@ std::optional<Item> WorkQueue::next(uint32_t thread) {
   return give(items_[--longest->end]);
 }
 
-std::optional<Item> WorkQueue::peek(uint32_t thread) {
+std::vector<Item> WorkQueue::peek(uint32_t thread, size_t most) {
   const std::lock_guard lock(mutex_);
-  const uint32_t group = threads_.at(thread).group;
-  if (group == kNone || groups_[group].begin == groups_[group].end)
-    return std::nullopt;
-  return items_[groups_[group].begin];
+  std::vector<Item> items;
+  const auto add = [&](uint32_t group) {
+    if (group == kNone) return;
+    const auto [begin, end, _] = groups_[group];
+    for (size_t i = begin; i < end && items.size() < most; ++i)
+      items.push_back(items_[i]);
+  };
+  add(threads_.at(thread).group);
+  if (items.size() < most) add(untaken_group(thread));
+  return items;
 }
 
 void run_threads(uint32_t threads, const std::function<void(uint32_t)>& work,

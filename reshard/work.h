@@ -47,8 +47,9 @@ class WorkQueue {
   WorkQueue(const Plan& plan, std::vector<Item> items, uint32_t threads);
   // The next item for a thread. Nothing when all is handed out or after stop().
   std::optional<Item> next(uint32_t thread);
-  // What next(thread) will probably give; nothing at the end of a group.
-  std::optional<Item> peek(uint32_t thread);
+  // What next(thread) will probably give, up to `most` items: the rest of its
+  // group, then the group that it would begin with.
+  std::vector<Item> peek(uint32_t thread, size_t most);
   void stop() { stopped_ = true; }
 
  private:

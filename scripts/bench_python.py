@@ -5,12 +5,14 @@
   scripts/bench_python.py [--build build] [--gib 1] [--rounds 9]
 
 Makes a file of that many GiB in tensors of 32 MiB, and reads all of them, in turn:
-a C program over ckpt/c.h, the Python package, and a Python that only starts, each
-a process of its own; then in one process the calls of ckpt/c.h by ctypes and the
-package, also of 10,000 tensors of 64 bytes: what a tensor costs. And it converts the file by ckpt.convert and by the binary. Each
-comparison has the best of both, their medians, and the median of what neighbours
-in time differ by: beside other work on the machine that one is steady where the
-others are not. The page cache is warm; what is converted goes to memory.
+a C program over ckpt/c.h and the Python package, each a process of its own. Both
+do it once and nine times: an eighth of the difference is what a reading costs,
+without the start of either. Then in one process the calls of ckpt/c.h by ctypes
+and the package, also of 10,000 tensors of 64 bytes: what a tensor costs. And it
+converts the file by ckpt.convert and by the binary. Each comparison has the best
+of both, their medians, and the median of what neighbours in time differ by:
+beside other work on the machine that one is steady where the others are not. The
+page cache is warm; what is converted goes to memory.
 """
 
 import argparse
@@ -28,24 +30,28 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TENSOR = 32 << 20
 SMALL = 10_000
+TIMES = 9
 PROGRAM = r"""
 #include <ckpt/c.h>
 #include <stdio.h>
+#include <stdlib.h>
 int main(int argc, char** argv) {
   char* error = 0;
-  ckpt_checkpoint* source = ckpt_open(argv[argc - 1], 0, 0, &error);
-  unsigned long long sum = 0;
+  ckpt_checkpoint* source = ckpt_open(argv[1], 0, 0, &error);
+  unsigned long long total = 0;
   if (!source) return 1;
-  for (size_t i = 0; i < ckpt_tensor_count(source); ++i) {
-    ckpt_tensor row;
-    size_t size = 0;
-    ckpt_tensor_at(source, i, &row);
-    ckpt_data* data = ckpt_read(source, row.name, 0, 0, &error);
-    if (!data) return 1;
-    sum += *(const unsigned char*)ckpt_data_bytes(data, &size);
-    ckpt_data_close(data);
-  }
-  printf("%llu\n", sum);
+  for (int times = atoi(argv[argc - 1]); times; --times)
+    for (size_t i = 0; i < ckpt_tensor_count(source); ++i) {
+      ckpt_tensor row;
+      size_t size = 0;
+      ckpt_tensor_at(source, i, &row);
+      ckpt_data* data = ckpt_read(source, row.name, 0, 0, &error);
+      if (!data) return 1;
+      ckpt_data_bytes(data, &size);
+      total += size;
+      ckpt_data_close(data);
+    }
+  printf("%llu\n", total);
   ckpt_close(source);
   return 0;
 }
@@ -54,8 +60,9 @@ READ = """
 import sys, ckpt
 total = 0
 with ckpt.open(sys.argv[1]) as source:
-    for name in source:
-        total += source[name].read().nbytes
+    for _ in range(int(sys.argv[2])):
+        for name in source:
+            total += source[name].read().nbytes
 print(total)
 """
 # The same in one process, without the start of an interpreter.
@@ -190,26 +197,20 @@ def main():
                         f"-L{binaries}", "-lckpt",
                         f"-Wl,-rpath,{binaries}"], check=True)
         cases = {
-            "C": [reader, source],
-            "Python": [sys.executable, "-c", READ, source],
-            "empty": [sys.executable, "-c", "import ckpt"],
-        }
+            (name, times): [*words, source, times] for times in (1, TIMES)
+            for name, words in (("C", [reader]),
+                                ("Python", [sys.executable, "-c", READ]))}
         print(f"{args.gib} GiB, {args.rounds} rounds: seconds of the first, of "
               "the second, and what that is more")
         rounds = []
         for number in range(args.rounds):
             order = list(cases) if number % 2 else list(cases)[::-1]
-            row = {name: timed(cases[name], env) for name in order}
-            # Subtracts the start next to it, which a busy machine slows as
-            # well.
-            row["Python"] = [all - start for all, start in zip(row["Python"],
-                                                               row["empty"])]
-            rounds.append(row)
-        start = [statistics.median(row["empty"][at] for row in rounds)
-                 for at in (0, 1)]
+            took = {case: timed(cases[case], env) for case in order}
+            rounds.append({
+                name: [(many - one) / (TIMES - 1) for one, many in zip(
+                    took[name, 1], took[name, TIMES])]
+                for name in ("C", "Python")})
         compare("process", rounds, "C", "Python")
-        print(f"         the start of Python and `import ckpt`: "
-              f"{start[0]:.3f} by the clock, {start[1]:.3f} of processors")
         for title, script, names, words in (
                 ("calls", CALLS, ("calls", "package"), [source]),
                 ("small", CALLS, ("calls", "package"), [small]),

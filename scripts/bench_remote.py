@@ -37,6 +37,8 @@ from remote_servers import Hub, free_port, wait_for  # noqa: E402
 from remote_test import KEY, S3, SECRET  # noqa: E402
 
 BUCKET = "bucket"
+# Of 64 MiB: what rounds of uploads remove is freed only later.
+VOLUMES = 600
 STREAM = """import sys
 sys.path.insert(0, {folder!r})
 from runai_model_streamer import SafetensorsStreamer
@@ -409,7 +411,7 @@ def main():
     nginx = Nginx(options.dir / "nginx", options.dir / "hub")
     try:
         wanted = {"s3", "upload", "shapes"} & set(only)
-        with S3(options.dir) if wanted else contextlib.nullcontext() as s3:
+        with S3(options.dir, VOLUMES) if wanted else contextlib.nullcontext() as s3:
             if wanted:
                 fill(s3, source, bench)
             if "shapes" in only:

@@ -7,7 +7,8 @@
 A step of Accelerate (FSDP, DCP) is made with torch; ckpt writes it as verl's
 and Lightning's; a checkpoint of ZeRO 2 is made in DeepSpeed's form. Then each
 merger and ckpt, in turn, do the same work: clock and peak RSS of the process,
-as the kernel counts them, the median of the rounds. Prints a Markdown table.
+as the kernel counts them, the median of the rounds. No merger syncs its files, so
+ckpt runs with --no-fsync. Prints a Markdown table.
 
 Run it with .venv/bin/python. Peers that .venv lacks are installed into folders
 of it (pip, without dependencies); DIR holds others. What can't be had is named
@@ -242,7 +243,8 @@ def main():
             commands = {
                 "peer": ([python, "-W", "ignore", "-c", code, source, out],
                          peer),
-                "ckpt": ([*convert, source, out, *arguments, "-q"], mine)}
+                "ckpt": ([*convert, source, out, *arguments, "--no-fsync", "-q"],
+                         mine)}
             why = ""
             kept = base / f"kept_{target}"
             for _ in range(options.rounds):

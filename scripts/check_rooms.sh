@@ -82,6 +82,8 @@ names=$(grep -vxE 'fairseq2|meta|olmo_core|vllm|run|torch' <<<"$formats" |
   paste -sd'|')
 forbid 'api and app name no format: ask formats/traits.h or formats/options.h' \
   "\"($names|megatron[a-z_]*)\"" api app
+forbid 'below and beside the formats, nothing depends on which one it is' \
+  '(\.|->)format [!=]= "' lib containers models convert reshard api app
 folders=$(sed -nE 's#.*"formats/([a-z0-9_]+)/.*#\1#p' formats/rows.cc |
   grep -vx runs | sort -u)
 # api reads Megatron's keys, ModelOpt's blocks, DCP's metadata and fairseq2's
@@ -95,6 +97,42 @@ forbid 'api includes no format but dcp, fairseq2, megatron, modelopt' \
 print='(std::(cout|cerr|clog)|fmt::print|[^nf:_a-z](f|v|vf)?printf|[^_a-z]f?puts) *\('
 # shellcheck disable=SC2086  # one word a room
 forbid 'only app prints' "$print|std::(cout|cerr|clog)" ${all%app}
+
+# What no CMakeLists.txt of its room lists is neither compiled nor run, and the
+# build says nothing. Tests of the binary and fuzzers are listed by a word.
+# shellcheck disable=SC2086
+unlisted=$(find $all tests -name '*.cc' -o -name '*.cu' -o \
+  -path 'tests/app/*_test.py' | sort | while read -r file; do
+  room=${file%%/*}
+  list=${file%/*}
+  until [ -f "$list/CMakeLists.txt" ]; do list=${list%/*}; done
+  names="${file#"$list/"}|${file#"$room/"}"
+  case $file in
+    tests/app/*.py) names+="|$(basename "$file" _test.py)" ;;
+    tests/fuzz/*) names+="|$(basename "$file" _fuzz.cc)" ;;
+  esac
+  grep -qE "(^|[ (/])(${names//./\\.})([ )]|\$)" "$room/CMakeLists.txt" \
+    "$list/CMakeLists.txt" || echo "$file"
+done)
+if [ -n "$unlisted" ]; then
+  printf 'not listed in a CMakeLists.txt, so neither compiled nor run:\n%s\n\n' \
+    "$unlisted"
+  status=1
+fi
+
+# What nlohmann_json parses to any depth it copies, compares and prints by
+# recursion. So files of others are read by lib/text/json.h or, where they may
+# be anything, by lib/text/other_json.h; not those inside the program, and not
+# canonical JSON, which is as deep as to_json makes it.
+# shellcheck disable=SC2086
+hits=$(grep -rnE --include='*.cc' --include='*.h' \
+  '(json|Json|Fields|Table)::parse\(' ${all/lib/} |
+  grep -vE 'parse\((families::)?embedded_text|parse\((file\.text|canonical)\)' ||
+  true)
+if [ -n "$hits" ]; then
+  printf 'JSON of others is parsed by lib/text:\n%s\n\n' "$hits"
+  status=1
+fi
 
 # shellcheck disable=SC2086
 forbid "zig's runtime answers no to it: ask lib/cpu.h" \

@@ -90,16 +90,19 @@ venv_has() {
 }
 
 # venv_requirements FILE [FOLDER]: what a requirements file lists, without
-# dependencies, into the venv or into a folder of it; false if pip can't.
+# dependencies, into the venv or into a folder of it; false if pip can't. Pip
+# gets what follows "# pip: " in the file, too.
 venv_requirements() {
-  local file=$1 folder=${2:-} pin absent=
+  local options=() file=$1 folder=${2:-} pin absent=
+  read -ra options < <(sed -n 's/^# pip: //p' "$file") || true
   while read -r pin; do
     venv_has "$pin" ${folder:+"$folder"} || absent=yes
   done < <(grep -v '^#' "$file")
   [ -n "$absent" ] || return 0
   step "installing $file into .venv${folder#"$venv"}"
   "$venv/bin/python" -m pip install --disable-pip-version-check --no-input \
-    -q --no-deps ${folder:+--upgrade --target "$folder"} -r "$file" \
+    -q --no-deps ${folder:+--upgrade --target "$folder"} "${options[@]}" \
+    -r "$file" \
     </dev/null >&2
 }
 

@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("lib", "containers", "models", "formats", "convert", "reshard", "api",
          "app")
 CODE = (".cc", ".h", ".cu")
+MOST_LINES, MOST_OF_FUNCTION = 500, 80
 
 
 def sources(folder):
@@ -105,17 +106,36 @@ def lines(path):
     return len(path.read_text().splitlines())
 
 
-def function_lengths(files):
+def spread(values, *shares):
+    """"8 / 24 / 130": the ranks at these shares, then the largest."""
+    if not values:
+        return "-"
+    return " / ".join(map(str, [rank(values, share) for share in shares]
+                          + [max(values)]))
+
+
+def comment_share(files):
+    """Of all lines, those with a comment."""
+    text = [line for path in files for line in path.read_text().splitlines()]
+    with_one = [line for line in text if re.search(r"(^|[^:\"])//( |$)", line)]
+    return len(with_one) / len(text)
+
+
+def functions(files):
+    """The length, name and file of each."""
     tags = subprocess.run(
         ["ctags", "--output-format=json", "--fields=+ne", "--c++-kinds=f",
          "--langmap=c++:+.h.cu", "-f", "-", "-L", "-"],
         input="\n".join(map(str, files)), text=True, check=True,
         capture_output=True).stdout
-    lengths = []
     for row in map(json.loads, tags.splitlines()):
         if "end" in row:
-            lengths.append(row["end"] - row["line"] + 1)
-    return lengths
+            yield (row["end"] - row["line"] + 1, row["name"],
+                   str(Path(row["path"]).relative_to(ROOT)))
+
+
+def function_lengths(files):
+    return [length for length, _, _ in functions(files)]
 
 
 def drawing(name, pairs):
@@ -123,6 +143,16 @@ def drawing(name, pairs):
     boxes = {n for pair in pairs for n in pair}
     print(f"| {name} | {len(boxes)} | {height} | {len(pairs)} | {up} |")
     return {c for c in circle.values() if len(c) > 1}
+
+
+def print_long(files):
+    """What docs/style.md wants looked at again."""
+    for path in files:
+        if lines(path) > MOST_LINES:
+            print("file of", lines(path), path.relative_to(ROOT))
+    for length, name, path in sorted(functions(files), reverse=True):
+        if length > MOST_OF_FUNCTION:
+            print("function of", length, name, path)
 
 
 def main():
@@ -147,14 +177,17 @@ def main():
     print("sibling folders that include each other:",
           ", ".join(map(" <-> ".join, siblings(found))) or 0)
     print("\n| room | files | lines | file p50 / p90 / max |"
-          " function p50 / p90 / max |\n|---|---|---|---|---|")
+          " header p50 / p90 / max | function p50 / p90 / p99 / max |"
+          " comments |\n|---|---|---|---|---|---|---|")
     for name, some in [(room, sources(room)) for room in ROOMS] + [
             ("all", files)]:
         size = [lines(path) for path in some]
+        headers = [lines(path) for path in some if path.suffix == ".h"]
         length = function_lengths(some)
         print(f"| `{name}` | {len(some)} | {sum(size)} |"
-              f" {rank(size, .5)} / {rank(size, .9)} / {max(size)} |"
-              f" {rank(length, .5)} / {rank(length, .9)} / {max(length)} |")
+              f" {spread(size, .5, .9)} | {spread(headers, .5, .9)} |"
+              f" {spread(length, .5, .9, .99)} | {comment_share(some):.0%} |")
+    print_long(files)
     tests = [path for path in (ROOT / "tests").rglob("*")
              if path.suffix in CODE + (".py", ".sh")
              and "data" not in path.parts and "generators" not in path.parts]

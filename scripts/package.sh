@@ -20,6 +20,7 @@ while [ $# -gt 0 ]; do
     --target) arch=${2:?--target needs a name}; shift ;;
     --out) out=${2:?--out needs a directory}; shift ;;
     -j) jobs=${2:?-j needs a number}; shift ;;
+    -j[0-9]*) jobs=${1#-j} ;;
     -h | --help) usage; exit ;;
     *) usage >&2; exit 2 ;;
   esac
@@ -29,8 +30,10 @@ preset=portable
 [ "$arch" = x86_64 ] || preset=portable-$arch
 build=build-$preset
 
-# Everything in the packages gets the commit's date.
-SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
+# Everything in the packages gets the commit's date, which is also that of the
+# files of an archive of the sources.
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null ||
+  stat -c %Y CMakeLists.txt)}
 export SOURCE_DATE_EPOCH
 
 packaging/deps.sh --target "$arch" -j "$jobs"

@@ -13,6 +13,7 @@
 #include "api/check/meet.h"
 #include "api/check/read_all.h"
 #include "api/edit/select.h"
+#include "api/memory.h"
 
 namespace ckpt {
 namespace {
@@ -72,6 +73,8 @@ bool Comparison::same() const {
 }
 
 Comparison diff(Catalog a, Catalog b, const DiffOptions& options) {
+  library::check_catalog(a);
+  library::check_catalog(b);
   const library::Engine engine = engine_of(options.read);
   library::select_both(a, b, options.selection);
   const auto facts = library::differing_facts(a, b, engine);
@@ -95,6 +98,7 @@ Comparison diff(Catalog a, Catalog b, const DiffOptions& options) {
 
 std::map<std::string, std::string> digest(Catalog catalog,
                                           const ReadOptions& options) {
+  library::check_catalog(catalog);
   const library::Reading reading =
       library::read_all(catalog, engine_of(options));
   std::map<std::string, std::string> digests;

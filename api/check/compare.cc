@@ -14,6 +14,7 @@
 #include "ckpt/ckpt.h"
 #include "ckpt/error.h"
 #include "lib/heap.h"
+#include "lib/text/other_json.h"
 #include "reshard/numeric.h"
 #include "reshard/plan_size.h"
 #include "reshard/prove.h"
@@ -188,8 +189,7 @@ bool is_container_habit(const ObjectDifference& object) {
   const bool ours =
       object.name == "__metadata__" || object.name == "__index_metadata__";
   if (!ours || (!object.left.empty() && !object.right.empty())) return false;
-  const auto said =
-      nlohmann::json::parse(object.left + object.right, nullptr, false);
+  const auto said = text::parse_or_discard(object.left + object.right);
   if (!said.is_object()) return false;
   for (const auto& [key, value] : said.items())
     if (key != "total_size" && key != "total_parameters" &&
@@ -367,6 +367,88 @@ void keep(Catalog& catalog, const std::vector<size_t>& indexes) {
   catalog.tensors = std::move(kept);
 }
 
+// Reports a tensor that only `catalog` has; `names` are those of the other.
+void add_unmatched(const char* kind, const Catalog& catalog,
+                   const Tensor& tensor, const Catalog& other,
+                   const Index& names, const Engine& engine,
+                   std::vector<Difference>& differences) {
+  if (in_object(catalog, tensor, other, engine)) return;
+  if (auto twice = tied(catalog, tensor, names, engine))
+    differences.push_back(std::move(*twice));
+  else
+    differences.push_back({kind, tensor.name, about(tensor)});
+}
+
+// Adds what the values say about it: the same in another arrangement, rounded.
+void explain(const Catalog& a, const Tensor& x, const Catalog& b,
+             const Tensor& y, const CompareOptions& options,
+             const Engine& engine, Difference& difference) {
+  std::optional<std::string> why;
+  if (options.arrangements && difference.kind == "shape")
+    why = arrangement(a, x, b, y, engine);
+  if ((options.arrangements || options.casts) && difference.kind == "dtype")
+    why = rounding(a, x, b, y, engine);
+  if (why) difference.message += ": " + *why;
+}
+
+// Compares names, shapes and dtypes. Leaves in a and b, side by side, the
+// tensors whose values must be compared.
+void compare_headers(Catalog& a, Catalog& b, const CompareOptions& options,
+                     const Engine& engine, Comparison& result) {
+  const Index in_b = index_of(b), in_a = index_of(a);
+  std::vector<size_t> left, right;
+  for (size_t i = 0; i < a.tensors.size(); ++i) {
+    const Tensor& x = a.tensors[i];
+    const auto other = in_b.find(x.name);
+    if (other == in_b.end()) {
+      add_unmatched("only_in_a", a, x, b, in_b, engine, result.differences);
+      continue;
+    }
+    ++result.tensors;
+    const Tensor& y = b.tensors[other->second];
+    auto difference = header_difference(x, y, options);
+    if (!difference || rows_differ(x, y)) {
+      left.push_back(i);
+      right.push_back(other->second);
+      continue;
+    }
+    explain(a, x, b, y, options, engine, *difference);
+    result.differences.push_back(std::move(*difference));
+  }
+  for (const Tensor& y : b.tensors)
+    if (!in_a.contains(y.name))
+      add_unmatched("only_in_b", b, y, a, in_a, engine, result.differences);
+  add_sides(a, b, result.differences);
+  keep(a, left);
+  keep(b, right);
+}
+
+// Compares the digests of tensors side by side; where they differ, the values.
+void compare_values(const Catalog& a, const Reading& from_a, const Catalog& b,
+                    const Reading& from_b, const CompareOptions& options,
+                    const Engine& engine,
+                    std::vector<Difference>& differences) {
+  std::map<size_t, size_t> places;
+  if (options.arrangements) places = swapped(from_a, from_b, a);
+  for (size_t i = 0; i < a.tensors.size(); ++i) {
+    const Tensor& x = a.tensors[i];
+    const Tensor& y = b.tensors[i];
+    const bool same = from_a.digests[i] == from_b.digests[i];
+    if (rows_differ(x, y)) {
+      differences.push_back(row_difference(a, x, b, y, same, engine));
+      continue;
+    }
+    if (same_bytes(x.dtype, y.dtype) && same) continue;
+    const auto other = places.find(i);
+    const std::string swapped =
+        other == places.end()
+            ? ""
+            : swap_text(x.name, a.tensors[other->second].name);
+    if (auto found = value_difference(a, x, b, y, swapped, options, engine))
+      differences.push_back(std::move(*found));
+  }
+}
+
 }  // namespace
 
 Comparison compare(Catalog a, Catalog b, const CompareOptions& options,
@@ -374,48 +456,9 @@ Comparison compare(Catalog a, Catalog b, const CompareOptions& options,
   Comparison result;
   locate(a);
   locate(b);
-  const Index in_b = index_of(b), in_a = index_of(a);
   for (const Catalog* catalog : {&a, &b})
     prove_left_out(*catalog, engine, result.differences);
-  const auto alone = [&](const char* kind, const Catalog& catalog,
-                         const Tensor& tensor, const Catalog& other,
-                         const Index& names) {
-    if (in_object(catalog, tensor, other, engine)) return;
-    if (auto twice = tied(catalog, tensor, names, engine))
-      result.differences.push_back(std::move(*twice));
-    else
-      result.differences.push_back({kind, tensor.name, about(tensor)});
-  };
-  std::vector<size_t> left, right;  // tensors whose values must be compared
-  for (size_t i = 0; i < a.tensors.size(); ++i) {
-    const Tensor& x = a.tensors[i];
-    const auto other = in_b.find(x.name);
-    if (other == in_b.end()) {
-      alone("only_in_a", a, x, b, in_b);
-      continue;
-    }
-    ++result.tensors;
-    const Tensor& y = b.tensors[other->second];
-    if (auto difference = header_difference(x, y, options);
-        difference && !rows_differ(x, y)) {
-      if (options.arrangements && difference->kind == "shape")
-        if (const auto why = arrangement(a, x, b, y, engine))
-          difference->message += ": " + *why;
-      if (options.arrangements && difference->kind == "dtype")
-        if (const auto why = rounding(a, x, b, y, engine))
-          difference->message += ": " + *why;
-      result.differences.push_back(std::move(*difference));
-      continue;
-    }
-    left.push_back(i);
-    right.push_back(other->second);
-  }
-  for (const Tensor& y : b.tensors)
-    if (!in_a.contains(y.name)) alone("only_in_b", b, y, a, in_a);
-
-  add_sides(a, b, result.differences);
-  keep(a, left);
-  keep(b, right);
+  compare_headers(a, b, options, engine, result);
   const Reading from_a =
       read_all(a, engine, {.replicas = true, .beside = reshard::held_bytes(b)});
   const Reading from_b =
@@ -423,30 +466,12 @@ Comparison compare(Catalog a, Catalog b, const CompareOptions& options,
   const heap::Unbounded tiles;  // of a part of --max-mem
   for (const Reading* reading : {&from_a, &from_b})
     for (const Problem& problem : reading->problems)
-      result.differences.push_back(
-          {"replica", problem.tensor,
-           problem.message + " (" + problem.file + ")"});
+      result.differences.push_back({.kind = "replica",
+                                    .tensor = problem.tensor,
+                                    .message = problem.message,
+                                    .file = problem.file});
   result.bytes = from_a.bytes + from_b.bytes;
-  std::map<size_t, size_t> places;
-  if (options.arrangements) places = swapped(from_a, from_b, a);
-  for (size_t i = 0; i < left.size(); ++i) {
-    const Tensor& x = a.tensors[i];
-    const Tensor& y = b.tensors[i];
-    if (rows_differ(x, y)) {
-      result.differences.push_back(row_difference(
-          a, x, b, y, from_a.digests[i] == from_b.digests[i], engine));
-      continue;
-    }
-    if (same_bytes(x.dtype, y.dtype) && from_a.digests[i] == from_b.digests[i])
-      continue;
-    const auto other = places.find(i);
-    const std::string swapped =
-        other == places.end()
-            ? ""
-            : swap_text(x.name, a.tensors[other->second].name);
-    auto difference = value_difference(a, x, b, y, swapped, options, engine);
-    if (difference) result.differences.push_back(std::move(*difference));
-  }
+  compare_values(a, from_a, b, from_b, options, engine, result.differences);
   add_sides(a, b, result.differences);
   if (options.objects) compare_objects(a, b, result.differences);
   return result;

@@ -14,6 +14,7 @@ struct CompareOptions {
                           // much, and dtypes may differ
   bool objects = false;   // compare values that are not tensors too
   bool describe = false;  // say how far values are apart
+  bool casts = false;     // whether a cast makes other dtypes equal
   bool arrangements = false;  // and which rearrangement makes them equal
   uint64_t vocabulary = 0;    // entries that are in use, if known
 };

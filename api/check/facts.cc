@@ -6,8 +6,11 @@
 #include <algorithm>
 
 #include "ckpt/error.h"
-#include "convert/translate.h"
+#include "convert/dialects.h"
+#include "convert/quantized.h"
+#include "convert/quantized_config.h"
 #include "convert/values.h"
+#include "formats/peft/config.h"
 #include "reshard/prove.h"
 
 namespace ckpt::library {
@@ -116,6 +119,103 @@ void compare_ties(const Catalog& a, const Catalog& b,
   all.push_back({"tied", one.value, other.value, one.source, other.source});
 }
 
+// How codes were found, and what serves one kernel: the numbers are the same.
+constexpr std::string_view kOfMaking[] = {"backend",
+                                          "batch_size",
+                                          "block_name_to_quantize",
+                                          "cache_block_outputs",
+                                          "damp_percent",
+                                          "dataset",
+                                          "disable_exllama",
+                                          "exllama_config",
+                                          "global_compression_ratio",
+                                          "max_input_length",
+                                          "meta",
+                                          "model_file_base_name",
+                                          "model_name_or_path",
+                                          "model_seqlen",
+                                          "module_name_preceding_first_block",
+                                          "pad_token_id",
+                                          "quantization_status",
+                                          "quantizer",
+                                          "run_compressed",
+                                          "static_groups",
+                                          "tokenizer",
+                                          "true_sequential",
+                                          "use_cuda_fp16",
+                                          "use_exllama"};
+
+// A key of quantization_config, null if it says nothing.
+families::Json said_of(const families::Json& config, const std::string& key) {
+  const std::string method =
+      config.value("quant_method", families::Json()).dump();
+  families::Json value = config.value(key, families::Json());
+  if (value == families::Json(false) || value == families::Json("") ||
+      (value.is_structured() && value.empty()))
+    value = nullptr;
+  if (key == "checkpoint_format" && value.is_null() && method == "\"gptq\"")
+    return "gptq";
+  if (key != "version") return value;
+  // The library's, but for AWQ.
+  if (method != "\"awq\"") return nullptr;
+  return value.is_null() || value == families::Json("GEMM")
+             ? families::Json("gemm")
+             : value;
+}
+
+// Damage in it was already reported.
+families::Json said_about_codes(const Catalog& catalog) {
+  try {
+    return families::said_quantization(catalog);
+  } catch (const Error&) {
+    return nullptr;
+  }
+}
+
+// The same codes and scales are other numbers, or of another model.
+void compare_quantization(const Catalog& a, const Catalog& b,
+                          std::vector<families::FactDifference>& apart) {
+  if (families::quantized_weights(a).empty() ||
+      families::quantized_weights(b).empty())
+    return;
+  const families::Json of_a = said_about_codes(a);
+  const families::Json of_b = said_about_codes(b);
+  if (!of_a.is_object() || !of_b.is_object()) return;
+  families::Json keys = of_a;
+  keys.update(of_b);
+  for (const auto& item : keys.items()) {
+    const std::string& key = item.key();
+    if (std::ranges::find(kOfMaking, key) != std::end(kOfMaking)) continue;
+    families::Json x = said_of(of_a, key), y = said_of(of_b, key);
+    if (x == y) continue;
+    const std::string name = "quantization_config." + key;
+    apart.push_back(
+        {name, std::move(x), std::move(y), "config.json", "config.json"});
+  }
+}
+
+// The same factors, scaled in another way.
+void compare_adapters(const Catalog& a, const Catalog& b,
+                      std::vector<families::FactDifference>& apart) {
+  const auto x = peft::config_of(a), y = peft::config_of(b);
+  if (!x || !y) return;
+  const auto add = [&](const char* name, const families::Json& of_a,
+                       const families::Json& of_b) {
+    if (of_a != of_b)
+      apart.push_back({fmt::format("adapter.{}", name), of_a, of_b,
+                       std::string(peft::kConfigFile),
+                       std::string(peft::kConfigFile)});
+  };
+  add("peft_type", x->type, y->type);
+  add("r", x->rank, y->rank);
+  add("lora_alpha", x->alpha, y->alpha);
+  add("use_rslora", x->rslora, y->rslora);
+  add("use_dora", x->dora, y->dora);
+  add("rank_pattern", x->ranks, y->ranks);
+  add("alpha_pattern", x->alphas, y->alphas);
+  add("hindrance", x->hindrance, y->hindrance);
+}
+
 }  // namespace
 
 std::vector<families::FactDifference> differing_facts(const Catalog& a,
@@ -133,6 +233,8 @@ std::vector<families::FactDifference> differing_facts(const Catalog& a,
   const auto config_b = config_facts(b);
   if (config_a && config_b)
     add_apart(*config_a, "hf", *config_b, "hf", engine, apart);
+  compare_quantization(a, b, apart);
+  compare_adapters(a, b, apart);
   return apart;
 }
 

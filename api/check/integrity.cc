@@ -14,6 +14,7 @@
 #include "ckpt/note.h"
 #include "formats/loose_files.h"
 #include "formats/runs/counts.h"
+#include "formats/runs/stale.h"
 #include "formats/scan/scan.h"
 #include "formats/traits.h"
 #include "lib/heap.h"
@@ -54,7 +55,7 @@ class Check {
     report_.files = files.size();
     for (const Problem& problem : catalog.problems)
       if (problem.severity != Problem::Severity::kNote ||
-          problem.kind == "absent_part")
+          problem.kind == "absent_part" || problem.kind == "unnamed_file")
         add(problem);
   }
 
@@ -67,6 +68,15 @@ class Check {
                "whole",
                catalog.objects.empty() ? "nothing" : "values alone",
                catalog.format));
+  }
+
+  // Over a wire all bytes come once: where their digests are wanted, contents()
+  // compares these on the way. Files here have them in the page cache.
+  void checksums(const Catalog& catalog, const IntegrityOptions& options) {
+    with_contents_ =
+        io::is_url(catalog.path) &&
+        reads_all(options, manifest_of(catalog), without_checksum(catalog));
+    if (!with_contents_) checksums(catalog);
   }
 
   void checksums(const Catalog& catalog) {
@@ -103,18 +113,28 @@ class Check {
           bare == catalog.tensors.size()
               ? "the tensors"
               : fmt::format("{} of {} tensors", bare, catalog.tensors.size())));
-    if (options.quick ||
-        (manifest.empty() && !bare && !options.deep && !options.finite)) {
+    if (!reads_all(options, manifest, bare)) {
       reshard::count_read_plan(catalog, false);  // proves the cover
       if (!options.quick) lone_numbers(catalog);
       return;
     }
-    const Reading reading =
-        read_all(catalog, engine_, {.replicas = true, .stats = options.finite});
+    const Reading reading = read_contents(catalog, options);
     report_.bytes += reading.bytes;
     for (const Problem& problem : reading.problems) add(problem);
     if (!manifest.empty()) compare_manifest(catalog, reading, manifest);
     if (options.finite) report_infinite(catalog, reading);
+  }
+
+  // Damage that ends it must not hide which records are damaged.
+  Reading read_contents(Catalog& catalog, const IntegrityOptions& options) {
+    try {
+      return read_all(
+          catalog, engine_,
+          {.replicas = true, .stats = options.finite, .crcs = with_contents_});
+    } catch (const Error& error) {
+      if (with_contents_ && is_answer(error)) checksums(catalog);
+      throw;
+    }
   }
 
   // Checksums prove each file, and not that files are of one save: an optimizer
@@ -242,6 +262,12 @@ class Check {
         }));
   }
 
+  static bool reads_all(const IntegrityOptions& options,
+                        const std::string& manifest, uint64_t bare) {
+    return !options.quick &&
+           (!manifest.empty() || bare || options.deep || options.finite);
+  }
+
   // The manifest of what was requested or of what that led to.
   std::string manifest_of(const Catalog& catalog) const {
     for (const std::string& root : {path_, catalog.path}) {
@@ -313,7 +339,8 @@ class Check {
   const std::string& path_;
   const Engine& engine_;
   Report& report_;
-  bool selected_ = false;  // only some tensors are checked
+  bool selected_ = false;       // only some tensors are checked
+  bool with_contents_ = false;  // stored checksums are compared there
   Edits edits_;
 };
 
@@ -383,8 +410,10 @@ Report check_integrity(const std::string& path, const Selection& selection,
     if (!options.quick) {
       for (Problem& problem : runs::check_counts(catalog))
         check.add(std::move(problem));
+      for (Problem& problem : runs::check_shared(catalog))
+        check.add(std::move(problem));
       check.integrity_file(catalog);
-      check.checksums(catalog);
+      check.checksums(catalog, options);
     }
     check.contents(catalog, options);
     const std::string manifest = check.manifest_at(catalog);

@@ -12,6 +12,7 @@
 
 #include "api/buffers.h"
 #include "ckpt/error.h"
+#include "convert/dialects.h"
 #include "convert/optimizer.h"
 #include "convert/trained_experts.h"
 #include "convert/translate.h"

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/check/read_all.h"
 
+#include <algorithm>
 #include <array>
+#include <iterator>
 #include <mutex>
 #include <span>
 
@@ -9,9 +11,12 @@
 #include "ckpt/note.h"
 #include "lib/heap.h"
 #include "lib/io/read_count.h"
+#include "lib/io/remote.h"
 #include "reshard/cuda/load.h"
 #include "reshard/plan_size.h"
+#include "reshard/planner.h"
 #include "reshard/ranks/run.h"
+#include "reshard/source_crcs.h"
 #include "reshard/values.h"
 
 namespace ckpt::library {
@@ -54,6 +59,21 @@ void add_replica_problems(const Catalog& catalog, const reshard::Plan& plan,
   }
 }
 
+// Of records that are wrong, found again by reading them alone, and of those
+// that hold little of any tensor, which the run did not judge.
+void add_crc_problems(const Catalog& catalog, const reshard::Plan& plan,
+                      const reshard::RunResult& result,
+                      reshard::RunOptions options, Reading& reading) {
+  std::vector<uint32_t> which = reshard::SourceCrcs(catalog).left_out(plan);
+  std::ranges::copy(result.wrong_crcs, std::back_inserter(which));
+  std::ranges::sort(which);
+  for (const uint32_t index : which)
+    reading.bytes += catalog.crcs[index].end - catalog.crcs[index].begin;
+  options.progress = {};
+  reading.problems = reshard::named_problems(
+      catalog, reshard::check_crcs(catalog, which, options));
+}
+
 }  // namespace
 
 Reading read_all(Catalog& catalog, const Engine& engine, const ReadWhat& what) {
@@ -61,10 +81,12 @@ Reading read_all(Catalog& catalog, const Engine& engine, const ReadWhat& what) {
   reshard::RunOptions options;
   if (engine.cuda) options.device = &reshard::CudaModule::get();
   options.threads = engine.threads;
-  options.max_mem = engine.max_mem;
+  options.max_mem = engine.max_mem - io::share_remote_memory(engine.max_mem);
   // A large plan is counted before it is made, as those of writing are.
   constexpr uint64_t kCounted = 1 << 17;
-  const uint64_t held = reshard::held_bytes(catalog) + what.beside;
+  const uint64_t held =
+      reshard::held_bytes(catalog) + what.beside +
+      (what.crcs ? catalog.crcs.size() * reshard::SourceCrcs::kMemory : 0);
   const bool large = reshard::piece_count(catalog, {}) >= kCounted;
   reshard::PlanSize size;
   if (large) {
@@ -78,6 +100,7 @@ Reading read_all(Catalog& catalog, const Engine& engine, const ReadWhat& what) {
   if (!large) size.add(plan);
   reshard::make_room(held + size.bytes(), 0, catalog.path, options.max_mem);
   options.io = engine.io;
+  options.check_crcs = what.crcs;
   options.progress = engine.make_progress();
   StatsOf stats(catalog);
   if (what.stats)
@@ -93,6 +116,7 @@ Reading read_all(Catalog& catalog, const Engine& engine, const ReadWhat& what) {
   Reading reading;
   reading.bytes = result.bytes_read;
   reading.header_bytes = header_bytes;
+  if (what.crcs) add_crc_problems(catalog, plan, result, options, reading);
   add_replica_problems(catalog, plan, result, reading.problems);
   reading.digests.assign(result.source.begin(),
                          result.source.begin() + static_cast<std::ptrdiff_t>(

@@ -15,13 +15,14 @@ namespace ckpt::library {
 struct ReadWhat {
   bool replicas = false;  // compare copies that should be equal
   bool stats = false;     // of types that have values
+  bool crcs = false;      // stored checksums, as the bytes pass
   uint64_t beside = 0;    // bytes of another catalog that is held too
 };
 
 struct Reading {
   std::vector<Digest> digests;        // of each tensor, in order
   std::vector<reshard::Stats> stats;  // likewise, if asked
-  std::vector<Problem> problems;      // replicas that differ
+  std::vector<Problem> problems;      // checksums, replicas that differ
   uint64_t bytes = 0;                 // that were read
   uint64_t header_bytes = 0;          // and before them: headers, indexes
 };

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string_view>
 
-#include "api/edit/layers.h"
+#include "api/edit/layer_place.h"
 #include "ckpt/error.h"
 #include "formats/modelopt/config.h"
 #include "formats/modelopt/names.h"

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/edit/config_edit.h"
 
+#include <algorithm>
+#include <iterator>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "formats/megatron/model/facts.h"
 #include "lib/io/file.h"
 #include "lib/pickle/json.h"
+#include "lib/text/other_json.h"
 
 namespace ckpt::library {
 namespace {
@@ -28,6 +32,46 @@ void take_config(Catalog& catalog) {
   }
 }
 
+namespace {
+
+// Python's json module writes them, and JSON has no such numbers.
+constexpr std::string_view kNoNumbers[] = {"-Infinity", "Infinity", "NaN"};
+constexpr std::string_view kMark = "\"\\u0001";  // begins a text in their place
+
+// With texts in place of those, which outlast an edit.
+std::string masked(std::string_view text) {
+  std::string all;
+  for (bool inside = false; !text.empty();) {
+    const auto* word =
+        inside ? std::end(kNoNumbers)
+               : std::ranges::find_if(kNoNumbers, [&](std::string_view one) {
+                   return text.starts_with(one);
+                 });
+    if (word != std::end(kNoNumbers)) {
+      all.append(kMark).append(*word).append("\"");
+      text.remove_prefix(word->size());
+      continue;
+    }
+    const size_t size = inside && text[0] == '\\' && text.size() > 1 ? 2 : 1;
+    if (text[0] == '"') inside = !inside;
+    all.append(text.substr(0, size));
+    text.remove_prefix(size);
+  }
+  return all;
+}
+
+std::string unmasked(std::string text) {
+  for (const std::string_view word : kNoNumbers) {
+    const std::string mask = std::string(kMark) + std::string(word) + "\"";
+    for (size_t at = text.find(mask); at != text.npos;
+         at = text.find(mask, at + word.size()))
+      text.replace(at, mask.size(), word);
+  }
+  return text;
+}
+
+}  // namespace
+
 bool is_config_file(const Sidecar& sidecar) {
   return sidecar.name == "config.json" && sidecar.size <= kMostBytes;
 }
@@ -41,7 +85,7 @@ bool is_config_object(const Object& object) {
 ConfigTable config_of(const Sidecar& sidecar) {
   const std::string text =
       sidecar.text ? *sidecar.text : io::read_file(sidecar.path, kMostBytes);
-  return ConfigTable::parse(text, nullptr, false);
+  return text::parse_or_discard<ConfigTable>(masked(text));
 }
 
 ConfigTable config_of(const Object& object) {
@@ -55,7 +99,9 @@ void edit_config(Sidecar& sidecar, const ConfigEdit& edit) {
   ConfigTable table = config_of(sidecar);
   if (table.is_discarded() || !edit(table)) return;
   std::string made =
-      table.dump(2, ' ', false, ConfigTable::error_handler_t::replace) + "\n";
+      unmasked(
+          table.dump(2, ' ', false, ConfigTable::error_handler_t::replace)) +
+      "\n";
   sidecar.path = "made:" + sidecar.name;
   sidecar.size = made.size();
   sidecar.text = std::make_shared<const std::string>(std::move(made));

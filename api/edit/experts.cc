@@ -7,7 +7,7 @@
 #include <optional>
 #include <set>
 
-#include "api/edit/layers.h"
+#include "api/edit/layer_place.h"
 #include "ckpt/error.h"
 #include "formats/megatron/model/keys.h"
 #include "lib/text/format.h"

@@ -12,6 +12,7 @@
 #include "api/edit/experts.h"
 #include "api/edit/quantized_modules.h"
 #include "ckpt/error.h"
+#include "models/defaults.h"
 
 namespace ckpt::library {
 namespace {
@@ -78,16 +79,30 @@ std::optional<uint64_t> most(const Table& table,
   return number;
 }
 
+// The same for a router: where a config.json has none of the keys, what its
+// class takes.
+template <size_t N>
+std::optional<uint64_t> most_said(const Table& table,
+                                  const std::string_view (&words)[N]) {
+  if (const auto said = most(table, words)) return said;
+  const auto type = table.find("model_type");
+  if (type == table.end() || !type->is_string() ||
+      std::ranges::any_of(
+          words, [&](std::string_view key) { return table.contains(key); }))
+    return std::nullopt;
+  return most(Table(families::hf_defaults(type->get<std::string>())), words);
+}
+
 // Checks a table that a router reads: enough experts must be kept for it.
 void check(const Table& table, const std::string& path, uint64_t kept) {
-  const uint64_t picked = most(table, kPicked).value_or(1);
+  const uint64_t picked = most_said(table, kPicked).value_or(1);
   if (picked > kept)
     throw unfaithful_error({path, {}},
                            "--experts keeps {}, the router picks {} for each "
                            "token",
                            kept, picked)
         .with_hint(fmt::format("keep {} at least", picked));
-  const uint64_t groups = most(table, kGroups).value_or(1);
+  const uint64_t groups = most_said(table, kGroups).value_or(1);
   if (groups == 1) return;
   // The router ranks groups by the sum of their two best experts.
   if (kept % groups != 0 || kept / groups < 2)
@@ -98,7 +113,7 @@ void check(const Table& table, const std::string& path, uint64_t kept) {
         .with_hint(fmt::format("keep a multiple of {}, {} at least", groups,
                                2 * groups));
   const uint64_t reached =
-      most(table, kPickedGroups).value_or(groups) * (kept / groups);
+      most_said(table, kPickedGroups).value_or(groups) * (kept / groups);
   if (picked > reached)
     throw unfaithful_error({path, {}},
                            "--experts keeps {}: the groups that the router "
@@ -140,7 +155,7 @@ bool Following::change_count(Table& value) const {
 }
 
 void Following::find_moved(const Table& table) {
-  const uint64_t groups = most(table, kGroups).value_or(1);
+  const uint64_t groups = most_said(table, kGroups).value_or(1);
   if (groups == 1 || before_ % groups != 0) return;
   for (size_t i = 0; i < kept_.size() && !moved_; ++i)
     if (kept_[i] / (before_ / groups) != i / (kept_.size() / groups))

@@ -7,7 +7,7 @@
 #include <map>
 #include <set>
 
-#include "api/edit/layers.h"
+#include "api/edit/layer_place.h"
 #include "api/edit/towers.h"
 #include "ckpt/error.h"
 #include "formats/megatron/model/keys.h"

@@ -11,6 +11,7 @@
 #include "api/edit/quantized_modules.h"
 #include "ckpt/error.h"
 #include "convert/facts.h"
+#include "lib/text/other_json.h"
 
 namespace ckpt::library {
 namespace {
@@ -48,6 +49,8 @@ constexpr std::string_view kNumbersFrom1[] = {"kda_layers", "full_attn_layers"};
 // Layers below this one are of another kind.
 constexpr std::string_view kSwitches[] = {
     "first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"};
+// The last layers, which read the keys of earlier ones.
+constexpr std::string_view kShared = "num_kv_shared_layers";
 // One character for each layer, and | between the stages of a pipeline.
 constexpr std::string_view kTexts[] = {"hybrid_override_pattern",
                                        "hybrid_layer_pattern"};
@@ -126,6 +129,7 @@ class Follower {
       for (size_t i = 0; i < order_.size(); ++i)
         if (order_[i] % step != i % step) refuse(period.key, order_[i], i);
     }
+    check_joined(table, before);
     for (const std::string_view key : kSwitches)
       if (const auto found = table.find(key);
           found != table.end() && found->is_number_integer())
@@ -136,6 +140,64 @@ class Follower {
     if (switches_windows(table))
       check_switch("max_window_layers",
                    table.at("max_window_layers").get<int64_t>());
+  }
+
+  bool is_whole(size_t before) const {
+    bool whole = order_.size() == before;
+    for (size_t i = 0; whole && i < before; ++i) whole = order_[i] == i;
+    return whole;
+  }
+
+  // Gemma 3n and 4: layers that are not by themselves.
+  void check_joined(const Fields& table, size_t before) const {
+    if (is_whole(before)) return;
+    const auto number = [&](std::string_view key) -> uint64_t {
+      const auto found = table.find(key);
+      return found != table.end() && found->is_number_integer() && *found > 0
+                 ? found->get<uint64_t>()
+                 : 0;
+    };
+    for (const std::string_view key :
+         {"hidden_size_per_layer_input", "per_layer_embed_dim"})
+      if (number(key) != 0)
+        throw unfaithful_error({path_, {}},
+                               "--layers: {}: one tensor has the embeddings "
+                               "of all {} layers",
+                               key, before)
+            .with_hint("without --layers, all of them are kept");
+    const uint64_t shared = std::min<uint64_t>(number(kShared), before);
+    for (const uint32_t layer : order_)
+      if (layer + shared >= before)
+        throw unfaithful_error({path_, {}},
+                               "--layers: layer {} has no keys of its own "
+                               "({} {})",
+                               layer, kShared, shared)
+            .with_hint(
+                fmt::format("keep some of layers 0-{}", before - shared - 1));
+    check_last(table, before);
+  }
+
+  // transformers makes Gemma 4's last layer a global one, whose heads have
+  // another size.
+  void check_last(const Fields& table, size_t before) const {
+    if (!table.contains("global_head_dim") &&
+        !table.contains("global_kv_channels"))
+      return;
+    const uint32_t last = order_.back();
+    for (const std::string_view key :
+         {"layer_types", "window_attn_skip_freq"}) {
+      const auto list = table.find(key);
+      if (list == table.end() || !list->is_array() || list->size() != before)
+        continue;
+      const Fields& kind = (*list)[last];
+      if (kind == "sliding_attention" || kind == 1 || kind == true)
+        throw unfaithful_error({path_, {}},
+                               "--layers: the last one would be layer {}, "
+                               "which has a window ({}): a last layer never "
+                               "has",
+                               last, key)
+            .with_hint("end with a layer of full attention");
+    }
   }
 
   void check_switch(std::string_view key, int64_t from) const {
@@ -179,13 +241,15 @@ class Follower {
   }
 
   void change_inside(Fields& value) const {
-    Fields table = Fields::parse(value.get<std::string>(), nullptr, false);
+    auto table = text::parse_or_discard<Fields>(value.get<std::string>());
     if (table.is_discarded() || !Follower(order_, path_).follow(table)) return;
     value = table.dump(-1, ' ', false, Fields::error_handler_t::replace);
   }
 
   void change_number(const std::string& key, Fields& value, size_t before,
                      bool windows) const {
+    // Checked: all layers are kept, or none of them.
+    if (key == kShared && !is_whole(before)) value = 0;
     if (is_among(kDepths, key) && value == before) value = order_.size();
     // An encoder's and a decoder's layers are cut alike.
     if (is_among(kStackDepths, key) && value > 0) value = order_.size();

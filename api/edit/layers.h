@@ -1,18 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// --layers: which layer a tensor belongs to.
-//
-//   model.layers.7.mlp.weight            its name says so: layer 7
-//   decoder.layers.mlp.weight [32, …]    Megatron's distributed formats stack
-//                                        them: row i of axis 0 is layer i
+// --layers: keeps some of a model's layers.
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <set>
 #include <string>
-#include <string_view>
 #include <vector>
 
+#include "api/edit/layer_place.h"
 #include "api/edit/towers.h"
 #include "api/edits.h"
 #include "ckpt/catalog.h"
@@ -26,22 +21,6 @@ inline constexpr uint32_t kMostLayers = 100'000;
 std::set<uint32_t> parse_layers(const std::string& text);
 // "0-2,1-3" -> {0, 1, 2, 1, 2, 3}: as it was typed.
 std::vector<uint32_t> parse_layer_order(const std::string& text);
-
-// The layer that a tensor belongs to: N of "layers.N", "blocks.N", "h.N" …
-// in its dotted name; nothing if it belongs to none.
-std::optional<uint32_t> layer_of(std::string_view name);
-// … and where in the name its digits are.
-struct LayerPlace {
-  uint32_t layer = 0;
-  size_t begin = 0;
-  size_t end = 0;
-};
-std::optional<LayerPlace> layer_place(std::string_view name);
-// Optimizer state belongs to its parameter's layer, whatever its own name.
-std::optional<uint32_t> layer_of(const Tensor& tensor);
-
-// How many layers axis 0 of a tensor stacks; 0 if it stacks none.
-uint64_t stacked_layers(const Catalog& catalog, const Tensor& tensor);
 
 // Keeps only these layers' rows of stacked tensors, as rows 0, 1, … of a
 // smaller tensor. Objects on a grid of layers (_extra_state) follow. No byte

@@ -10,6 +10,7 @@
 #include "api/edit/layers.h"
 #include "ckpt/error.h"
 #include "formats/traits.h"
+#include "lib/text/other_json.h"
 
 namespace ckpt::library {
 namespace {
@@ -104,7 +105,7 @@ void follow_yaml(const std::set<uint32_t>& layers, Sidecar& sidecar) {
   const size_t begin = at + kKey.size();
   const size_t end = std::min(text.find('\n', begin), text.size());
   const std::string count = text.substr(begin, end - begin);
-  Json table = {{"num_layers", Json::parse(count, nullptr, false)}};
+  Json table = {{"num_layers", text::parse_or_discard<Json>(count)}};
   if (!follow(layers, table, sidecar.path)) return;
   text.replace(begin, end - begin, table["num_layers"].dump());
   sidecar.size = text.size();

@@ -12,12 +12,14 @@ namespace {
 uint64_t listed_number(const NumberList& list, const std::string& text,
                        std::string_view item) {
   const auto number = text::number(item);
-  if (!number || *number >= list.limit)
-    throw usage_error({}, "{} {}: '{}' is not {}", list.option, text, item,
-                      list.what)
-        .with_hint(fmt::format("numbers and ranges, as in {} {}", list.option,
-                               list.example));
-  return *number;
+  if (number && *number < list.limit) return *number;
+  const std::string problem =
+      item.empty() ? fmt::format("{} is missing", list.what)
+                   : fmt::format("'{}' is not {}", item, list.what);
+  throw usage_error({}, "{} {}: {}", list.option, text.empty() ? "''" : text,
+                    problem)
+      .with_hint(fmt::format("numbers and ranges, as in {} {}", list.option,
+                             list.example));
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "api/edit/experts.h"
-#include "api/edit/layers.h"
+#include "api/edit/layer_place.h"
 #include "ckpt/error.h"
 #include "formats/rank_rules.h"
 #include "lib/text/format.h"

@@ -8,6 +8,7 @@
 #include "ckpt/ckpt.h"
 #include "lib/io/file.h"
 #include "lib/text/json.h"
+#include "lib/text/other_json.h"
 
 namespace ckpt::library {
 namespace {
@@ -44,7 +45,7 @@ std::vector<Rule> read_rules(const std::string& path) {
     throw Error(ExitCode::kUsage, error.where(), "--rename: " + error.problem(),
                 "a JSON object of OLD: NEW names, with * in both");
   }
-  const auto root = nlohmann::ordered_json::parse(text);
+  const auto root = text::parse_or_discard<nlohmann::ordered_json>(text);
   if (!root.is_object())
     throw usage_error({path, {}}, "expected an object of OLD: NEW names");
   std::vector<Rule> rules;

@@ -17,15 +17,11 @@
 #include "formats/traits.h"
 #include "lib/text/format.h"
 #include "lib/text/glob.h"
+#include "lib/text/number.h"
 #include "lib/text/suggest.h"
 
 namespace ckpt::library {
 namespace {
-
-bool is_number(std::string_view text) {
-  return !text.empty() &&
-         std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
-}
 
 std::vector<std::string> split(std::string_view text) {
   std::vector<std::string> parts;
@@ -43,13 +39,13 @@ std::string nearest_pattern(const std::string& pattern,
   std::set<std::string> words;
   for (const Tensor& tensor : catalog.tensors)
     for (std::string& word : split(tensor.name))
-      if (!is_number(word)) words.insert(std::move(word));
+      if (!text::is_digits(word)) words.insert(std::move(word));
   if (words.size() > 10'000) return {};
   const std::vector<std::string> known(words.begin(), words.end());
   std::vector<std::string> parts = split(pattern);
   for (std::string& part : parts) {
     const bool literal = part.find_first_of("*?[]{}") == part.npos;
-    if (!literal || words.contains(part) || is_number(part)) continue;
+    if (!literal || words.contains(part) || text::is_digits(part)) continue;
     if (std::string near = text::nearest(part, known); !near.empty())
       part = std::move(near);
   }
@@ -125,8 +121,11 @@ void Chooser::filter(const std::string& why,
 
 void Chooser::by_kind() {
   if (options_.model_only)
-    filter("--model-only",
-           [](const Tensor& t) { return t.kind != Kind::optim; });
+    filter("--model-only", [this](const Tensor& t) {
+      // What else a trainer keeps is not the model's: the best metric of a
+      // callback, an average of weights, random numbers.
+      return catalog_.run ? t.kind == Kind::model : t.kind != Kind::optim;
+    });
   if (options_.optim_only)
     filter("--optim-only",
            [](const Tensor& t) { return t.kind == Kind::optim; });
@@ -203,7 +202,9 @@ void Chooser::by_layers() {
           {catalog_.path, {}},
           "--layers {}: there is no layer {}; the source has {} layers, {} "
           "to {}",
-          options_.layers, layer, held.size(), *held.begin(), *held.rbegin());
+          options_.layers, layer, held.size(), *held.begin(), *held.rbegin())
+          .with_hint(fmt::format("all of them: --layers {}-{}", *held.begin(),
+                                 *held.rbegin()));
   filter("--layers " + options_.layers, [&](const Tensor& t) {
     if (const uint64_t rows = count.stacked(catalog_, t))
       return *wanted.begin() < rows;
@@ -275,13 +276,16 @@ Chosen choose(Catalog& catalog, const Selection& options) {
   catalog.tensors.resize(kept);
   Chosen chosen = chooser.chosen();
   chosen.kept = kept;
+  // What the last of the options left out: of tensors, not of objects.
+  const std::string of_tensors =
+      chosen.notes.empty() ? "" : chosen.notes.back();
   leave_out_objects(catalog, options, chosen);
   leave_out_options(catalog, options, chosen);
   if (kept == 0 && before != 0)
     throw unfaithful_error({catalog.path, {}},
                            "the selection leaves none of the {} tensors",
                            before)
-        .with_hint(chosen.notes.back());
+        .with_hint(of_tensors);
   if (const auto order = parse_order(options); counts_anew(order)) {
     chosen.notes.push_back(
         order_layers(catalog, order, chooser.layer_count(), chosen.edits));
@@ -334,6 +338,13 @@ void select_side(Catalog& catalog, Selection options) {
 }
 
 }  // namespace
+
+void keep_keys(Catalog& part, const std::vector<std::string>& keys,
+               const Catalog& whole) {
+  const std::vector<text::Glob> globs = compile("--keys", keys, whole);
+  std::erase_if(part.tensors,
+                [&](const Tensor& tensor) { return !any(globs, tensor.name); });
+}
 
 void select_both(Catalog& a, Catalog& b, const Selection& options) {
   const auto check = [&](const std::string& option,

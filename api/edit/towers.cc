@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "api/edit/layers.h"
+#include "api/edit/layer_place.h"
 #include "formats/rank_rules.h"
 
 namespace ckpt::library {

@@ -10,10 +10,10 @@
 #include "api/mcore/tree.h"
 #include "api/parallel/messages.h"
 #include "api/strictness.h"
-#include "ckpt/trees.h"
 #include "formats/format.h"
 #include "formats/megatron/model/keys.h"
 #include "formats/megatron/state/common.h"
+#include "lib/pickle/whole_json.h"
 #include "reshard/ranks/pack.h"
 
 namespace ckpt::mcore {
@@ -53,6 +53,7 @@ std::set<std::string> keys_of(const Catalog& catalog, bool optimizer) {
 // Drops from dicts and lists the sharded members that are not in the
 // checkpoint.
 bool drop(State& state, const std::set<std::string>& keys) {
+  const Level level;
   if (auto* dict = state.as<Dict>()) {
     for (auto member = dict->begin(); member != dict->end();)
       member =
@@ -71,13 +72,14 @@ bool drop(State& state, const std::set<std::string>& keys) {
 // length member by member. What is sharded, or belongs to this process, stays;
 // plain values are the checkpoint's.
 void merge_common(State& state, const json& common, const std::string& path) {
+  const Level level;
   if (auto* dict = state.as<Dict>(); dict != nullptr && common.is_object()) {
     for (const auto& [name, member] : common.items()) {
       const auto found = dict->find(name);
       if (found == dict->end())
         (*dict)[name] = Json{member.dump()};
       else
-        merge_common(found->second, member, path + "." + name);
+        merge_common(found->second, member, fmt::format("{}.{}", path, name));
     }
     return;
   }
@@ -191,12 +193,13 @@ class Filler {
   // An item of a .distcp is a list of the values that one rank saved under one
   // key; here it has one value.
   std::string value_of(const Object& object) const {
-    const std::string text = json_of(object);
+    std::string canonical =
+        pickle::whole_json(*object.document, object.node, object.name);
     if (object.bytes == 0 ||
         !catalog_.files.at(object.file).path.ends_with(".distcp"))
-      return text;
-    const json list = json::parse(text);
-    return list.is_array() && list.size() == 1 ? list[0].dump() : text;
+      return canonical;
+    const auto list = json::parse(canonical);
+    return list.is_array() && list.size() == 1 ? list[0].dump() : canonical;
   }
 
   void read_objects() {
@@ -262,8 +265,8 @@ Loaded load_with(Communicator* job, State request, const std::string& path,
     loaded.unexpected = std::move(unexpected);
     loaded.missing = std::move(missing);
     drop(request, gone);
-    for (const auto& [name, value] : load_common(path, options.open))
-      common[name] = json::parse(value);
+    for (const auto& [name, canonical] : load_common(path, options.open))
+      common[name] = json::parse(canonical);
   });
   Filler(job, catalog, options).fill(request);
   together(job, [&] {

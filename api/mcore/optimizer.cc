@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "api/mcore/tree.h"
+#include "lib/text/other_json.h"
 
 namespace ckpt::mcore {
 namespace {
@@ -18,7 +19,7 @@ State as_state(const ShardedParam& param) {
 
 State group_state(const std::string& options,
                   const std::vector<uint64_t>& numbers) {
-  const auto json = nlohmann::json::parse(options, nullptr, false);
+  const auto json = text::parse_or_discard(options);
   if (!json.is_object())
     throw usage_error({{}, "param_groups"},
                       "a group's options are not a JSON "

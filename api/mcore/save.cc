@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Turns a sharded state dict into what one rank contributes to a save
 // (megatron-core: serialization.py, save).
-#include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
 
 #include "api/mcore/tree.h"
+#include "lib/text/json.h"
+#include "lib/text/json_text.h"
 
 namespace ckpt::mcore {
 namespace {
-
-using json = nlohmann::ordered_json;
 
 ckpt::ShardedTensor part_of(const ShardedTensor& tensor) {
   tensor.validate();
@@ -29,12 +29,14 @@ ckpt::ShardedTensor part_of(const ShardedTensor& tensor) {
 
 class Splitter {
  public:
-  // The common values in this part; nothing if all of it is sharded or stays
-  // here.
-  std::optional<json> split(const State& state, const std::string& path) {
+  // The common values in this part, as JSON; nothing if all of it is sharded or
+  // stays here.
+  std::optional<std::string> split(const State& state,
+                                   const std::string& path) {
+    const Level level;
     if (const auto* dict = state.as<Dict>()) return split_dict(*dict, path);
     if (const auto* list = state.as<List>()) return split_list(*list, path);
-    if (const auto* plain = state.as<Json>()) return parse(plain->text, path);
+    if (const auto* plain = state.as<Json>()) return checked(plain->text, path);
     if (const auto* tensor = state.as<ShardedTensor>()) {
       rank_.tensors.push_back(part_of(*tensor));
       owners_->push_back(tensor->data);
@@ -49,40 +51,47 @@ class Splitter {
     return std::nullopt;
   }
 
-  RankState finish(const std::optional<json>& common) {
-    if (common) rank_.common = common->dump();
+  RankState finish(const std::optional<std::string>& common) {
+    if (common) rank_.common = *common;
     rank_.owner = owners_;
     return std::move(rank_);
   }
 
  private:
-  static json parse(const std::string& text, const std::string& path) {
-    json value = json::parse(text, nullptr, false);
-    if (value.is_discarded())
-      throw usage_error({{}, path}, "its value is not JSON");
-    return value;
+  // The text itself is kept: it has integers of any size.
+  static std::string checked(const std::string& text, const std::string& path) {
+    try {
+      text::parse_json(text, path);
+    } catch (const Error& error) {
+      throw usage_error({{}, path}, "its value is not JSON: {}",
+                        error.problem());
+    }
+    return text;
   }
   static std::string below(const std::string& path, const std::string& name) {
     return path.empty() ? name : path + "." + name;
   }
 
   // An empty dict stays; one whose members are all sharded is removed.
-  std::optional<json> split_dict(const Dict& dict, const std::string& path) {
-    json common = json::object();
+  std::optional<std::string> split_dict(const Dict& dict,
+                                        const std::string& path) {
+    std::string common;
     for (const auto& [name, member] : dict)
-      if (auto part = split(member, below(path, name)))
-        common[name] = std::move(*part);
+      if (const auto part = split(member, below(path, name)))
+        common +=
+            (common.empty() ? "" : ",") + text::json_text(name) + ":" + *part;
     if (common.empty() && !dict.empty()) return std::nullopt;
-    return common;
+    return "{" + common + "}";
   }
   // A list keeps its length only if each member has something common.
-  std::optional<json> split_list(const List& list, const std::string& path) {
-    json common = json::array();
+  std::optional<std::string> split_list(const List& list,
+                                        const std::string& path) {
+    std::string common;
     for (size_t i = 0; i < list.size(); ++i)
-      if (auto part = split(list[i], below(path, std::to_string(i))))
-        common.push_back(std::move(*part));
+      if (const auto part = split(list[i], below(path, std::to_string(i))))
+        common += (common.empty() ? "" : ",") + *part;
     if (common.empty() && !list.empty()) return std::nullopt;
-    return common;
+    return "[" + common + "]";
   }
 
   RankState rank_;
@@ -99,7 +108,7 @@ RankState rank_state(const State& state) {
     throw usage_error({}, "a state to be saved is a dict, not a {}",
                       kind_of(built));
   Splitter splitter;
-  const std::optional<json> common = splitter.split(built, {});
+  const std::optional<std::string> common = splitter.split(built, {});
   return splitter.finish(common);
 }
 

@@ -31,6 +31,29 @@ void check_data(const ShardedTensor& tensor) {
                             data.bytes.size()));
 }
 
+// A program may set each field: what follows indexes by one of another.
+void check_ranks(const ShardedTensor& tensor) {
+  if (tensor.global_shape.size() != tensor.global_offset.size())
+    throw wrong(tensor, fmt::format("has the global shape {} and the offset {}",
+                                    to_string(tensor.global_shape),
+                                    to_string(tensor.global_offset)));
+  const size_t rank = tensor.global_shape.size();
+  if (tensor.prepended_axes > rank ||
+      tensor.local_shape.size() != rank - tensor.prepended_axes)
+    throw wrong(
+        tensor,
+        fmt::format("has the local shape {} and {} prepended axes, but "
+                    "the global shape {}",
+                    to_string(tensor.local_shape), tensor.prepended_axes,
+                    to_string(tensor.global_shape)));
+  const auto& cuts = tensor.axis_fragmentations;
+  if (cuts && cuts->size() != rank)
+    throw wrong(tensor,
+                fmt::format("has a grid of {} parts, but the global "
+                            "shape {}",
+                            to_string(*cuts), to_string(tensor.global_shape)));
+}
+
 void check_range(const ShardedTensor& tensor) {
   const FlatRange& range = *tensor.flattened_range;
   const uint64_t count = element_count(tensor.local_shape).value_or(0);
@@ -143,16 +166,7 @@ bool is_main_replica(const ReplicaId& replica) {
 
 void ShardedTensor::validate() const {
   if (data) check_data(*this);
-  if (global_shape.size() != global_offset.size())
-    throw wrong(*this,
-                fmt::format("has the global shape {} and the offset {}",
-                            to_string(global_shape), to_string(global_offset)));
-  if (local_shape.size() + prepended_axes != global_shape.size())
-    throw wrong(*this,
-                fmt::format("has the local shape {} and {} prepended axes, but "
-                            "the global shape {}",
-                            to_string(local_shape), prepended_axes,
-                            to_string(global_shape)));
+  check_ranks(*this);
   if (axis_fragmentations) {
     for (size_t d = 0; d < local_shape.size(); ++d) {
       const uint64_t offset = global_offset[prepended_axes + d];
@@ -172,6 +186,7 @@ Box ShardedTensor::box() const {
 }
 
 Dims ShardedTensor::chunk_offset() const {
+  check_ranks(*this);
   Dims chunk = global_offset;
   for (size_t d = 0; d < local_shape.size(); ++d) {
     uint64_t& at = chunk[prepended_axes + d];
@@ -185,6 +200,7 @@ Dims ShardedTensor::chunk_offset() const {
 }
 
 Dims ShardedTensor::max_allowed_chunks() const {
+  check_ranks(*this);
   if (!axis_fragmentations)
     throw wrong(*this, "has parts of any size, and no grid of them");
   Dims chunks = global_shape;
@@ -201,6 +217,7 @@ Dims ShardedTensor::max_allowed_chunks() const {
 
 std::vector<ShardedTensor> ShardedTensor::narrow(size_t axis, uint64_t start,
                                                  uint64_t length) const {
+  validate();
   if (axis >= local_shape.size() || start > local_shape[axis] ||
       length > local_shape[axis] - start)
     throw wrong(*this, fmt::format("has no elements {} to {} along axis {} of "
@@ -232,18 +249,24 @@ ShardedTensor ShardedTensor::without_data() const {
 
 void ShardedTensor::init_data() {
   if (data) return;
+  validate();
   const Shape shape = flattened_range
                           ? Shape{flattened_range->end - flattened_range->begin}
                           : local_shape;
   const auto bytes = byte_size(dtype, shape);
   if (!bytes) throw wrong(*this, "is larger than 64 bits can count");
-  data = std::make_shared<TensorData>(
-      TensorData{dtype, shape, std::vector<std::byte>(*bytes)});
+  try {
+    data = std::make_shared<TensorData>(
+        TensorData{dtype, shape, std::vector<std::byte>(*bytes)});
+  } catch (const std::exception&) {  // bad_alloc, length_error
+    throw resource_error({{}, key}, "there is no memory for {} bytes of {}",
+                         *bytes, to_string(shape));
+  }
 }
 
 ShardedTensor from_rank_offsets(std::string key, TensorPtr data,
                                 const std::vector<RankOffset>& offsets,
-                                ShardedOptions options) {
+                                const ShardedOptions& options) {
   const TensorData& held = data_of(key, data);
   ShardedTensor tensor =
       place(std::move(key), held.dtype, held.shape, offsets, options);
@@ -255,7 +278,7 @@ ShardedTensor from_rank_offsets(std::string key, TensorPtr data,
 ShardedTensor from_rank_offsets_flat(std::string key, TensorPtr data,
                                      const Shape& local_shape, FlatRange range,
                                      const std::vector<RankOffset>& offsets,
-                                     ShardedOptions options) {
+                                     const ShardedOptions& options) {
   const TensorData& held = data_of(key, data);
   ShardedTensor tensor =
       place(std::move(key), held.dtype, local_shape, offsets, options);

@@ -68,6 +68,7 @@ bool has_factory(const State& state) {
 
 // A part without factories is as it was loaded, or was not requested.
 State merge_at(State loaded, const State& factories, const std::string& path) {
+  const Level level;
   if (const auto* factory = factories.as<ShardedTensorFactory>()) {
     if (!factory->merge)
       throw usage_error({{}, factory->key},
@@ -90,6 +91,61 @@ const char* kind_of(const State& state) {
                                      "dict",           "list"};
   static_assert(kKinds.size() == std::variant_size_v<State::Value>);
   return kKinds.at(state.value.index());
+}
+
+namespace {
+
+// As deep as trees.h goes; a stack has room for much more.
+constexpr size_t kMostLevels = 200;
+thread_local size_t levels_now = 0;
+
+// Moves dicts and lists that are not empty away from inside of `state`.
+void take_nested(State& state, std::vector<State>& to) {
+  const auto take = [&to](State& member) {
+    const auto* dict = member.as<Dict>();
+    const auto* list = member.as<List>();
+    if ((dict && !dict->empty()) || (list && !list->empty()))
+      to.push_back(std::move(member));
+  };
+  if (auto* dict = state.as<Dict>())
+    for (auto& [name, member] : *dict) take(member);
+  if (auto* list = state.as<List>())
+    for (State& member : *list) take(member);
+}
+
+State::Value copy_of(const State& state) {
+  const Level level;
+  return state.value;
+}
+
+}  // namespace
+
+Level::Level() {
+  if (levels_now == kMostLevels)
+    throw usage_error({}, "a state nests more than {} levels deep",
+                      kMostLevels);
+  ++levels_now;
+}
+Level::~Level() { --levels_now; }
+
+State::State(const State& other) : value(copy_of(other)) {}
+State::State(State&& other) noexcept = default;
+State& State::operator=(const State& other) { return *this = State(other); }
+// `other` may be a part of what is replaced.
+State& State::operator=(State&& other) noexcept {
+  Value taken = std::move(other.value);
+  value = std::move(taken);
+  return *this;
+}
+// Without recursion: a state may be deeper than the stack.
+State::~State() {
+  std::vector<State> nested;
+  take_nested(*this, nested);
+  while (!nested.empty()) {
+    State last = std::move(nested.back());
+    nested.pop_back();
+    take_nested(last, nested);
+  }
 }
 
 const State& State::at(const std::string& name) const {

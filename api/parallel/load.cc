@@ -143,7 +143,8 @@ class Load {
     const bool well = outcome.starts_with('r');
     for (ranks::Packer& packer : out)
       to.push_back(well ? outcome + packer.take() : outcome);
-    const std::vector<std::string> from = job_.exchange(std::move(to));
+    const std::vector<std::string> from =
+        library::exchange(job_, std::move(to));
     for (uint32_t rank = 0; rank < job_.size(); ++rank)
       library::returned(from[rank], rank, job_.size());
     for (uint32_t rank = 0; rank < job_.size(); ++rank)

@@ -3,6 +3,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstring>
+
+#include "ckpt/error.h"
 #include "reshard/ranks/failure.h"
 #include "reshard/ranks/pack.h"
 
@@ -72,22 +76,54 @@ ShardedObject take_object(Unpacker& in) {
 
 }  // namespace
 
-std::vector<std::string> gather(Communicator& job, std::string bytes) {
-  std::vector<std::string> to(job.size());
-  to[0] = std::move(bytes);
+std::vector<std::string> exchange(Communicator& job,
+                                  std::vector<std::string> to) {
+  const uint32_t size = job.size();
+  if (job.rank() >= size)
+    throw usage_error({}, "the communicator says rank {} of {}", job.rank(),
+                      size);
+  // Each message ends with its size, where adding it costs least.
+  const auto ending = [](uint64_t bytes) {
+    std::string text(sizeof bytes, '\0');
+    std::memcpy(text.data(), &bytes, sizeof bytes);
+    return text;
+  };
+  to.resize(size);
+  for (std::string& message : to) message += ending(message.size());
   std::vector<std::string> from = job.exchange(std::move(to));
+  if (from.size() != size)
+    throw usage_error({}, "the communicator's exchange gave {} messages of {}",
+                      from.size(), size);
+  for (uint32_t rank = 0; rank < size; ++rank) {
+    std::string& message = from[rank];
+    const uint64_t bytes =
+        message.size() - std::min(message.size(), sizeof(uint64_t));
+    if (!message.ends_with(ending(bytes)))
+      throw usage_error({},
+                        "the communicator changed the message of rank {}: it "
+                        "came with {} bytes",
+                        rank, message.size());
+    message.resize(bytes);
+  }
+  return from;
+}
+
+std::vector<std::string> gather(Communicator& job, std::string bytes) {
+  std::vector<std::string> to(std::max<uint32_t>(1, job.size()));
+  to[0] = std::move(bytes);
+  std::vector<std::string> from = exchange(job, std::move(to));
   if (job.rank() != 0) from.clear();
   return from;
 }
 
 std::vector<std::string> share_all(Communicator& job,
                                    const std::string& bytes) {
-  return job.exchange(std::vector<std::string>(job.size(), bytes));
+  return exchange(job, std::vector<std::string>(job.size(), bytes));
 }
 
 std::string scatter(Communicator& job, std::vector<std::string> parts) {
   parts.resize(job.size());
-  return std::move(job.exchange(std::move(parts)).at(0));
+  return std::move(exchange(job, std::move(parts)).at(0));
 }
 
 std::string failed(std::exception_ptr failure) {

@@ -12,6 +12,12 @@
 
 namespace ckpt::library {
 
+// job.exchange(), and what it returned is what was sent: a program's own
+// communicator may lose, add or cut something. Throws usage_error naming the
+// rank that it came from.
+std::vector<std::string> exchange(Communicator& job,
+                                  std::vector<std::string> to);
+
 // Rank 0 gets what each rank gave, by rank; the others nothing.
 std::vector<std::string> gather(Communicator& job, std::string bytes);
 // Every rank gets what each gave.

@@ -121,7 +121,7 @@ std::vector<std::string> PendingSave::State::plan(
   std::vector<RankState> states;
   for (library::Packed& one : all) states.push_back(std::move(one.state));
   Catalog catalog =
-      library::catalog_of(std::move(shards), std::move(states), layout.format);
+      library::catalog_of(std::move(shards), std::move(states), layout);
   ranks::Owners owners;
   for (size_t i = 0; i < held.size(); ++i) {
     File& file = catalog.files.at(i);
@@ -131,8 +131,10 @@ std::vector<std::string> PendingSave::State::plan(
   }
   library::Prepared prepared =
       library::prepare(std::move(catalog), std::move(layout), path, options);
-  write = std::make_unique<library::OpenWrite>(std::move(prepared), options,
-                                               owners, job->size());
+  library::tell_left_out(prepared.target, options);
+  write = std::make_unique<library::OpenWrite>(
+      std::move(prepared), options, owners, job->size(),
+      count_neighbours(all, 0) == job->size());
   std::vector<std::string> shares;
   for (uint32_t rank = 0; rank < job->size(); ++rank)
     shares.push_back(

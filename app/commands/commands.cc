@@ -75,13 +75,29 @@ ExitCode run_to_the_end(Command& command) {
     if (code == ExitCode::kNegative) check_unchanged();
     return code;
   } catch (const Error& error) {
-    const bool other = error.code() == ExitCode::kMissing ||
-                       error.code() == ExitCode::kDamaged ||
-                       error.code() == ExitCode::kUnfaithful;
-    if (!other) throw;
+    if (!failures::may_hide_behind(error)) throw;
     if (const auto failure = failures::any()) throw *failure;
     check_unchanged();
     throw;
+  }
+}
+
+// A script's variable that is not set gives an empty path, which must not mean
+// that the option, or the second of two checkpoints, was not given.
+void refuse_empty_paths(const CLI::App& app) {
+  constexpr std::string_view kPaths[] = {
+      "FILE", "FILE.json", "RULES.json", "RULE|FILE", "DIR",   "PATH", "SRC",
+      "DST",  "A",         "B",          "URL",       "OTHER", "PLAN"};
+  for (const CLI::Option* option : app.get_options()) {
+    const bool positional = option->get_positional();
+    const std::string name = option->get_name(positional);
+    const std::string type = positional ? name : option->get_type_name();
+    if (std::ranges::find(kPaths, type) == std::end(kPaths)) continue;
+    for (const std::string& value : option->results())
+      if (value.empty())
+        throw usage_error({}, "{}: the path is empty",
+                          positional ? name : "--" + option->get_lnames()[0])
+            .with_hint("is a variable of the script not set?");
   }
 }
 
@@ -114,6 +130,7 @@ int run_command(Command& command, std::vector<std::string> words) {
     throw error.with_hint(set + " sets it" +
                           (error.hint().empty() ? "" : "; " + error.hint()));
   }
+  refuse_empty_paths(app);
   configure(command.output);
   JsonWriter::set_lines(command.output.ndjson);
   const ExitCode code = run_to_the_end(command);
@@ -123,6 +140,17 @@ int run_command(Command& command, std::vector<std::string> words) {
                  text::counted(traffic.requests, "request"),
                  text::iec_size(traffic.bytes + traffic.sent));
   return static_cast<int>(code);
+}
+
+// Wrong usage always has a next step.
+int run_or_explain(Command& command, std::vector<std::string> words) {
+  try {
+    return run_command(command, std::move(words));
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kUsage || !error.hint().empty()) throw;
+    throw error.with_hint("ckpt " + std::string(command.name()) +
+                          " --help lists the options");
+  }
 }
 
 std::vector<std::string> current;  // what is running
@@ -162,7 +190,7 @@ int run_words(std::vector<std::string> words) {
   current = words;
   for (const auto& command : commands)
     if (command->name() == words[0])
-      return run_command(*command, {words.begin() + 1, words.end()});
+      return run_or_explain(*command, {words.begin() + 1, words.end()});
   throw unknown_command(words[0], commands);
 }
 

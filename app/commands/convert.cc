@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <utility>
 
+#include "api/places.h"
 #include "app/command.h"
 #include "app/commands/dialect.h"
 #include "app/commands/target.h"
@@ -11,10 +12,9 @@
 #include "app/commands/write.h"
 #include "app/options/adapter.h"
 #include "app/options/target_name.h"
-#include "app/options/words.h"
 #include "ckpt/error.h"
 #include "convert/adapter.h"
-#include "convert/translate.h"
+#include "convert/dialects.h"
 #include "formats/options.h"
 #include "formats/peft/config.h"
 #include "formats/traits.h"
@@ -46,7 +46,7 @@ class Convert : public Command {
     add_adapter_options(app, adapter_);
   }
   ExitCode run() override {
-    check_target_name(request_.target_path);
+    library::check_target_name(request_.target_path);
     // The ending of a file's name decides, as for unshard.
     if (target_.to.empty()) target_.to = file_format(request_.target_path);
     if (target_.to.empty())
@@ -54,6 +54,9 @@ class Convert : public Command {
           .with_hint(
               "ckpt convert SRC DST --to safetensors; the name of a file "
               "(.safetensors, .pt) says it, too");
+    if (!adapter_.weights.empty() && !adapter_.any())
+      throw usage_error({}, "--adapter-weight goes with --adapter DIR")
+          .with_hint("name the adapter: --adapter DIR --adapter-weight W");
     take_trainer();
     check_target_options(target_);
     request_.command = "convert";
@@ -156,7 +159,7 @@ class Convert : public Command {
           into_dialect(std::move(source), names, request_.source.read.family,
                        std::string(formats::usual_container()),
                        target_.vocab_size, {}, false);
-    add_adapters(source, adapter_);
+    add_adapters(source, adapter_, dialect_.strict_config);
     return source;
   }
 

@@ -51,6 +51,7 @@ std::string as_json(const Comparison& result, const FactDifferences& facts,
     json.member("kind", difference.kind);
     json.member("tensor", difference.tensor);
     json.member("message", difference.message);
+    if (!difference.file.empty()) json.member("file", difference.file);
     write_numbers(json, difference);
     json.end_object();
   }
@@ -87,6 +88,7 @@ class Diff : public Command {
 
  private:
   ExitCode look() {
+    check_page_path(html_, output.json);
     Catalog a = open_source(a_, source_);
     Catalog b = open_source(b_, source_);
     library::select_both(a, b, select_);

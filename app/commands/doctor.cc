@@ -19,6 +19,7 @@
 #include "app/print/json_writer.h"
 #include "app/print/table.h"
 #include "lib/io/file.h"
+#include "lib/io/probe.h"
 #include "lib/io/read_queue.h"
 #include "lib/io/remote.h"
 #include "lib/module.h"
@@ -152,11 +153,19 @@ void network_rows(Rows& rows) {
 
 // Tries things with a file of its own in the directory and removes it.
 void directory_rows(const std::string& path, Rows& rows) {
+  if (io::is_url(path))
+    throw usage_error({path, {}}, "doctor looks at a directory of this machine")
+        .with_hint(
+            "ckpt inspect says what a URL holds; URLs need what the "
+            "rows of `ckpt doctor` say");
   struct statfs facts = {};
   if (::statfs(path.c_str(), &facts) != 0)
     throw errno == ENOENT
         ? missing_error({path, {}}, "no such file or directory")
         : io_error(path, "statfs", errno);
+  if (!io::is_directory(path))
+    throw usage_error({path, {}}, "not a directory")
+        .with_hint("doctor looks at the directory where a target would be");
   std::string kind = fmt::format("{:#x}", static_cast<uint64_t>(facts.f_type));
   std::string hint;
   for (const FileSystem& system : kFileSystems)
@@ -167,9 +176,10 @@ void directory_rows(const std::string& path, Rows& rows) {
     }
   rows.push_back({"directory", path});
   rows.push_back({"file system", kind, true, hint});
+  const std::optional<uint64_t> free = io::free_bytes(path);
   rows.push_back(
-      {"free space",
-       text::iec_size(facts.f_bavail * static_cast<uint64_t>(facts.f_bsize))});
+      free ? Row{"free space", text::iec_size(*free)}
+           : Row{"free space", "unknown", true, "the file system doesn't say"});
   const std::string probe =
       io::join(path, fmt::format(".ckpt-doctor-{}", ::getpid()));
   const std::string copy = probe + "-copy";
@@ -228,12 +238,15 @@ class Doctor : public Command {
     print(std::move(json).text());
   }
   static void print_text(const Rows& rows) {
-    Table table({Align::kLeft, Align::kLeft, Align::kLeft});
-    for (const Row& row : rows)
-      table.row({row.name,
-                 row.ok ? text::printable(row.value)
-                        : styled(text::printable(row.value), Style::kYellow),
-                 styled(text::printable(row.hint), Style::kDim)});
+    Table table({Align::kLeft, Align::kLeft});
+    for (const Row& row : rows) {
+      const std::string value = text::printable(row.value);
+      const std::string hint =
+          row.hint.empty() ? "" : " (" + text::printable(row.hint) + ")";
+      table.row(
+          {row.name, (row.ok ? value : styled(value, Style::kYellow)) +
+                         (hint.empty() ? "" : styled(hint, Style::kDim))});
+    }
     print_folded(table.text(0));
   }
 

@@ -25,7 +25,7 @@ using families::DialectCheck;
 using families::Numbers;
 using FamilyPtr = std::shared_ptr<const families::Family>;
 
-constexpr std::string_view kExamples =
+constexpr std::string_view kFamilyExamples =
     "ckpt family list\n"
     "ckpt family show qwen3_moe\n"
     "ckpt family check HF_DIR                # does every tensor have a rule?\n"
@@ -126,7 +126,7 @@ class FamilyCommand : public Command {
   std::string_view help() const override {
     return "list, show, check and draft model families";
   }
-  std::string_view examples() const override { return kExamples; }
+  std::string_view examples() const override { return kFamilyExamples; }
   void add_options(CLI::App& app) override;
   ExitCode run() override;
 
@@ -345,6 +345,9 @@ ExitCode FamilyCommand::check() const {
 ExitCode FamilyCommand::run() {
   if (!draft_.empty() && action_ != "infer")
     throw usage_error({}, "-o goes with family infer, not with {}", action_);
+  if (action_ == "list" && !what_.empty())
+    throw usage_error({}, "unexpected argument '{}'", what_)
+        .with_hint("to look at one: ckpt family show " + what_);
   if (action_ == "list") return list();
   if (action_ == "infer") return infer_family({.path = what_, .file = draft_});
   return action_ == "show" ? show() : check();

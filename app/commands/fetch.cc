@@ -23,6 +23,7 @@
 #include "lib/parallel.h"
 #include "lib/text/format.h"
 #include "lib/text/glob.h"
+#include "lib/text/shell.h"
 
 namespace ckpt::app {
 namespace {
@@ -36,7 +37,7 @@ constexpr uint64_t kPart = 4 << 20;  // per request
 constexpr uint64_t kAhead = 64 << 20;
 constexpr size_t kLooks = 32;  // at once
 
-constexpr std::string_view kExamples =
+constexpr std::string_view kFetchExamples =
     "ckpt fetch hf://Qwen/Qwen3-0.6B model\n"
     "ckpt fetch s3://bucket/run/step_500 step_500\n"
     "ckpt fetch hf://ORG/NAME model --include '*.safetensors'\n"
@@ -76,12 +77,13 @@ class Fetch : public Command {
   std::string_view help() const override {
     return "copy the files below a URL, as they are; resumes where it stopped";
   }
-  std::string_view examples() const override { return kExamples; }
+  std::string_view examples() const override { return kFetchExamples; }
   void add_options(CLI::App& app) override;
   ExitCode run() override;
 
  private:
   void list();
+  void check_directory() const;
   void report() const;
 
   std::string url_;
@@ -140,8 +142,28 @@ void Fetch::list() {
   // A web server is asked about each file; other listings already say it.
   parallel_for(
       job_.files.size(), [&](size_t i) { look_at(job_.files[i]); }, kLooks);
-  if (job_.files.empty())
-    throw missing_error({url_, {}}, "no file of it is wanted");
+  if (!job_.files.empty()) return;
+  if (all.empty()) throw missing_error({url_, {}}, "lists no files");
+  throw missing_error({url_, {}}, "none of its {} is wanted",
+                      text::counted(all.size(), "file"))
+      .with_hint("--include and --exclude are globs; a name here: " +
+                 text::printable(all.front().path));
+}
+
+// It would be a directory named like the file, with the file in it.
+void Fetch::check_directory() const {
+  if (!job_.single || job_.target.ends_with('/') ||
+      io::is_directory(job_.target))
+    return;
+  const std::string name = job_.files[0].path;
+  const size_t dot = name.rfind('.');
+  if (dot == name.npos || dot == 0 || !job_.target.ends_with(name.substr(dot)))
+    return;
+  throw usage_error({job_.target, {}},
+                    "DIR is a directory, and this is named like the file")
+      .with_hint(fmt::format("ckpt fetch {} . puts {} here; a trailing slash "
+                             "makes any name a directory",
+                             text::shell_path(url_), text::printable(name)));
 }
 
 void Fetch::report() const {
@@ -190,6 +212,7 @@ ExitCode Fetch::run() {
         .with_hint("what is sent is compared with the server's checksums");
   io::watch::begin();
   list();
+  if (!there) check_directory();
   if (there && job_.single) {
     // Like cp: into a directory under its own name, otherwise under the given
     // one.

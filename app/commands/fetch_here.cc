@@ -90,13 +90,14 @@ struct Arrival {
   bool ended = false;
 };
 
-struct Piece {
+struct Stretch {
   Arrival* arrival;
   uint64_t begin, end;
 };
 
 void copy_steps(const io::Handle& from, const io::Handle& to,
-                const Piece& piece, const std::function<void(uint64_t)>& look) {
+                const Stretch& piece,
+                const std::function<void(uint64_t)>& look) {
   for (uint64_t at = piece.begin; at < piece.end;) {
     if (interrupted()) throw Interrupted("");
     const uint64_t size = std::min(kStep, piece.end - at);
@@ -116,11 +117,11 @@ class FetchHere {
  private:
   bool is_there(const FetchFile& file, const FetchJournal::Known& known) const;
   void look(const FetchFile& file);
-  std::vector<Piece> cut();
-  void fetch(const Piece& piece);
+  std::vector<Stretch> cut();
+  void fetch(const Stretch& piece);
   void open(Arrival& one);
-  void copy(const Piece& piece);
-  void arrived(const Piece& piece, uint64_t count, uint64_t& told,
+  void copy(const Stretch& piece);
+  void arrived(const Stretch& piece, uint64_t count, uint64_t& told,
                uint64_t& noted);
   void keep(Arrival& one);
   bool add_sum(Arrival& one);
@@ -206,10 +207,10 @@ void FetchHere::look(const FetchFile& file) {
 }
 
 // Large pieces first, smaller ones towards the end.
-std::vector<Piece> FetchHere::cut() {
+std::vector<Stretch> FetchHere::cut() {
   uint64_t left = 0;
   for (const Arrival& one : arrivals_) left += one.file->bytes - one.bytes;
-  std::vector<Piece> pieces;
+  std::vector<Stretch> pieces;
   for (Arrival& one : arrivals_) {
     const Ranges missing = one.came.missing(one.file->bytes);
     if (missing.empty()) pieces.push_back({&one, 0, 0});
@@ -238,7 +239,7 @@ void FetchHere::open(Arrival& one) {
 }
 
 // The piece's first `count` bytes are in the file.
-void FetchHere::arrived(const Piece& piece, uint64_t count, uint64_t& told,
+void FetchHere::arrived(const Stretch& piece, uint64_t count, uint64_t& told,
                         uint64_t& noted) {
   if (count > told) {
     job_.fetched += count - told;
@@ -252,7 +253,7 @@ void FetchHere::arrived(const Piece& piece, uint64_t count, uint64_t& told,
   noted = count;
 }
 
-void FetchHere::copy(const Piece& piece) {
+void FetchHere::copy(const Stretch& piece) {
   Arrival& one = *piece.arrival;
   const uint64_t size = piece.end - piece.begin;
   uint64_t stands = 0, told = 0, noted = 0;
@@ -379,7 +380,7 @@ void FetchHere::verify(const FetchFile& file) const {
             "remove the file and fetch it again");
 }
 
-void FetchHere::fetch(const Piece& piece) {
+void FetchHere::fetch(const Stretch& piece) {
   if (stopped_) return;
   Arrival& one = *piece.arrival;
   try {
@@ -412,7 +413,7 @@ void FetchHere::run() {
     parallel_for(
         job_.files.size(), [&](size_t i) { look(job_.files[i]); },
         kFetchThreads);
-    const std::vector<Piece> pieces = cut();
+    const std::vector<Stretch> pieces = cut();
     parallel_for(
         pieces.size(), [&](size_t i) { fetch(pieces[i]); },
         max_rate() == 0 ? kPieces : kFetchThreads);

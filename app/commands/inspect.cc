@@ -26,7 +26,7 @@
 namespace ckpt::app {
 namespace {
 
-constexpr std::string_view kExamples =
+constexpr std::string_view kInspectExamples =
     "ckpt inspect step_5000\n"
     "ckpt inspect step_5000 --keys '*.q_proj.*' --shards\n"
     "ckpt inspect model.pt --objects\n"
@@ -53,7 +53,7 @@ class Inspect : public Command {
   std::string_view help() const override {
     return "say what a checkpoint holds, from its headers alone";
   }
-  std::string_view examples() const override { return kExamples; }
+  std::string_view examples() const override { return kInspectExamples; }
   void add_options(CLI::App& app) override;
   ExitCode run() override;
 
@@ -127,6 +127,7 @@ ExitCode Inspect::look() {
     print(compare_steps(path_, source_, output.json));
     return ExitCode::kDone;
   }
+  check_page_path(html_, output.json);
   if (output.verbosity > 0 && source_.from.empty()) log_detection(path_);
   Catalog& catalog = keep(open_source(path_, source_));
   const library::Chosen selection = library::choose(catalog, select_);

@@ -19,16 +19,60 @@
 namespace ckpt::app {
 namespace {
 
-// A POSIX extended regular expression, searched for in names.
+// What people know from grep -P and rg, as POSIX has it: \d, \D, (?:…). Without
+// this, \d would silently look for the letter d.
+std::string as_posix(std::string_view text) {
+  std::string out;
+  bool inside = false;  // [ ]
+  for (size_t i = 0; i < text.size(); ++i) {
+    const std::string_view rest = text.substr(i);
+    if (rest.starts_with("\\d") || (!inside && rest.starts_with("\\D"))) {
+      const std::string_view digits = rest[1] == 'd' ? "0-9" : "^0-9";
+      out += inside ? std::string(digits) : fmt::format("[{}]", digits);
+      ++i;
+    } else if (!inside && rest.starts_with('\\') && rest.size() > 1) {
+      out += rest.substr(0, 2);
+      ++i;
+    } else if (!inside && rest.starts_with("(?:")) {
+      out += '(';
+      i += 2;
+    } else {
+      // A ] that comes first is a member: []x], [^]x].
+      if (!inside && rest[0] == '[') {
+        inside = true;
+        for (const std::string_view first : {"[^]", "[]", "[^"})
+          if (rest.starts_with(first)) {
+            out += first.substr(0, first.size() - 1);
+            i += first.size() - 1;
+            break;
+          }
+      } else if (inside && rest[0] == ']') {
+        inside = false;
+      }
+      out += text[i];
+    }
+  }
+  return out;
+}
+
+// A regular expression (POSIX extended), searched for in names.
 class Pattern {
  public:
   explicit Pattern(const std::string& text) {
+    constexpr std::string_view kAnyCase = "(?i)";
+    const bool any_case = text.starts_with(kAnyCase);
+    const std::string posix =
+        as_posix(std::string_view(text).substr(any_case ? kAnyCase.size() : 0));
     const int failure =
-        ::regcomp(&compiled_, text.c_str(), REG_EXTENDED | REG_NOSUB);
+        ::regcomp(&compiled_, posix.c_str(),
+                  REG_EXTENDED | REG_NOSUB | (any_case ? REG_ICASE : 0));
     if (failure == 0) return;
     char why[128];
     ::regerror(failure, &compiled_, why, sizeof why);
-    throw usage_error({}, "-e '{}': {}", text::printable(text), why);
+    throw usage_error({}, "-e '{}': {}", text, why)
+        .with_hint(
+            "a backslash makes a character stand for itself: '\\(' finds (; "
+            "globs go without -e: ckpt ls PATH '*.weight'");
   }
   ~Pattern() { ::regfree(&compiled_); }
   Pattern(const Pattern&) = delete;

@@ -30,7 +30,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kSchema = "ckpt/plan/1";
 constexpr uint64_t kHead = 4096;                    // bytes hashed of each file
-constexpr uint64_t kMostFiles = 1 << 20;            // of one source
+constexpr uint64_t kMostSourceFiles = 1 << 20;      // of one source
 constexpr uint64_t kMostBytes = uint64_t{1} << 30;  // of a plan
 
 struct Identity {
@@ -106,7 +106,7 @@ Files files_of(const std::string& source) {
     if (io::is_lost_and_found(at->path().string()))
       at.disable_recursion_pending();
     if (!at->is_regular_file()) continue;
-    if (files.size() == kMostFiles || at.depth() > 64)
+    if (files.size() == kMostSourceFiles || at.depth() > 64)
       throw resource_error({source, {}}, "too many files for a plan");
     files.emplace(at->path().lexically_relative(source).string(),
                   identity_of(at->path().string()));

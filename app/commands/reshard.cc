@@ -12,6 +12,7 @@
 #include "app/commands/write.h"
 #include "app/print/console.h"
 #include "convert/check_source.h"
+#include "convert/dialects.h"
 
 namespace ckpt::app {
 namespace {

@@ -19,7 +19,7 @@
 namespace ckpt::app {
 namespace {
 
-constexpr std::string_view kExamples =
+constexpr std::string_view kSalvageExamples =
     "ckpt salvage step_5000 sound\n"
     "ckpt salvage step_5000 sound --like step_4000\n"
     "ckpt salvage model.pt sound.pt --partial zeros";
@@ -49,7 +49,7 @@ class Salvage : public Command {
   std::string_view help() const override {
     return "rebuild a sound checkpoint from a damaged one";
   }
-  std::string_view examples() const override { return kExamples; }
+  std::string_view examples() const override { return kSalvageExamples; }
   void add_options(CLI::App& app) override;
   ExitCode run() override;
 
@@ -162,10 +162,10 @@ std::string Salvage::text(const library::Salvaged& result) const {
     text += (note.inferred ? "inferred: " : "rebuilt: ") + line(note) + "\n";
   for (const library::GoneElements& gone : result.gone)
     text += fmt::format(
-        "gone: {}: elements {}-{} of box {} at {}, {} bytes (in {})\n",
-        text::printable(gone.tensor), gone.elements.begin, gone.elements.end,
-        to_string(gone.box.shape), to_string(gone.box.offset), gone.bytes,
-        text::printable(gone.file));
+        "gone: {}: {}: elements {}-{} of box {} at {}, {} bytes\n",
+        text::printable(gone.file), text::printable(gone.tensor),
+        gone.elements.begin, gone.elements.end, to_string(gone.box.shape),
+        to_string(gone.box.offset), gone.bytes);
   for (const salvage::Note& note : result.lost)
     text += "lost: " + line(note) + "\n";
   for (const salvage::Note& note : result.warnings)

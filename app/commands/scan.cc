@@ -22,7 +22,7 @@ using scan::FileScan;
 using scan::Global;
 using scan::Verdict;
 
-constexpr std::string_view kExamples =
+constexpr std::string_view kScanExamples =
     "ckpt scan model.pt                     # exit 8: loading it runs code\n"
     "ckpt scan downloads step_5000          # every file below\n"
     "ckpt scan downloads -v                 # and the harmless globals\n"
@@ -34,7 +34,7 @@ class Scan : public Command {
   std::string_view help() const override {
     return "find pickles that would run code when they are loaded";
   }
-  std::string_view examples() const override { return kExamples; }
+  std::string_view examples() const override { return kScanExamples; }
   void add_options(CLI::App& app) override;
   ExitCode run() override;
 

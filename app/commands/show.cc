@@ -403,11 +403,22 @@ ExitCode Show::look() {
           [&](const std::string& one) { return one.starts_with(name + "."); });
       near.empty() && below != names.end())
     near = *below;
+  const std::string here = text::shell_path(path_);
+  std::string hint = near.empty()
+                         ? "ckpt ls " + here + " lists the tensors"
+                         : "did you mean " + text::printable(near) + "?";
+  const auto owner = std::ranges::find_if(
+      catalog.objects,
+      [&](const Object& o) { return name.starts_with(o.name + "."); });
+  if (name.find_first_of("*?{") != name.npos)
+    hint = "one name at a time: ckpt ls " + here + " " +
+           text::shell_word(what_) + " lists those that match";
+  else if (near.empty() && owner != catalog.objects.end())
+    hint = "all of that object: ckpt show " + here + " " +
+           text::shell_word(owner->name);
   throw missing_error({path_, {}}, "no tensor or object named '{}'",
                       text::printable(what_))
-      .with_hint(near.empty() ? "ckpt ls " + text::shell_path(path_) +
-                                    " lists the tensors"
-                              : "did you mean " + text::printable(near) + "?");
+      .with_hint(hint);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "app/options/target_name.h"
 #include "ckpt/error.h"
 #include "convert/check_source.h"
+#include "convert/dialects.h"
 #include "formats/options.h"
 #include "formats/traits.h"
 #include "formats/unsharded.h"

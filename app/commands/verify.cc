@@ -4,6 +4,8 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <map>
 
 #include "api/check/compare.h"
@@ -17,13 +19,14 @@
 #include "app/commands/within.h"
 #include "app/print/console.h"
 #include "app/print/facts.h"
+#include "app/print/pattern.h"
 #include "app/print/report.h"
 #include "lib/text/format.h"
 
 namespace ckpt::app {
 namespace {
 
-constexpr std::string_view kExamples =
+constexpr std::string_view kVerifyExamples =
     "ckpt verify step_5000          # whole? as it was written?\n"
     "ckpt verify step_5000 out      # the same tensors in both?\n"
     "ckpt verify step_5000 --deep --finite\n"
@@ -35,7 +38,7 @@ class Verify : public Command {
   std::string_view help() const override {
     return "prove that a checkpoint is whole, or that two are equal";
   }
-  std::string_view examples() const override { return kExamples; }
+  std::string_view examples() const override { return kVerifyExamples; }
   void add_options(CLI::App& app) override;
   ExitCode run() override;
 
@@ -74,7 +77,10 @@ void Verify::add_options(CLI::App& app) {
                              const char* help) {
     app.add_option_function<double>(
            name,
-           [this, &value](double given) {
+           [this, name, &value](double given) {
+             if (std::isnan(given))
+               throw usage_error({}, "{} 'nan': expected a number, 0 or more",
+                                 name);
              value = given;
              compare_.numeric = true;
            },
@@ -90,6 +96,28 @@ void Verify::add_options(CLI::App& app) {
   add_engine_options(app, engine_);
 }
 
+// Problems in one line: alike but for the numbers in their tensors' names.
+struct Group {
+  const Problem* first = nullptr;
+  std::vector<std::string_view> names;
+};
+
+std::vector<Group> groups_of(const std::vector<Problem>& problems,
+                             bool each_alone) {
+  using Key = std::array<std::string, 4>;
+  std::vector<Group> groups;
+  std::map<Key, size_t> index;
+  for (const Problem& problem : problems) {
+    const Key key{problem.kind, problem.file, pattern_of(problem.tensor),
+                  problem.message};
+    const auto [at, fresh] = index.try_emplace(key, groups.size());
+    if (fresh || each_alone) groups.push_back({&problem, {}});
+    groups[each_alone ? groups.size() - 1 : at->second].names.push_back(
+        problem.tensor);
+  }
+  return groups;
+}
+
 // True for what the trainer's loader does without: reported, but not as a
 // problem.
 bool is_absence(const Problem& problem) {
@@ -98,7 +126,8 @@ bool is_absence(const Problem& problem) {
 
 VerifyReport Verify::verify_one() {
   if (integrity_.quick && (integrity_.deep || integrity_.finite))
-    throw usage_error({}, "--quick reads no tensor, --deep and --finite do");
+    throw usage_error({}, "--quick reads no tensor, --deep and --finite do")
+        .with_hint("leave --quick out");
   if (compare_.numeric)
     throw usage_error({}, "--rtol and --atol compare two checkpoints")
         .with_hint("ckpt verify A B --rtol X");
@@ -119,6 +148,7 @@ VerifyReport Verify::verify_two() {
   report.facts = library::differing_facts(a, b, engine);
   library::meet(a, b, source_.read.family, engine);
   report.files = a.files.size() + b.files.size();
+  compare_.casts = true;
   Comparison result =
       library::compare(std::move(a), std::move(b), compare_, engine);
   report.tensors = result.tensors;
@@ -129,7 +159,9 @@ VerifyReport Verify::verify_two() {
     report.problems.push_back({is_note(difference) ? Problem::Severity::kNote
                                                    : Problem::Severity::kDamage,
                                difference.kind,
-                               difference.kind == "only_in_a" ? path_ : other_,
+                               !difference.file.empty() ? difference.file
+                               : difference.kind == "only_in_a" ? path_
+                                                                : other_,
                                difference.tensor, difference.message});
   report.differences = std::move(result.differences);
   return report;
@@ -140,21 +172,30 @@ void Verify::print_text(const VerifyReport& report) const {
     print_folded(text::printable("fact: " + fact.name + ": " +
                                  library::fact_text(fact)) +
                  "\n");
-  // Of a kind with more than this many, only the first one is shown, unless
+  // Of a kind with more lines than this, only the first one is shown, unless
   // -vv.
-  const uint64_t few = output.verbosity > 1 ? UINT64_MAX : 10;
-  std::map<std::string, uint64_t> counts, said;
-  for (const Problem& problem : report.problems) ++counts[problem.kind];
-  for (const Problem& problem : report.problems) {
-    const uint64_t count = counts[problem.kind];
-    if (++said[problem.kind] > 1 && count > few) continue;
-    std::string line = problem.kind + ": ";
-    if (is_absence(problem)) line = "note: ";
+  const bool all = output.verbosity > 1;
+  constexpr uint64_t kFew = 10;
+  const std::vector<Group> groups = groups_of(report.problems, all);
+  std::map<std::string, uint64_t> lines, counts, said;
+  for (const Group& group : groups) {
+    ++lines[group.first->kind];
+    counts[group.first->kind] += group.names.size();
+  }
+  for (const Group& group : groups) {
+    const Problem& problem = *group.first;
+    const bool cut = !all && lines[problem.kind] > kFew;
+    if (++said[problem.kind] > 1 && cut) continue;
+    std::string line = is_absence(problem) ? "note: " : problem.kind + ": ";
     if (!problem.file.empty()) line += problem.file + ": ";
-    if (!problem.tensor.empty()) line += problem.tensor + ": ";
+    if (!problem.tensor.empty()) line += spelled_name(group.names);
+    const size_t alike = group.names.size();
+    if (alike > 1) line += fmt::format(" (×{})", alike);
+    if (!problem.tensor.empty()) line += ": ";
     line += problem.message;
-    if (count > few)
-      line += fmt::format(" (and {} more like it; -vv lists all)", count - 1);
+    if (cut)
+      line += fmt::format(" (and {} more like it; -vv lists all)",
+                          counts[problem.kind] - alike);
     print_folded(text::printable(line) + "\n");
   }
   const std::string verdict =

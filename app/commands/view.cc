@@ -25,6 +25,7 @@
 #include "app/print/pattern.h"
 #include "app/print/ranks.h"
 #include "app/print/report.h"
+#include "lib/failures.h"
 #include "lib/net/server.h"
 #include "lib/text/format.h"
 #include "reshard/plan_size.h"
@@ -174,6 +175,9 @@ ExitCode View::run() {
   // What is held as long as it is served is not there for a tensor's buffers.
   reshard::make_room(reshard::held_bytes(catalog), 0, catalog.path,
                      engine_.max_mem);
+  // A page shows what is there for as long as it is open: nothing that rests on
+  // a file that could not be read.
+  if (const auto failure = failures::any()) throw *failure;
   token_ = serve::random_token();
   const std::string nonce = serve::random_token();
   page_ = {

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "app/commands/write.h"
+#include "app/commands/request.h"
 #include "ckpt/ckpt.h"
 
 namespace ckpt::app {

@@ -16,6 +16,8 @@
 #include "api/edit/layers.h"
 #include "api/edit/rename.h"
 #include "api/edit/select.h"
+#include "api/places.h"
+#include "api/rank_part.h"
 #include "api/write.h"
 #include "app/commands/engine.h"
 #include "app/commands/plan_file.h"
@@ -23,7 +25,6 @@
 #include "app/commands/within.h"
 #include "app/keep.h"
 #include "app/options/target_name.h"
-#include "app/options/words.h"
 #include "app/print/console.h"
 #include "app/print/html_flow.h"
 #include "app/print/html_page.h"
@@ -42,7 +43,6 @@
 #include "lib/io/read_count.h"
 #include "lib/io/watch.h"
 #include "lib/text/format.h"
-#include "models/rules.h"
 #include "reshard/cuda/load.h"
 #include "reshard/plan_size.h"
 
@@ -160,6 +160,12 @@ bool is_chosen(const Selection& select) {
          !select.layers.empty() || !select.blocks.empty();
 }
 
+// What a step found in the source since it had so many problems.
+void log_since(const Catalog& source, size_t before) {
+  const std::vector<Problem>& all = source.problems;
+  log_problems({all.begin() + static_cast<ptrdiff_t>(before), all.end()});
+}
+
 void quantize(const WriteRequest& request, Catalog& source,
               const Layout& layout) {
   if (!formats::traits_of(layout.format).is_container)
@@ -168,7 +174,9 @@ void quantize(const WriteRequest& request, Catalog& source,
                            "torch files, not {}",
                            layout.format);
   find_places(source, request.write.dry_run);
+  const size_t before = source.problems.size();
   families::quantize_fp8(source);
+  log_since(source, before);
   spdlog::info("{}", source.assumptions.back());
 }
 
@@ -270,21 +278,11 @@ void add_request_options(CLI::App& app, WriteRequest& request,
 }
 
 Catalog open_for_write(WriteRequest& request) {
-  check_target_name(request.target_path);
+  library::check_target_name(request.target_path);
   check_apart(request.source_path, request.target_path);
   io::watch::begin();
   Catalog source = open_source(request.source_path, request.source);
-  const formats::ReadOptions& read = request.source.read;
-  if (!formats::traits_of(source.format).reads_rules &&
-      (!read.family.empty() || !read.shard_dims_file.empty())) {
-    families::Rules rules;
-    if (families::Rules::is_family(read.family))
-      rules = families::Rules::for_family(read.family, {}, "--family");
-    if (!read.shard_dims_file.empty())
-      rules = families::Rules::from_file(read.shard_dims_file)
-                  .over(std::move(rules));
-    families::apply(source, rules);
-  }
+  library::apply_rules(source, request.source.read);
   const auto quantized = families::quantized_weights(source);
   const library::Chosen selection = library::choose(source, request.select);
   if (is_chosen(request.select)) library::accept_lost_layers(source);
@@ -292,7 +290,9 @@ Catalog open_for_write(WriteRequest& request) {
   families::check_scales(quantized, source);
   if (request.write.dtype && families::may_be_quantized(source)) {
     find_places(source, request.write.dry_run);
+    const size_t before = source.problems.size();
     families::dequantize(source, *request.write.dtype);
+    log_since(source, before);
   }
   for (const std::string& note : selection.notes) spdlog::info("{}", note);
   if (!selection.warning.empty())
@@ -315,9 +315,13 @@ ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
   if (!request.write.html_file.empty() && !request.write.dry_run)
     throw usage_error({}, "--html shows a plan: it goes with --dry-run")
         .with_hint("ckpt inspect --html shows what was written");
+  check_page_path(request.write.html_file, request.output.json);
   const auto begin = std::chrono::steady_clock::now();
   SaveOptions options = save_options(request);
   layout.max_shard_size = request.write.max_shard_size;
+  if (layout.max_shard_size != 0 && layout.single_file)
+    spdlog::warn("--max-shard-size has no effect: {} is one file",
+                 text::printable(request.target_path));
   if (request.write.quantize) quantize(request, source, layout);
   if (request.counted) {
     count_part(std::move(source), layout, request.target_path, options,

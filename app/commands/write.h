@@ -5,8 +5,8 @@
 
 #include <string>
 
-#include "api/edits.h"
-#include "app/options/options.h"
+#include "app/commands/request.h"
+#include "ckpt/catalog.h"
 #include "ckpt/error.h"
 #include "ckpt/layout.h"
 
@@ -15,20 +15,6 @@ class App;
 }
 
 namespace ckpt::app {
-
-struct WriteRequest {
-  std::string command;  // "reshard", for the report
-  std::string source_path;
-  std::string target_path;
-  SourceOptions source;
-  Selection select;
-  EngineOptions engine;
-  WriteOptions write;
-  OutputOptions output;
-  library::Edits edits;  // set by open_for_write
-  // If not null, a part of the source is laid out and counted (within.h).
-  struct Counted* counted = nullptr;
-};
 
 // SRC, DST and the options that all writing commands take.
 void add_request_options(CLI::App& app, WriteRequest& request,

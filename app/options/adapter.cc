@@ -13,6 +13,7 @@
 #include "app/keep.h"
 #include "ckpt/ckpt.h"
 #include "ckpt/error.h"
+#include "convert/facts.h"
 #include "convert/quantized.h"
 #include "formats/peft/adapter.h"
 #include "lib/text/format.h"
@@ -51,7 +52,7 @@ class Adding {
 
   void add_module(const std::string& name, const peft::Module& module) {
     Tensor& weight = tensor(name + ".weight");
-    const float scale = peft::scale_of(adapter_.config, name, weight_);
+    const float scale = peft::scale_of(adapter_.config, module.name, weight_);
     LowRankTerm term{.left = stored(*module.b),
                      .right = stored(*module.a),
                      .transposed = is_transposed(name, module, weight),
@@ -163,14 +164,84 @@ void refuse_holes(const Catalog& catalog) {
       .with_hint("`ckpt verify` lists all of it");
 }
 
-void add_adapter(Catalog& base, const std::string& path, double weight) {
+void check_known(const peft::Adapter& adapter, bool strict) {
+  const std::vector<std::string>& keys = adapter.config.unknown;
+  if (keys.empty()) return;
+  const std::string text = text::printable(
+      fmt::format("has keys that are not known: {}", fmt::join(keys, ", ")));
+  if (strict)
+    throw unfaithful_error({adapter.config.path, {}}, "--strict-config: {}",
+                           text)
+        .with_hint("take them out if they change nothing");
+  spdlog::warn("{}: {}; they may change what the adapter adds",
+               text::printable(adapter.config.path), text);
+}
+
+bool is_input_embedding(std::string_view module) {
+  constexpr std::array<std::string_view, 5> kNames = {
+      "embed_tokens", "embed_in", "wte", "word_embeddings", "shared"};
+  const std::string_view last = module.substr(module.rfind('.') + 1);
+  return std::ranges::find(kNames, last) != kNames.end();
+}
+
+bool has_head(const Catalog& base) {
+  return std::ranges::any_of(base.tensors, [](const Tensor& tensor) {
+    return tensor.name.ends_with("lm_head.weight") ||
+           tensor.name.ends_with("embed_out.weight");
+  });
+}
+
+bool is_tied(const Catalog& base) {
+  if (has_head(base)) return false;
+  const families::Facts facts = families::config_facts_of(base);
+  const auto tied = facts.find("tied");
+  return tied != facts.end() && tied->second.value == families::Json(true);
+}
+
+// peft changes the embedding of a tied model and leaves its head as it was
+// (huggingface/peft#2777), until merge_and_unload() adds factors to both. A
+// copy of its own replaces the embedding alone, also when it is merged; here it
+// would be the head, too, because there is one tensor for both.
+void check_tied(const peft::Adapter& adapter, const Catalog& base) {
+  const auto embeds = [](const auto& item) {
+    const std::string& name = item.first;
+    return is_input_embedding(
+        name.ends_with(".weight")
+            ? std::string_view(name).substr(0, name.size() - 7)
+            : std::string_view(name));
+  };
+  const auto whole = std::ranges::find_if(adapter.wholes, embeds);
+  const auto module = std::ranges::find_if(adapter.modules, embeds);
+  const bool has_whole = whole != adapter.wholes.end() && !adapter.config.ties;
+  if ((!has_whole && module == adapter.modules.end()) || !is_tied(base)) return;
+  if (has_whole)
+    throw unfaithful_error(
+        {adapter.config.path, whole->first},
+        "the base's head is tied to this embedding: peft replaces the "
+        "embedding and keeps the old one as the head, and the base has one "
+        "tensor for both")
+        .with_hint(
+            "add it to a base with an lm_head.weight of its own and "
+            "tie_word_embeddings false; or train with ensure_weight_tying");
+  spdlog::warn(
+      "{}: {}: the head is tied to this embedding and changes with it, as in "
+      "peft's merge_and_unload(); in training, the adapter changed the "
+      "embedding alone",
+      text::printable(adapter.config.path), text::printable(module->first));
+}
+
+void add_adapter(Catalog& base, const std::string& path, double weight,
+                 bool strict) {
   peft::Adapter& adapter = keep(peft::open_adapter(path));
   refuse_holes(adapter.catalog);
+  check_known(adapter, strict);
   if (!std::isfinite(weight))
     throw usage_error({path, {}}, "--adapter-weight {}", weight);
   peft::meet_base(adapter, base);
+  check_tied(adapter, base);
   Adding adding(base, adapter, weight);
   adding.first_file();
+  for (const auto& [name, own] : adapter.bases) adding.put_whole(name, *own);
   for (const auto& [name, module] : adapter.modules)
     adding.add_module(name, module);
   for (const auto& [name, whole] : adapter.wholes)
@@ -200,7 +271,7 @@ void add_adapter_options(CLI::App& app, AdapterOptions& options) {
       ->group(group);
 }
 
-void add_adapters(Catalog& base, const AdapterOptions& options) {
+void add_adapters(Catalog& base, const AdapterOptions& options, bool strict) {
   if (!options.weights.empty() &&
       options.weights.size() != options.paths.size())
     throw usage_error({}, "--adapter-weight is given {}, --adapter {}",
@@ -218,7 +289,7 @@ void add_adapters(Catalog& base, const AdapterOptions& options) {
   refuse_holes(base);
   for (size_t i = 0; i < options.paths.size(); ++i)
     add_adapter(base, options.paths[i],
-                options.weights.empty() ? 1 : options.weights[i]);
+                options.weights.empty() ? 1 : options.weights[i], strict);
 }
 
 }  // namespace ckpt::app

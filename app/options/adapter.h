@@ -23,7 +23,8 @@ void add_adapter_options(CLI::App& app, AdapterOptions& options);
 
 // `base` with transformers' names; adapters are added one after the other.
 // Nothing is read: tensors that change become files that are computed as they
-// are read (reshard/low_rank.h).
-void add_adapters(Catalog& base, const AdapterOptions& options);
+// are read (reshard/low_rank.h). `strict`: keys of adapter_config.json that are
+// not known are refused.
+void add_adapters(Catalog& base, const AdapterOptions& options, bool strict);
 
 }  // namespace ckpt::app

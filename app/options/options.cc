@@ -35,7 +35,8 @@ std::optional<uint32_t> parse_count(std::string_view text, uint32_t most) {
   return value.value_or(0) == 0 || *value > most ? std::nullopt : value;
 }
 
-uint32_t rank_count(const std::string& option, std::string_view text) {
+uint32_t rank_count(const std::string& option, std::string_view text,
+                    const std::string& whole) {
   const auto count = parse_count(text, kMostRanks);
   if (count) return *count;
   // --tp 4->8 without quotes: the shell passes "4-" and creates a file "8".
@@ -49,8 +50,8 @@ uint32_t rank_count(const std::string& option, std::string_view text) {
                                "(remove the file that the shell made)",
                                option, text.substr(0, text.size() - 1), option,
                                text.substr(0, text.size() - 1)));
-  throw usage_error({}, "{} '{}': expected a number from 1 to {}", option, text,
-                    kMostRanks)
+  throw usage_error({}, "{} '{}': expected a number from 1 to {}", option,
+                    whole, kMostRanks)
       .with_hint(option + " takes 8, or 4:8 (4->8, 4→8) for 4 to 8");
 }
 
@@ -163,12 +164,12 @@ TopologyOptions::Axis parse_axis(const std::string& option,
   for (const std::string_view arrow : {"→", "->", ":"}) {
     const size_t at = text.find(arrow);
     if (at == text.npos) continue;
-    axis.from = rank_count(option, std::string_view(text).substr(0, at));
-    axis.to =
-        rank_count(option, std::string_view(text).substr(at + arrow.size()));
+    const std::string_view both = text;
+    axis.from = rank_count(option, both.substr(0, at), text);
+    axis.to = rank_count(option, both.substr(at + arrow.size()), text);
     return axis;
   }
-  axis.to = rank_count(option, text);
+  axis.to = rank_count(option, text, text);
   return axis;
 }
 
@@ -368,22 +369,30 @@ void add_engine_options(CLI::App& app, EngineOptions& options) {
   add_ranks_options(app);
 }
 
-void add_write_options(CLI::App& app, WriteOptions& options) {
-  const std::string group = "Writing";
+namespace {
+
+constexpr const char* kWriting = "Writing";
+
+// What a write would do, without doing it.
+void add_plan_options(CLI::App& app, WriteOptions& options) {
   app.add_flag("-n,--dry-run", options.dry_run,
                "Say what would be written; write nothing")
-      ->group(group);
+      ->group(kWriting);
   app.add_option("-o,--plan-file", options.plan_file,
                  "With --dry-run: write the plan, for ckpt run FILE")
       ->type_name("FILE")
-      ->group(group);
+      ->group(kWriting);
   app.add_option("--html", options.html_file,
                  "With --dry-run: write a page of which bytes go where")
       ->type_name("FILE")
-      ->group(group);
+      ->group(kWriting);
+}
+
+// What is at DST, and what an interrupted run left there.
+void add_target_options(CLI::App& app, WriteOptions& options) {
   app.add_flag("--overwrite", options.overwrite,
                "Replace DST, once the new one is whole")
-      ->group(group);
+      ->group(kWriting);
   valued(app, "--if-exists", "WHAT",
          "If DST exists: fail (default), skip, replace (as --overwrite)",
          [&](const std::string& s) {
@@ -393,40 +402,48 @@ void add_write_options(CLI::App& app, WriteOptions& options) {
                                  {"skip", IfExists::kSkip},
                                  {"replace", IfExists::kReplace}});
          })
-      ->group(group);
+      ->group(kWriting);
   app.add_flag("--resume", options.resume, "Resume an interrupted run")
-      ->group(group);
+      ->group(kWriting);
   app.add_flag("--trust-staging", options.trust_staging,
                "--resume does not read back what was written")
-      ->group(group);
+      ->group(kWriting);
   app.add_flag("--verify", options.verify,
                "Read back and compare after writing")
-      ->group(group);
+      ->group(kWriting);
+}
+
+// What the target holds: dtypes, names, sizes of files.
+void add_content_options(CLI::App& app, WriteOptions& options) {
   valued(app, "--dtype", "DTYPE",
          "Cast floating-point tensors: f32, f16, bf16 ...; "
          "dequantize quantized ones",
          [&](const std::string& s) { options.dtype = cast_type(s); })
-      ->group(group);
+      ->group(kWriting);
   valued(
       app, "--quantize", "fp8-block",
       "Make fp8 codes and scales of blocks of 128x128 of linear weights",
       [&](const std::string& s) {
         options.quantize = choice<bool>("--quantize", s, {{"fp8-block", true}});
       })
-      ->group(group);
+      ->group(kWriting);
   app.add_option("--rename", options.rename_file, "JSON of new tensor names")
       ->type_name("RULES.json")
-      ->group(group);
+      ->group(kWriting);
   valued(app, "--max-shard-size", "SIZE", "Split files above this (5GB)",
          [&](const std::string& s) {
            options.max_shard_size = size_value("--max-shard-size", s);
            if (options.max_shard_size == 0)
              throw usage_error({}, "--max-shard-size 0: no tensor fits");
          })
-      ->group(group);
+      ->group(kWriting);
+}
+
+// How careful a write is.
+void add_check_options(CLI::App& app, WriteOptions& options) {
   app.add_flag_callback(
          "--no-fsync", [&] { options.sync = false; }, "Don't wait for the disk")
-      ->group(group);
+      ->group(kWriting);
   valued(app, "--allow-overflow", "saturate|inf",
          "Values too large for --dtype become the largest number, or infinite",
          [&](const std::string& s) {
@@ -434,22 +451,30 @@ void add_write_options(CLI::App& app, WriteOptions& options) {
                "--allow-overflow", s,
                {{"saturate", Overflow::kSaturate}, {"inf", Overflow::kInf}});
          })
-      ->group(group);
+      ->group(kWriting);
   app.add_flag("--keep-unknown-globals", options.keep_unknown_globals,
                "Write values too that run code of unknown modules when loaded")
-      ->group(group);
+      ->group(kWriting);
   app.add_flag("--ignore-checksums", options.ignore_checksums,
                "Copy bytes of SRC whose stored checksum is wrong")
-      ->group(group);
+      ->group(kWriting);
   app.add_flag("--allow-replica-mismatch", options.allow_replica_mismatch,
                "Take the first of copies that should be equal and are not")
-      ->group(group);
+      ->group(kWriting);
   app.add_flag_callback(
          "--no-manifest", [&] { options.manifest = false; },
          "Write no .ckpt-manifest.json; then digests are made only where "
-         "something "
-         "else asks for them")
-      ->group(group);
+         "something else asks for them")
+      ->group(kWriting);
+}
+
+}  // namespace
+
+void add_write_options(CLI::App& app, WriteOptions& options) {
+  add_plan_options(app, options);
+  add_target_options(app, options);
+  add_content_options(app, options);
+  add_check_options(app, options);
 }
 
 }  // namespace ckpt::app

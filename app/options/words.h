@@ -33,8 +33,4 @@ std::string_view meant_option(std::string_view word);
 // "--src", "--output-dir": options for what ckpt takes as an argument.
 bool is_path_option(std::string_view word);
 
-// Throws a usage_error for a DST that can't be meant: "-", /dev/stdout, the
-// ending of a format that ckpt does not write.
-void check_target_name(const std::string& target);
-
 }  // namespace ckpt::app

@@ -8,6 +8,11 @@ function el(tag, text, cls) {
   if (cls) e.className = cls;
   return e;
 }
+// Names and paths break between their parts, and only if they must.
+function broken(e, text) {
+  e.replaceChildren(...text.split(/(?<=[./_-])/).flatMap((part, i) => i ? [document.createElement('wbr'), part] : [part]));
+  return e;
+}
 function human(b) {
   const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB', 'EiB'];
   let u = 0;
@@ -41,7 +46,7 @@ function bars(place, list, show, color) {
   place.replaceChildren(...list.flatMap(([k, v]) => {
     const i = el('i', undefined, color ? color(k) : '');
     i.style.width = 100 * v / most + '%';
-    return [el('span', k), i, el('span', show(v))];
+    return [broken(el('span'), k), i, el('span', show(v))];
   }));
 }
 // How many elements there are of each magnitude: powers of four from 2^-48.
@@ -83,7 +88,7 @@ class Rows {
     this.sorted();
   }
   sort(i) {
-    this.sign = this.order === i ? -this.sign : (this.columns[i].cls === 'n' ? -1 : 1);
+    this.sign = this.order === i ? -this.sign : (this.columns[i].cls.startsWith('n') ? -1 : 1);
     this.order = i;
     $('t').tHead.querySelectorAll('th').forEach((th, k) => {
       if (k === i) th.setAttribute('aria-sort', this.sign > 0 ? 'ascending' : 'descending');
@@ -112,7 +117,7 @@ class Rows {
       const tr = el('tr');
       for (const c of this.columns) {
         const td = el('td', undefined, c.cls + (c.lesser ? ' lesser' : '')), made = this.cell && this.cell(r, c, tr);
-        if (made) td.append(made); else td.textContent = c.show ? c.show(r[c.key], r) : r[c.key];
+        if (made) td.append(made); else if (c.cls === 'c') broken(td, r[c.key]); else td.textContent = c.show ? c.show(r[c.key], r) : r[c.key];
         tr.append(td);
       }
       return tr;

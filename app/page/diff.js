@@ -3,6 +3,11 @@ const STATUS = {
   same: 'same', note: 'same model', values: 'values', arrangement: 'rearranged', dtype: 'dtype', shape: 'shape',
   only_in_a: 'only in A', only_in_b: 'only in B',
 };
+function several() {
+  const span = el('span', undefined, 'of-mixed');
+  span.append(el('i', undefined, 'c-mixed'), 'several');
+  return span;
+}
 function main() {
   const D = JSON.parse($('data').textContent), rows = D.rows;
   for (const r of rows) { r.what = STATUS[r.status]; r.share = r.elements ? r.differing / r.elements : 0; }
@@ -13,19 +18,20 @@ function main() {
     const one = rows.filter(r => r.status === s), span = el('span');
     span.append(el('i', undefined, 'c-' + s), `${word} ${human(one.reduce((n, r) => n + r.bytes, 0))}`);
     return span;
-  }));
+  }), several());
   bars($('kinds'), Object.entries(STATUS).map(([s, word]) => [word, rows.filter(r => r.status === s).length, s]).filter(p => p[1]),
        v => plural(v, 'tensor'), word => 'c-' + Object.keys(STATUS).find(s => STATUS[s] === word));
   const far = differing.filter(r => r.differing).sort((a, b) => b.share - a.share || b.max_abs - a.max_abs).slice(0, 10);
-  if (far.length) bars($('far'), far.map(r => [r.name.length > 44 ? '…' + r.name.slice(-43) : r.name, r.share]), v => v === 1 ? 'all' : share(v, 1), () => 'c-values');
+  if (far.length) bars($('far'), far.map(r => [r.name, r.share]), v => v === 1 ? 'all' : share(v, 1), () => 'c-values');
   else $('far').replaceChildren(el('span', 'no values differ'));
   const number = v => v === undefined ? '' : typeof v !== 'number' ? v : v && Math.abs(v) < .001 ? v.toExponential(2) : Number(v.toPrecision(3)).toString();
   const columns = [
     { key: 'name', cls: 'c', find: 1 }, { key: 'what', cls: '', find: 1 }, { key: 'dtype', cls: '', find: 1, lesser: 1 },
-    { key: 'shape', cls: 'c s', find: 1, lesser: 1 }, { key: 'bytes', cls: 'n', show: human, lesser: 1 },
+    { key: 'shape', cls: 'c s', find: 1, lesser: 1 }, { key: 'bytes', cls: 'n least', show: human, lesser: 1 },
     { key: 'share', cls: 'n', show: (v, r) => r.elements ? (v === 1 ? 'all' : share(r.differing, r.elements)) : '' },
-    { key: 'max_abs', cls: 'n', show: number, lesser: 1 }, { key: 'max_rel', cls: 'n', show: number, lesser: 1 },
-    { key: 'message', cls: 'm', find: 1, lesser: 1 },
+    { key: 'max_abs', cls: 'n', show: number, lesser: 1 }, { key: 'max_rel', cls: 'n least', show: number, lesser: 1 },
+    // Its numbers are in the columns before it.
+    { key: 'message', cls: 'm', find: 1, lesser: 1, show: (v, r) => r.elements ? '' : v },
   ];
   const table = new Rows(columns);
   table.set(differing.length ? differing : rows);

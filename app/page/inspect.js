@@ -12,23 +12,23 @@ function heatMap(H) {
   const of = r => [...r.cells.values()].reduce((s, b) => s + b, 0), say = text => { $('heat-say').textContent = text; };
   function draw(rows, what) {
     const most = Math.max(...rows.flatMap(r => [...r.cells.values()]), 1), head = el('tr'), thead = el('thead'), tbody = el('tbody');
-    head.append(el('th', what), ...H.columns.map((c, i) => {
+    head.append(el('th', what), el('th', ''), ...H.columns.map((c, i) => {
       const th = el('th', H.columns.length < 12 || i % 4 === 0 || i === H.columns.length - 1 ? c.replace('layers ', '').replace('layer ', '').replace(' to ', '–').replace('other tensors', 'other') : '');
       th.title = c;
       return th;
-    }), el('th', ''));
+    }));
     thead.append(head);
     tbody.append(...rows.map((r, y) => {
       const tr = el('tr'), name = el('th', r.short || r.name);
       name.title = r.name;
-      tr.append(name, ...H.columns.map((c, x) => {
+      tr.append(name, el('td', human(of(r)), 'sum'), ...H.columns.map((c, x) => {
         const v = r.cells.get(x) || 0, td = el('td');
         if (v) td.style.background = `rgba(var(--heat), ${.08 + .92 * v / most})`;
         td.tabIndex = x || y ? -1 : 0;
         td.title = `${r.name}, ${c}: ${human(v)}`;
         td.setAttribute('aria-label', td.title);
         return td;
-      }), el('td', human(of(r)), 'sum'));
+      }));
       return tr;
     }));
     $('heat').replaceChildren(thead, tbody);
@@ -51,7 +51,7 @@ const LIMITS = [[1024, 'under 1 KiB'], [1048576, '1 KiB to 1 MiB'], [1073741824,
 // A name that opens what is known of its values (--stats).
 const SHOWN = ['min', 'max', 'mean', 'std', 'norm', 'zeros', 'NaN', 'inf'];
 function statsButton(r, tr) {
-  const b = el('button', r.name);
+  const b = broken(el('button'), r.name);
   let below = null;
   b.type = 'button';
   b.setAttribute('aria-expanded', 'false');
@@ -68,27 +68,28 @@ function statsButton(r, tr) {
   return b;
 }
 function main() {
-  const D = JSON.parse($('data').textContent), rows = D.rows;
+  const D = JSON.parse($('data').textContent), rows = D.rows, WORDS = { optim: 'optimizer' };
+  for (const r of rows) r.part = WORDS[r.kind] || r.kind;
   // A row stands for the same tensor of all layers; here each for itself.
   const each = rows.flatMap(r => r.names ? r.names.map((name, i) => ({
-    name, first: name, kind: r.kind, dtype: r.dtype, shape: r.shape, count: 1, bytes: r.bytes / r.count, split: r.split, stats: r.each && r.each[i],
+    name, first: name, kind: r.kind, part: r.part, dtype: r.dtype, shape: r.shape, count: 1, bytes: r.bytes / r.count, split: r.split, stats: r.each && r.each[i],
   })) : [r]);
   const dtypes = sums(rows, r => r.dtype, r => r.bytes), byDtype = new Map(dtypes.map((d, i) => [d[0], 'd' + Math.min(i, 7)]));
   const root = treeOf(each);
   let colour = 'kind';
   const repaint = () => paint(root, r => colour === 'kind' ? r.kind : byDtype.get(r.dtype));
   repaint();
-  const draw = treemap(root, r => { $('q').value = r.name; table.filter(); $('q').scrollIntoView({ block: 'nearest' }); $('q').focus(); });
   function legend() {
-    const kinds = sums(rows, r => r.kind, r => r.bytes).map(k => [k[0], k[0], k[1]]);
+    const kinds = sums(rows, r => r.kind, r => r.bytes).map(k => [WORDS[k[0]] || k[0], k[0], k[1]]);
     const list = colour === 'kind' ? kinds : dtypes.map(d => [d[0], byDtype.get(d[0]), d[1]]);
     $('legend').replaceChildren(...list.concat(list.length > 1 ? [['several', 'mixed', 0]] : []).map(([name, cls, bytes]) => {
-      const s = el('span');
+      const s = el('span', undefined, cls === 'mixed' ? 'of-mixed' : '');
       s.append(el('i', undefined, 'c-' + cls), name + (bytes ? ` ${human(bytes)}` : ''));
       return s;
     }));
   }
   legend();
+  const draw = treemap(root, r => { $('q').value = r.name; table.filter(); $('q').scrollIntoView({ block: 'nearest' }); $('q').focus(); });
   tabs($('colour'), ['kind', 'dtype'], w => { colour = w; repaint(); legend(); draw(); });
   bars($('dtypes'), dtypes.slice(0, 12), human, k => 'c-' + byDtype.get(k));
   const sizes = LIMITS.map(([limit, name], i) => [name, rows.reduce((s, r) => {
@@ -98,7 +99,7 @@ function main() {
   bars($('sizes'), sizes, v => plural(v, 'tensor'));
   heatMap(D.heat);
   const columns = [
-    { key: 'name', cls: 'c', find: 1 }, { key: 'count', cls: 'n', show: count, lesser: 1 }, { key: 'kind', cls: '', find: 1, lesser: 1 },
+    { key: 'name', cls: 'c', find: 1 }, { key: 'count', cls: 'n', show: count, lesser: 1 }, { key: 'part', cls: '', find: 1, lesser: 1 },
     { key: 'dtype', cls: '', find: 1 }, { key: 'shape', cls: 'c s', find: 1, lesser: 1 }, { key: 'bytes', cls: 'n', show: human }, { key: 'split', cls: '', find: 1, lesser: 1 },
   ];
   const table = new Rows(columns, (r, c, tr) => c.key !== 'name' ? null : globalThis.nameButton ? globalThis.nameButton(r, tr) : r.stats ? statsButton(r, tr) : null);

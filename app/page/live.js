@@ -42,7 +42,7 @@ globalThis.nameButton = (() => {
     }
   }
   return (row, tr) => {
-    const b = make('button', row.name);
+    const b = typeof broken === 'function' ? broken(make('button', ''), row.name) : make('button', row.name);
     let below = null;
     b.setAttribute('aria-expanded', 'false');
     b.onclick = () => {

@@ -73,11 +73,17 @@ function treeOf(rows) {
 // Children by size; those too small to be seen or hit are one tile together,
 // which is to scale as well.
 function tilesOf(node, w, h, least) {
-  const all = [...node.below.values()].filter(n => n.bytes > 0).sort((a, b) => b.bytes - a.bytes);
+  const inside = n => [...n.below.values()].filter(c => c.bytes > 0);
+  let all = inside(node).sort((a, b) => b.bytes - a.bytes);
+  // A tile that is nearly the whole map says little: what it holds is shown.
+  const MOST = .8, whole = all.reduce((s, n) => s + n.bytes, 0);
+  for (let n = all[0]; n && n.bytes > MOST * whole && inside(n).length > 1; n = all[0])
+    all = [...all.slice(1), ...inside(n).map(c => ({ ...c, name: `${n.name}.${c.name}`, of: n.name }))].sort((a, b) => b.bytes - a.bytes);
   const total = all.reduce((s, n) => s + n.bytes, 0), small = all.filter((n, i) => n.bytes / total * w * h < least || i >= 400);
   if (small.length < 2) return { tiles: all, small: [] };
   const rest = { name: `${count(small.length)} smaller`, rest: true, row: null, bytes: 0, leaves: 0, below: new Map() };
   small.forEach((n, i) => { rest.bytes += n.bytes; rest.leaves += n.leaves; rest.below.set(i, n); });
+  rest.paint = small.every(n => n.paint === small[0].paint) ? small[0].paint : 'mixed';
   const kept = new Set(small);
   return { tiles: [...all.filter(n => !kept.has(n)), rest].sort((a, b) => b.bytes - a.bytes), small };
 }
@@ -102,36 +108,48 @@ function treemap(root, pick) {
   }
   const label = n => `${n.name}: ${human(n.bytes)}, ${share(n.bytes, root.bytes)} of all` +
       (n.row ? '' : `, ${plural(n.leaves, 'tensor')}`);
+  // In shares of what they are in, so that a page of paper, or another window,
+  // keeps them to scale.
+  const put = (e, x, y, w, h, wide, high) => {
+    e.style.cssText = `left:${100 * x / wide}%;top:${100 * y / high}%;width:${100 * w / wide}%;height:${100 * h / high}%`;
+  };
+  // Tiles of one module have their whole names if there is room for all of them.
+  const labels = (tiles, boxes) => {
+    const tight = new Set(tiles.filter((n, i) => n.of && 7 * n.name.length > boxes[i][2] - 12).map(n => n.of));
+    return tiles.map(n => tight.has(n.of) ? n.name.slice(n.of.lastIndexOf('.') + 1) : n.name);
+  };
   // What is in a tile, and in that: lines alone, where there is room.
-  function lines(b, n, x, y, w, h, depth) {
+  function lines(b, n, x, y, w, h, depth, wide, high) {
     if (w < 48 || h < 40 || n.below.size < 2 || depth > 2) return;
     const { tiles } = tilesOf(n, w, h, 40);
     squarify(tiles.map(t => t.bytes), x, y, w, h).forEach((r, k) => {
-      const i = el('i', undefined, n.paint === 'mixed' || n.rest ? 'c-' + (tiles[k].rest ? 'rest' : tiles[k].paint) : '');
-      i.style.cssText = `left:${r[0]}px;top:${r[1]}px;width:${r[2]}px;height:${r[3]}px`;
+      const i = el('i', undefined, n.paint === 'mixed' ? 'c-' + tiles[k].paint : '');
+      put(i, ...r, wide, high);
       b.append(i);
-      lines(b, tiles[k], ...r, depth + 1);
+      lines(b, tiles[k], ...r, depth + 1, wide, high);
     });
   }
   function draw(focus) {
     const node = trail[trail.length - 1], w = map.clientWidth, h = map.clientHeight;
     const { tiles, small } = tilesOf(node, w, h, LEAST);
     const boxes = squarify(tiles.map(n => n.bytes), 0, 0, w, h);
+    const names = labels(tiles, boxes);
     shown = tiles.map((n, i) => {
-      const [x, y, tw, th] = boxes[i], b = el('button', undefined, 'c-' + (n.rest ? 'rest' : n.paint));
-      b.style.cssText = `left:${x}px;top:${y}px;width:${tw}px;height:${th}px`;
+      const [x, y, tw, th] = boxes[i], b = el('button', undefined, 'c-' + n.paint);
+      put(b, x, y, tw, th, w, h);
       b.type = 'button';
       b.tabIndex = i ? -1 : 0;
       b.dataset.bytes = n.bytes;
       b.title = label(n);
       b.setAttribute('aria-label', label(n));
-      lines(b, n, 0, 0, tw, th, 0);
-      if (tw > 34 && th > 20) b.append(el('b', n.name));
+      lines(b, n, 0, 0, tw, th, 0, tw, th);
+      if (tw > 34 && th > 20) b.append(el('b', names[i]));
       if (tw > 70 && th > 38) b.append(el('em', `${human(n.bytes)} · ${share(n.bytes, node.bytes)}`));
       b.onclick = () => open(n);
       return { b, x: x + tw / 2, y: y + th / 2 };
     });
     map.replaceChildren(...shown.map(t => t.b));
+    $('legend').querySelectorAll('.of-mixed').forEach(e => { e.hidden = !map.querySelector('.c-mixed'); });
     $('path').replaceChildren(...trail.flatMap((n, i) => {
       const b = el('button', i ? n.name : 'all'), last = i === trail.length - 1;
       b.type = 'button';

@@ -10,16 +10,11 @@
 #include <cerrno>
 #include <cstdlib>
 #include <mutex>
-#include <new>
-#include <system_error>
+#include <utility>
 #include <vector>
 
-#include "app/print/json_writer.h"
-#include "app/print/progress.h"
 #include "app/print/table.h"
-#include "lib/exit_kind.h"
 #include "lib/heap.h"
-#include "lib/interrupt.h"
 #include "lib/text/format.h"
 
 namespace ckpt::app {
@@ -30,12 +25,17 @@ constexpr size_t kBuffer = size_t{1} << 16;
 struct Console {
   bool color_out = false;
   bool color_err = false;
-  bool out_closed = false;  // the reader of stdout has gone
-  bool json = false;        // errors are JSON, warnings wait
+  bool out_closed = false;    // the reader of stdout has gone
+  bool json = false;          // errors are JSON, warnings wait
+  void (*clear)() = nullptr;  // removes what is drawn on the line
   std::string buffer;
   std::vector<std::string> held;  // warnings that wait
 };
 Console console;
+
+void clear_line() {
+  if (console.clear != nullptr) console.clear();
+}
 
 bool is_set(const char* variable) {
   const char* value = std::getenv(variable);
@@ -163,12 +163,16 @@ void flush() {
   std::string text;
   std::swap(text, console.buffer);
   if (text.empty()) return;
-  hide_progress();
+  clear_line();
   const int failure = write_all(STDOUT_FILENO, text);
   if (failure == 0) return;
   console.out_closed = true;
   if (failure != EPIPE) throw io_error("standard output", "write", failure);
 }
+
+void clear_before_lines(void (*clear)()) { console.clear = clear; }
+
+bool errors_are_json() { return console.json; }
 
 bool stdout_is_terminal() { return isatty(STDOUT_FILENO) != 0; }
 size_t stdout_width() { return width_of(STDOUT_FILENO); }
@@ -178,9 +182,11 @@ std::string styled(std::string_view text, Style style) {
   return paint(text, style, console.color_out);
 }
 
-void say(std::string_view line) {
-  hide_progress();
-  write_all(STDERR_FILENO, std::string(line) + "\n");
+void say(std::string_view line) { say_document(std::string(line) + "\n"); }
+
+void say_document(std::string_view text) {
+  clear_line();
+  write_all(STDERR_FILENO, text);
 }
 
 void say_note(std::string_view text) {
@@ -195,133 +201,12 @@ void say_error(std::string_view problem, std::string_view hint) {
     say(paint("hint:", Style::kGreen, color) + " " + text::printable(hint));
 }
 
+std::vector<std::string> take_held_warnings() {
+  return std::exchange(console.held, {});
+}
+
 void say_held_warnings() {
-  std::vector<std::string> held;
-  std::swap(held, console.held);
-  for (const std::string& line : held) say(line);
-}
-
-namespace {
-
-// What is reported about an exception, for people or as JSON.
-struct Failure {
-  int status = static_cast<int>(ExitCode::kBug);
-  std::string_view kind = "bug";
-  Where where = {};
-  std::string problem;  // without `where`
-  std::string hint = {};
-};
-
-constexpr std::string_view kReport = "this is a bug in ckpt " CKPT_VERSION
-                                     "; please report it with the command line";
-
-bool is_exhausted(const std::error_code& why) {
-  return why == std::errc::resource_unavailable_try_again ||
-         why == std::errc::not_enough_memory ||
-         why == std::errc::too_many_files_open ||
-         why == std::errc::too_many_files_open_in_system;
-}
-
-// A next step after a system error, if the message has none.
-struct NextStep {
-  std::string_view said;  // strerror's text
-  std::string_view hint;
-};
-constexpr NextStep kNextSteps[] = {
-    {"Permission denied",
-     "ls -ld shows whose it is: ask its owner, or run as a user who may"},
-    {"Read-only file system", "choose a target on another file system"},
-    {"No space left on device", "free some space, then run it again"},
-    {"Disk quota exceeded", "free some of your quota, then run it again"},
-    {"Too many open files", "`ulimit -n` raises the limit"},
-    {"Input/output error",
-     "the disk or network file system failed; `dmesg` may say why"},
-    {"Stale file handle",
-     "the file was replaced on its server while it was open: run it again"},
-};
-
-std::string next_step(std::string_view problem) {
-  for (const NextStep& step : kNextSteps)
-    if (problem.ends_with(step.said)) return std::string(step.hint);
-  return {};
-}
-
-Failure current_failure() {
-  try {
-    throw;
-  } catch (const Interrupted& stop) {
-    return {.status = 128 + stop.signal(),
-            .kind = "interrupted",
-            .problem = stop.what()};
-  } catch (const Error& error) {
-    const bool bug = error.code() == ExitCode::kBug;
-    return {.status = static_cast<int>(error.code()),
-            .kind = kind_name(error.code()),
-            .where = error.where(),
-            .problem = error.problem(),
-            .hint = !error.hint().empty() ? error.hint()
-                    : bug                 ? std::string(kReport)
-                                          : next_step(error.problem())};
-  } catch (const std::bad_alloc&) {
-    return {.status = static_cast<int>(ExitCode::kResource),
-            .kind = "resource",
-            .problem = "out of memory",
-            .hint = "a smaller --max-mem or fewer --threads need less"};
-  } catch (const std::system_error& error) {
-    // From the C++ library: threads that can't be started, its file system
-    // functions.
-    if (is_exhausted(error.code()))
-      return {
-          .status = static_cast<int>(ExitCode::kResource),
-          .kind = "resource",
-          .problem = std::string("the system gives no more: ") + error.what(),
-          .hint =
-              "fewer --threads need less; `ulimit -u` and a "
-              "container's limits count threads"};
-    return {.status = static_cast<int>(ExitCode::kIo),
-            .kind = "io",
-            .problem = error.what()};
-  } catch (const std::exception& error) {
-    return {.problem = std::string("internal: ") + error.what(),
-            .hint = std::string(kReport)};
-  } catch (...) {
-    return {.problem = "internal: an exception of unknown type",
-            .hint = std::string(kReport)};
-  }
-}
-
-std::string failure_json(const Failure& failure) {
-  JsonWriter json;
-  json.begin_document("error").key("error").begin_object();
-  json.member("status", failure.status);
-  json.member("kind", failure.kind);
-  json.text_or_null("path", failure.where.path);
-  json.text_or_null("tensor", failure.where.tensor);
-  json.member("message", failure.problem);
-  json.text_or_null("hint", failure.hint);
-  json.end_object();
-  if (!console.held.empty()) {
-    json.key("warnings").begin_array();
-    for (const std::string& line : console.held) json.value(line);
-    json.end_array();
-    console.held.clear();
-  }
-  json.end_object();
-  return std::move(json).text();
-}
-
-}  // namespace
-
-int report_current_exception() {
-  const Failure failure = current_failure();
-  if (console.json) {
-    hide_progress();
-    write_all(STDERR_FILENO, failure_json(failure));
-  } else {
-    const Error whole(ExitCode::kBug, failure.where, failure.problem);
-    say_error(whole.what(), failure.hint);
-  }
-  return failure.status;
+  for (const std::string& line : take_held_warnings()) say(line);
 }
 
 }  // namespace ckpt::app

@@ -3,9 +3,9 @@
 #pragma once
 
 #include <cstdint>
-#include <exception>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "app/options/options.h"
 #include "ckpt/error.h"
@@ -35,18 +35,21 @@ std::string styled(std::string_view text, Style style);
 // Under --json warnings wait, so that an error is the only JSON document on
 // stderr. This prints them, before the process ends.
 void say_held_warnings();
+std::vector<std::string> take_held_warnings();
+bool errors_are_json();
 
 // "note: …" on stderr, escaped; nothing under --json and -q.
 void say_note(std::string_view text);
 
 // Writes one or more lines to stderr; clears a progress bar first.
 void say(std::string_view line);
+// The same for text that ends its own lines.
+void say_document(std::string_view text);
+// Called before anything is written: what draws on a line of the terminal
+// clears it.
+void clear_before_lines(void (*clear)());
 
 // "error: …" and "hint: …" on stderr, names escaped.
 void say_error(std::string_view problem, std::string_view hint = {});
-
-// Inside a catch block: reports the exception on stderr and returns its exit
-// status.
-int report_current_exception();
 
 }  // namespace ckpt::app

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <map>
 
-#include "api/edit/layers.h"
+#include "api/edit/layer_place.h"
 #include "app/print/console.h"
 #include "app/print/table.h"
 #include "lib/text/format.h"

@@ -39,11 +39,11 @@ struct Group {
 
 // What differences in one line have in common: everything said about them,
 // except the numbers of values that differ, which add up.
-using Key = std::tuple<std::string, std::string, std::string>;
+using Key = std::tuple<std::string, std::string, std::string, std::string>;
 
 Key key_of(const Difference& difference) {
   return {difference.kind, pattern_of(difference.tensor),
-          difference.distance ? "" : difference.message};
+          difference.distance ? "" : difference.message, difference.file};
 }
 
 std::vector<Group> groups_of(const std::vector<Difference>& differences) {
@@ -69,7 +69,7 @@ std::string message_of(const Group& group) {
   const Difference& first = *group.first;
   if (first.kind == "only_in_a") return "only in A: " + first.message;
   if (first.kind == "only_in_b") return "only in B: " + first.message;
-  return first.message;
+  return first.file.empty() ? first.message : first.file + ": " + first.message;
 }
 
 // "12.5%", but never 0 or 100 for what is neither.

@@ -124,6 +124,17 @@ std::string reworded(const std::string& message) {
         "{} '{}': expected {}", message.substr(0, colon),
         message.substr(colon + 2, message.find(" not in {") - colon - 2),
         fmt::join(words, ", "));
+  // "--port: Value x not in range 0 to 65535"
+  const size_t value = message.find(": Value ");
+  const size_t range = message.find(" not in range ");
+  if (value != message.npos && range != message.npos && value < range) {
+    const std::string limits = message.substr(range + 14);
+    constexpr size_t kLongest = 40;  // else the largest number there is
+    return fmt::format(
+        "{} '{}': expected {}", message.substr(0, value),
+        message.substr(value + 8, range - value - 8),
+        limits.size() > kLongest ? "a number, 0 or more" : limits);
+  }
   if (const size_t at = message.find(": At Most 1 required");
       at != message.npos)
     return message.substr(0, at) + " is given more than once";
@@ -323,7 +334,13 @@ Error wrong_options(const Command& command, const CLI::App& app,
                     const std::string& message) {
   const std::string help =
       fmt::format("ckpt {} --help lists the options", command.name());
-  const std::vector<std::string> extras = app.remaining();
+  std::vector<std::string> extras = app.remaining();
+  // What follows a "--" is no option, whatever it begins with.
+  const auto end = std::ranges::find(extras, "--");
+  if (end == extras.begin() && extras.size() > 1)
+    return usage_error({}, "unexpected argument '{}'", extras[1])
+        .with_hint("usage: " + usage_text(command, app));
+  extras.erase(end, extras.end());
   const auto dashed = std::ranges::find_if(extras, [](const std::string& s) {
     return s.size() > 1 && s.starts_with("-");
   });

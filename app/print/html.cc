@@ -9,7 +9,7 @@
 #include <map>
 #include <string_view>
 
-#include "api/edit/layers.h"
+#include "api/edit/layer_place.h"
 #include "app/print/html_page.h"
 #include "app/print/json_writer.h"
 #include "app/print/pattern.h"
@@ -94,16 +94,24 @@ Heat heat_of(const Catalog& catalog) {
   std::vector<size_t> row(catalog.files.size(), SIZE_MAX);
   size_t more = 0;
   uint64_t layers = 0;
-  const auto layer_at = [&](const Tensor& tensor, const Piece& piece) {
+  // The layers that a piece has, [first, last); of a stack it may have many.
+  using Layers = std::pair<uint64_t, uint64_t>;
+  const auto layers_of = [&](const Tensor& tensor,
+                             const Piece& piece) -> std::optional<Layers> {
     if (library::stacked_layers(catalog, tensor) != 0 &&
-        !piece.box.offset.empty() && tensor.grid.empty())
-      return std::optional<uint64_t>(piece.box.offset[0]);
+        !piece.box.offset.empty() && tensor.grid.empty()) {
+      const uint64_t first = piece.box.offset[0];
+      const uint64_t many = piece.flat ? 1 : piece.box.shape[0];
+      return Layers{first, first + std::max<uint64_t>(many, 1)};
+    }
     const auto layer = library::layer_of(tensor);
-    return layer ? std::optional<uint64_t>(*layer) : std::nullopt;
+    if (!layer) return std::nullopt;
+    return Layers{*layer, *layer + 1ul};
   };
   for (const Tensor& tensor : catalog.tensors)
     for (const Piece& piece : tensor.pieces)
-      layers = std::max(layers, layer_at(tensor, piece).value_or(0) + 1);
+      if (const auto found = layers_of(tensor, piece))
+        layers = std::max(layers, found->second);
   const uint64_t each = (layers + kMostColumns - 1) / kMostColumns;
   for (uint64_t l = 0; l < layers; l += each)
     heat.columns.push_back(each == 1
@@ -122,11 +130,20 @@ Heat heat_of(const Catalog& catalog) {
         else
           ++more;
       }
-      const auto layer = layer_at(tensor, piece);
       const uint64_t count =
           piece.flat ? piece.flat->end - piece.flat->begin : volume(piece.box);
-      heat.cells[{at, layer ? *layer / each : heat.columns.size() - 1}] +=
-          byte_size(tensor.dtype, Shape{count}).value_or(0);
+      const uint64_t bytes = byte_size(tensor.dtype, Shape{count}).value_or(0);
+      const auto found = layers_of(tensor, piece);
+      if (!found) {
+        heat.cells[{at, heat.columns.size() - 1}] += bytes;
+        continue;
+      }
+      const auto [first, last] = *found;
+      for (uint64_t column = first / each; column * each < last; ++column) {
+        const uint64_t begin = std::max(first, column * each);
+        const uint64_t end = std::min(last, (column + 1) * each);
+        heat.cells[{at, column}] += bytes / (last - first) * (end - begin);
+      }
     }
   }
   if (more != 0) heat.files.push_back(fmt::format("{} more files", more));
@@ -233,16 +250,17 @@ void write_objects(std::string& out, const Catalog& catalog) {
   if (catalog.objects.empty()) return;
   append(out,
          "<section class=\"long\"><h2>Objects</h2><div class=\"scroll\"><table>"
-         "<thead><tr><th>name</th><th>type</th><th>value</th></tr></thead>"
+         "<thead><tr><th>name</th><th class=\"lesser\">type</th><th>value</th>"
+         "</tr></thead>"
          "<tbody>\n");
   const ObjectValues values(catalog);
   size_t written = 0;
   for (const Object& object : catalog.objects) {
     if (written++ == kMost) break;
     append(out,
-           "<tr><td class=\"c\">{}</td><td>{}</td><td class=\"c\">{}</td>"
-           "</tr>\n",
-           escaped(cut_middle(object.name, kLongestName)),
+           "<tr><td class=\"c\">{}</td><td class=\"lesser\">{}</td><td "
+           "class=\"c\">{}</td></tr>\n",
+           breakable(escaped(cut_middle(object.name, kLongestName))),
            escaped(cut_middle(type_name(object), kLongestName)),
            escaped(cut_middle(values.line(object, kLongest), kLongest)));
   }

@@ -73,13 +73,13 @@ std::string frames_html() {
          "<h2>Furthest apart</h2><span>share of elements that differ</span>"
          "</div><div class=\"bars\" id=\"far\"></div></section></div>\n" +
          table_html("Tensor by tensor", {{"name", ""},
-                                         {"state", ""},
+                                         {"difference", ""},
                                          {"dtype", "lesser"},
                                          {"shape", "lesser"},
-                                         {"bytes", "n lesser"},
+                                         {"bytes", "n lesser least"},
                                          {"differ", "n"},
                                          {"at most", "n lesser"},
-                                         {"relative", "n lesser"},
+                                         {"relative", "n lesser least"},
                                          {"", "lesser"}});
 }
 
@@ -87,7 +87,8 @@ void write_differences(JsonWriter& json,
                        const std::vector<const Difference*>& differences) {
   std::string message;
   for (const Difference* one : differences)
-    message += (message.empty() ? "" : "; ") + one->message;
+    message += (message.empty() ? "" : "; ") +
+               (one->file.empty() ? "" : one->file + ": ") + one->message;
   json.member("status", status_of(*differences.front()));
   json.member("message", text::printable(cut_middle(message, kLongestName)));
   if (!differences.front()->distance) return;

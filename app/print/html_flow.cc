@@ -50,9 +50,9 @@ std::string files_html(const WriteReport& report) {
     if (++lines > kMostLines) break;
     out += fmt::format(
         "<tr><td class=\"c\">{}</td><td class=\"n\">{}</td></tr>\n",
-        escaped(cut_middle(
+        breakable(escaped(cut_middle(
             file.path.empty() ? io::base_name(report.target_path) : file.path,
-            kLongestName)),
+            kLongestName))),
         text::iec_size(file.size));
   }
   out += "</tbody></table></div>";

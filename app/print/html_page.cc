@@ -12,8 +12,10 @@
 #include "app/print/table.h"
 #include "ckpt/error.h"
 #include "lib/embedded.h"
+#include "lib/io/file.h"
 #include "lib/sha256.h"
 #include "lib/text/format.h"
+#include "lib/text/shell.h"
 
 namespace ckpt::app {
 namespace {
@@ -68,9 +70,10 @@ std::string head_html(const PageParts& parts, const std::string& policy) {
 
 // The data contain no "<", so no name can end their element.
 std::string body_html(PageParts& parts) {
-  std::string out = fmt::format(
-      "<body><main><h1>{}</h1><p class=\"path\">{}</p>\n",
-      escaped(cut_middle(parts.title, kLongestName)), escaped(parts.subtitle));
+  std::string out =
+      fmt::format("<body><main><h1>{}</h1><p class=\"path\">{}</p>\n",
+                  breakable(escaped(cut_middle(parts.title, kLongestName))),
+                  breakable(escaped(parts.subtitle)));
   out += parts.body;
   parts.body.clear();
   out += fmt::format(
@@ -117,6 +120,24 @@ std::string escaped(std::string_view raw) {
   return out;
 }
 
+std::string breakable(std::string_view html) {
+  std::string out;
+  while (!html.empty()) {
+    const std::string_view word = html.substr(0, html.find(' '));
+    const bool parts = word.find_first_of("/_") != word.npos;
+    for (const char c : word) {
+      out += c;
+      if (parts && std::string_view("/_.-").find(c) != html.npos)
+        out += "<wbr>";
+    }
+    html.remove_prefix(word.size());
+    if (html.empty()) break;
+    out += ' ';
+    html.remove_prefix(1);
+  }
+  return out;
+}
+
 std::string page_name(std::string_view name) {
   if (name.size() <= kLongestName) return text::printable(name);
   return cut_middle(text::printable(name), kLongestName);
@@ -159,7 +180,7 @@ std::string cards_html(
   std::string out = "<dl class=\"cards\">";
   for (const auto& [label, value] : cards)
     out += fmt::format("<div><dt>{}</dt><dd>{}</dd></div>\n", escaped(label),
-                       escaped(value));
+                       breakable(escaped(value)));
   return out += "</dl>\n";
 }
 
@@ -182,9 +203,8 @@ std::string table_html(
   std::string out = fmt::format(
       "<section class=\"long\"><div class=\"head\"><h2>{}</h2>"
       "<div class=\"tabs\" id=\"grouped\"></div></div>\n<div class=\"tools\">"
-      "<input id=\"q\" type=\"search\" placeholder=\"filter: words of the "
-      "name, "
-      "dtype, shape\" aria-label=\"filter\"></div>"
+      "<input id=\"q\" type=\"search\" placeholder=\"filter: any words of a "
+      "row\" aria-label=\"filter\"></div>"
       "<p class=\"soft\" id=\"more\" role=\"status\"></p>"
       "<div class=\"scroll\"><table id=\"t\"><thead><tr>",
       heading);
@@ -194,8 +214,20 @@ std::string table_html(
   return out += "</tr></thead><tbody></tbody></table></div></section>\n";
 }
 
-void save_html(const std::string& path, const std::string& page) {
-  if (path == "-") return print(page);
+void check_page_path(const std::string& path, bool json) {
+  if (path.empty()) return;
+  if (path == "-") {
+    if (!json) return;
+    throw usage_error({}, "--html - and --json both write to standard output")
+        .with_hint("give --html the name of a file");
+  }
+  const std::string above = io::parent(path);
+  if (io::is_directory(path))
+    throw usage_error({path, {}}, "--html: is a directory")
+        .with_hint("name a file in it: --html " + io::join(path, "page.html"));
+  if (!above.empty() && !io::is_directory(above))
+    throw missing_error({above, {}}, "the directory of the page is missing")
+        .with_hint("mkdir -p " + text::shell_path(above));
   if (std::ifstream before(path, std::ios::binary); before) {
     std::string start(kStart.size(), '\0');
     before.read(start.data(), static_cast<std::streamsize>(start.size()));
@@ -203,6 +235,11 @@ void save_html(const std::string& path, const std::string& page) {
       throw usage_error({path, {}}, "--html: the file exists and is not a page")
           .with_hint("give --html the name of a new file");
   }
+}
+
+void save_html(const std::string& path, const std::string& page) {
+  if (path == "-") return print(page);
+  check_page_path(path, false);
   std::ofstream file(path, std::ios::binary | std::ios::trunc);
   file << page;
   file.close();

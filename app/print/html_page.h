@@ -16,6 +16,8 @@ namespace ckpt::app {
 // Text escaped for HTML; characters that steer a terminal or reverse text are
 // spelled out.
 std::string escaped(std::string_view raw);
+// HTML whose paths and names may be broken between their parts.
+std::string breakable(std::string_view html);
 
 // The most bytes of a name on a page: longer ones are not names.
 inline constexpr size_t kLongestName = 512;
@@ -49,6 +51,8 @@ std::string table_html(
     std::string_view heading,
     const std::vector<std::pair<std::string_view, std::string_view>>& columns);
 
+// Refuses a path of --html before anything is read for the page.
+void check_page_path(const std::string& path, bool json);
 // The path of --html. A page that ckpt wrote may be replaced; a checkpoint
 // given by mistake may not.
 void save_html(const std::string& path, const std::string& page);

@@ -74,6 +74,10 @@ class Bar {
 // The bar that say() hides. Set before any thread of the engine runs.
 std::weak_ptr<Bar> active;
 
+void hide_active() {
+  if (const std::shared_ptr<Bar> bar = active.lock()) bar->hide();
+}
+
 void write_stderr(std::string_view text) {
   // A progress bar that can't be written does not stop the run.
   [[maybe_unused]] const auto ignored =
@@ -264,6 +268,7 @@ Progress make_progress(const OutputOptions& options) {
   }
   auto bar = std::make_shared<Bar>(*look);
   active = bar;
+  clear_before_lines(hide_active);
   return {
       .on_begin = [bar](std::string_view stage,
                         uint64_t total) { bar->begin(stage, total); },
@@ -275,10 +280,6 @@ Progress make_progress(const OutputOptions& options) {
       .on_file = [bar](std::string_view name) { bar->tensor(name); },
       .on_end = [bar] { bar->end(); },
   };
-}
-
-void hide_progress() {
-  if (const std::shared_ptr<Bar> bar = active.lock()) bar->hide();
 }
 
 }  // namespace ckpt::app

@@ -17,7 +17,4 @@ Progress make_progress(const OutputOptions& options);
 // This process's peak memory so far, in bytes.
 uint64_t peak_memory();
 
-// For say(): removes the bar from the screen until it is drawn again.
-void hide_progress();
-
 }  // namespace ckpt::app

@@ -42,10 +42,11 @@ void add_files(StepRow& step) {
   time_t newest = 0;
   for (fs::recursive_directory_iterator at(step.path, failed), end;
        !failed && at != end && left > 0; at.increment(failed), --left) {
-    if (io::is_lost_and_found(at->path().string()))
-      at.disable_recursion_pending();
+    const std::string path = at->path().string();
+    if (io::is_lost_and_found(path)) at.disable_recursion_pending();
     struct stat facts;
-    if (::lstat(at->path().c_str(), &facts) != 0 || !S_ISREG(facts.st_mode))
+    if (io::is_link(path) || !io::stat_any(path, facts) ||
+        !S_ISREG(facts.st_mode))
       continue;
     step.bytes += static_cast<uint64_t>(facts.st_size);
     newest = std::max(newest, facts.st_mtime);

@@ -9,18 +9,17 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "api/edit/layers.h"
+#include "api/edit/layer_place.h"
 #include "app/print/console.h"
 #include "app/print/quantized.h"
 #include "app/print/report.h"
 #include "app/print/table.h"
 #include "app/print/view.h"
 #include "ckpt/error.h"
+#include "convert/dialects.h"
 #include "convert/facts.h"
-#include "convert/translate.h"
 #include "convert/values.h"
 #include "formats/peft/config.h"
-#include "lib/failures.h"
 #include "lib/io/file.h"
 #include "lib/io/remote.h"
 #include "lib/text/format.h"
@@ -123,6 +122,16 @@ std::optional<uint64_t> number_in(const families::Json& values,
   return found->get<uint64_t>();
 }
 
+// What Lightning's save_hyperparameters() kept.
+families::Json hyper_parameters(const Catalog& catalog) {
+  constexpr uint64_t kBudget = 1 << 16;
+  const ObjectValues values(catalog);
+  for (const Object& object : catalog.objects)
+    if (object.name == "hyper_parameters" && object.document)
+      return families::Json(values.json(object, kBudget));
+  return {};
+}
+
 // What the ledger of facts knows about the model, else its own configuration.
 families::Json configuration(const Catalog& catalog) {
   try {
@@ -146,7 +155,7 @@ families::Json configuration(const Catalog& catalog) {
     if (auto own = read(catalog.dialect); !own.empty()) return own;
   for (const std::string_view side : kSides)
     if (auto values = read(side); !values.empty()) return values;
-  return {};
+  return hyper_parameters(catalog);
 }
 
 // The number of layers by the names: layers.0 … layers.31, or a stacked
@@ -162,27 +171,44 @@ uint64_t counted_layers(const Catalog& catalog) {
   return most;
 }
 
-// Rows of the embedding: what a vocabulary was padded to.
-uint64_t embedding_rows(const Catalog& catalog) {
+// The embedding, whose rows are what a vocabulary was padded to.
+const Tensor* embedding_of(const Catalog& catalog) {
   constexpr std::string_view kNames[] = {"word_embeddings.weight",
                                          "embed_tokens.weight",
                                          "tok_embeddings.weight",
                                          "wte.weight",
                                          "embed_in.weight",
                                          "embeddings.weight",
+                                         ".embedding.weight",
+                                         ".emb.weight",
                                          "decoder_frontend.embed.weight"};
   for (const Tensor& tensor : catalog.tensors)
     if (tensor.kind == Kind::model && tensor.shape.size() == 2 &&
+        tensor.name.find("position") == tensor.name.npos &&
         std::ranges::any_of(kNames, [&](std::string_view ending) {
           return tensor.name.ends_with(ending);
         }))
-      return tensor.shape[0];
-  return 0;
+      return &tensor;
+  return nullptr;
+}
+
+// For models without a configuration: the embedding's width, if a norm of the
+// model has it too. A narrower embedding is projected first.
+std::optional<uint64_t> width_by_shapes(const Catalog& catalog) {
+  const Tensor* embedding = embedding_of(catalog);
+  if (!embedding) return std::nullopt;
+  const Shape width{embedding->shape[1]};
+  const bool found = std::ranges::any_of(catalog.tensors, [&](const Tensor& t) {
+    return t.kind == Kind::model && t.shape == width &&
+           (t.name.ends_with("norm.weight") || t.name.ends_with("ln_f.weight"));
+  });
+  return found ? std::optional(width[0]) : std::nullopt;
 }
 
 std::string vocabulary_text(const families::Json& values,
                             const Catalog& catalog) {
-  const uint64_t rows = embedding_rows(catalog);
+  const Tensor* embedding = embedding_of(catalog);
+  const uint64_t rows = embedding ? embedding->shape[0] : 0;
   const auto used = number_in(values, "vocab_size");
   if (rows == 0) return used ? "vocabulary " + grouped(*used) : "";
   if (!used || *used >= rows) return "vocabulary " + grouped(rows);
@@ -202,6 +228,7 @@ std::string model_text(const Catalog& catalog) {
     for (const std::string_view key : number.keys)
       if (!value) value = number_in(values, key);
     if (!value && number.shown == "layers") value = counted_layers(catalog);
+    if (!value && number.shown == "hidden") value = width_by_shapes(catalog);
     if (!value || *value == 0) continue;
     add(number.shown == "hidden" ? fmt::format("hidden {}", grouped(*value))
         : *value == 1            ? fmt::format("1 {}", number.shown.substr(
@@ -268,8 +295,6 @@ std::string saved_text(const Catalog& catalog) {
     const std::string& path = catalog.files[i].path;
     if (io::stat_any(path, info))
       newest = std::max<int64_t>(newest, info.st_mtime);
-    else
-      failures::note(io_error(path, "cannot look at it", errno));
   }
   if (newest == 0) return "";
   const auto now = std::chrono::duration_cast<std::chrono::seconds>(

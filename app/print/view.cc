@@ -8,7 +8,7 @@
 #include <set>
 #include <tuple>
 
-#include "api/edit/layers.h"
+#include "api/edit/layer_place.h"
 #include "app/print/console.h"
 #include "app/print/pattern.h"
 #include "app/print/report.h"

@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
-#include <sys/statvfs.h>
 
 #include <algorithm>
 #include <cmath>
@@ -134,10 +133,9 @@ std::optional<FreeSpace> free_space(const std::string& target) {
     if (above == directory) return std::nullopt;
     directory = std::move(above);
   }
-  struct statvfs facts = {};
-  if (::statvfs(directory.c_str(), &facts) != 0) return std::nullopt;
-  return FreeSpace{std::move(directory),
-                   uint64_t{facts.f_bavail} * uint64_t{facts.f_frsize}};
+  const std::optional<uint64_t> free = io::free_bytes(directory);
+  if (!free) return std::nullopt;
+  return FreeSpace{std::move(directory), *free};
 }
 
 // "40 s", "12 min", "3 h 20 min"

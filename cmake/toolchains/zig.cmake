@@ -35,6 +35,9 @@ set(ckpt_flags "-g0 -ffile-prefix-map=${ckpt_root}/= -ffunction-sections -fdata-
 set(CMAKE_C_FLAGS_INIT "${ckpt_flags}")
 set(CMAKE_CXX_FLAGS_INIT "${ckpt_flags}")
 
+# zig makes -O2 of -O1; this is 15 % smaller.
+set(CKPT_ONCE_LEVEL -Os)
+
 # What runs the program that was built, to make its man pages.
 if(CKPT_ZIG_ARCH STREQUAL CMAKE_HOST_SYSTEM_PROCESSOR)
   set(CMAKE_CROSSCOMPILING_EMULATOR env)

@@ -174,7 +174,6 @@ void replace_dtype(std::string& text, std::string_view key,
   }
 }
 
-// DCP keeps no configuration, but often there is one beside it.
 void add_config(Catalog& catalog) {
   const bool has_one = std::ranges::any_of(
       catalog.sidecars,
@@ -187,10 +186,10 @@ void add_config(Catalog& catalog) {
 
 }  // namespace
 
-void set_config_dtype(Catalog& catalog, DType dtype) {
+void set_config_dtype(Catalog& catalog, DType dtype, bool beside) {
   const std::string_view with = torch_name(dtype);
   if (with.empty()) return;
-  if (catalog.format == "dcp") add_config(catalog);
+  if (beside) add_config(catalog);
   for (Sidecar& sidecar : catalog.sidecars) {
     if (sidecar.name != "config.json" || sidecar.size > kMaxConfig) continue;
     const std::string old =

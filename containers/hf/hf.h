@@ -26,7 +26,8 @@ void add_sidecars(const std::string& directory, Catalog& catalog);
 void detect_dialect(const std::string& directory, Catalog& catalog);
 
 // Makes config.json say that the weights have this dtype, wherever it gives
-// one. The rest of its text is unchanged.
-void set_config_dtype(Catalog& catalog, DType dtype);
+// one. The rest of its text is unchanged. `beside`: a config.json in the
+// checkpoint's directory counts, though its format keeps no configuration.
+void set_config_dtype(Catalog& catalog, DType dtype, bool beside);
 
 }  // namespace ckpt::formats

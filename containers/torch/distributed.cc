@@ -100,8 +100,25 @@ Shape Reader::shape(Id node, std::string_view what) const {
 
 TensorRef Reader::local_tensor(Id node) const {
   const auto ref = as_plain_tensor(document_, node, storages_, name_);
-  if (!ref) fail("its local tensor is of an unknown kind");
-  return *ref;
+  if (ref) return *ref;
+  // (how it is rebuilt, its class, …): torchao's optimizers have codes of 8
+  // bits and a scale for each block of a rank's own part. Nothing is wrong with
+  // it.
+  if (document_.is(node, Type::kCall))
+    if (const Id args = document_.call(node).args;
+        document_.is(args, Type::kTuple))
+      for (const Id arg : document_.items(args))
+        if (document_.is(arg, Type::kGlobal) &&
+            document_.module(arg).starts_with("torchao."))
+          throw unfaithful_error(
+              {storages_.path, text::printable(name_)},
+              "is a DTensor of torchao's {}, whose blocks are those of each "
+              "rank's part: such state is not read",
+              text::printable(document_.text(arg)))
+              .with_hint(
+                  "open the rest without it: move the optimizer's files "
+                  "away, or name those of the model");
+  fail("its local tensor is of an unknown kind");
 }
 
 // An attribute of an object: in its state dict, or in its slots.

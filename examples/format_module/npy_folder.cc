@@ -195,6 +195,14 @@ void add_npy_folder(ckpt::FormatRegistry& registry) {
                            .backend = "npy",
                            .version = 1,
                            .format = "npy_folder"});
+  // A model of one's own, too: here Llama under another name.
+  registry.add_family("npy_llama", R"({
+    "schema": "ckpt-family/2",
+    "family": "npy_llama",
+    "extends": "llama",
+    "hf": {"model_type": ["npy_llama"], "architectures": ["NpyLlama"]},
+    "dialects": {"mcore": {}}
+  })");
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "formats/dcp/metadata.h"
+#include "formats/dcp/entries.h"
 
 namespace ckpt::dcp {
 

@@ -3,8 +3,8 @@
 // object, and where in it. Private to this room.
 #pragma once
 
+#include "formats/dcp/entries.h"
 #include "formats/dcp/graph.h"
-#include "formats/dcp/metadata.h"
 
 namespace ckpt::dcp {
 

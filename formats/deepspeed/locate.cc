@@ -2,10 +2,13 @@
 #include "formats/deepspeed/locate.h"
 
 #include <algorithm>
+#include <optional>
 #include <tuple>
+#include <utility>
 
 #include "ckpt/error.h"
 #include "lib/io/file.h"
+#include "lib/io/remote.h"
 #include "lib/text/format.h"
 #include "lib/text/number.h"
 
@@ -129,6 +132,24 @@ bool follow(const std::string& path, std::string_view pointer, Found& found) {
   return true;
 }
 
+// "global_step20_universal" -> ("global_step", 20, "_universal").
+struct TagParts {
+  std::string before, after;
+  uint64_t number = 0;
+};
+std::optional<TagParts> parse_tag(std::string_view tag) {
+  constexpr std::string_view kDigits = "0123456789";
+  const size_t last = tag.find_last_of(kDigits);
+  if (last == tag.npos) return std::nullopt;
+  const size_t other = tag.find_last_not_of(kDigits, last);
+  const size_t first = other == tag.npos ? 0 : other + 1;
+  const auto number = text::number(tag.substr(first, last + 1 - first));
+  if (!number) return std::nullopt;
+  return TagParts{.before = std::string(tag.substr(0, first)),
+                  .after = std::string(tag.substr(last + 1)),
+                  .number = *number};
+}
+
 }  // namespace
 
 std::optional<FileName> parse_name(std::string_view name) {
@@ -166,6 +187,26 @@ Found locate(const std::string& path) {
     found.why = error.problem();
   }
   return found;
+}
+
+std::vector<std::string> newer_tags(const Found& found) {
+  const auto mine = parse_tag(found.tag);
+  if (!mine || io::is_url(found.pointer)) return {};  // a listing is a request
+  const std::string folder = io::parent(found.pointer);
+  std::vector<std::pair<uint64_t, std::string>> newer;
+  for (const std::string& name : io::list_directory(folder)) {
+    const auto other = parse_tag(name);
+    Found there;
+    if (other && other->before == mine->before && other->after == mine->after &&
+        other->number > mine->number &&
+        io::is_directory(io::join(folder, name)) &&
+        look_at(io::join(folder, name), there))
+      newer.emplace_back(other->number, name);
+  }
+  std::ranges::sort(newer);
+  std::vector<std::string> names;
+  for (auto& [number, name] : newer) names.push_back(std::move(name));
+  return names;
 }
 
 std::vector<FileName> list_files(const std::string& directory) {

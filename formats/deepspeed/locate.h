@@ -36,6 +36,11 @@ struct Found {
 // Looks at names and at `latest`; does not throw for damaged files.
 Found locate(const std::string& path);
 
+// Tags beside the one followed that have its name with a larger number.
+// DeepSpeed writes `latest` last, so these are of saves that it did not finish
+// (or of a run that `latest` was not copied from).
+std::vector<std::string> newer_tags(const Found& found);
+
 // The files of a tag's directory, by kind, then mp, dp, layer. Throws
 // input_error if two files belong to the same rank.
 std::vector<FileName> list_files(const std::string& directory);

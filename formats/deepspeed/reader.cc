@@ -367,6 +367,7 @@ class DeepSpeedReader final : public formats::Reader {
   Catalog read_catalog(const std::string& path,
                        const ReadOptions& options) const override {
     const Found found = locate(path);
+    check_pointer(found);
     if (!found.yes)
       throw missing_error({path, {}}, "is not a checkpoint of DeepSpeed: {}",
                           found.why);
@@ -384,9 +385,36 @@ class DeepSpeedReader final : public formats::Reader {
       catalog.assumptions.push_back(
           fmt::format("{}: named by {}", printable(found.tag),
                       printable(io::base_name(found.pointer))));
+      say_newer(found, catalog);
     }
     Reading(found.directory, options, found.universal, catalog).read();
     return catalog;
+  }
+
+ private:
+  // `latest` is what DeepSpeed writes last, in place: a save that broke off may
+  // leave it empty, or without the folder that it names.
+  static void check_pointer(const Found& found) {
+    if (found.pointer.empty() || !found.directory.empty()) return;
+    if (found.yes && !found.tag.empty()) return;  // no plain name
+    if (found.tag.empty())
+      throw input_error({found.pointer, {}},
+                        "is empty: it has to name the directory of a save")
+          .with_hint("name that directory itself");
+    throw input_error({found.pointer, {}},
+                      "names {}, which is missing or has no files of ranks",
+                      printable(found.tag))
+        .with_hint("fetch it, or name the directory of another save");
+  }
+
+  static void say_newer(const Found& found, Catalog& catalog) {
+    for (const std::string& tag : newer_tags(found))
+      catalog.problems.push_back(warning(
+          "unfinished_save", {io::join(io::parent(found.pointer), tag), {}},
+          "is newer than {}, which {} names and DeepSpeed writes last: an "
+          "unfinished save, or {} is an old one; {} is read",
+          printable(found.tag), printable(io::base_name(found.pointer)),
+          printable(io::base_name(found.pointer)), printable(found.tag)));
   }
 };
 

@@ -220,6 +220,19 @@ struct Rules::Data {
   Widths sub_widths(const std::string& name, const SubParams& sub,
                     const Pattern& pattern,
                     const std::vector<Shape>& locals) const;
+
+  Widths widths_of(const std::string& name, const std::vector<Shape>& locals,
+                   Joined& out) const;
+  void check_same(const std::string& name,
+                  const std::vector<Shape>& locals) const;
+  Widths halves(const std::string& name,
+                const std::vector<Shape>& locals) const;
+  Widths whole_slices(const std::string& name, const std::vector<Shape>& locals,
+                      uint32_t dim) const;
+  // Throws unless the slices differ on no other dimension.
+  void check_others(const std::string& name, const std::vector<Shape>& locals,
+                    uint32_t dim) const;
+  void cut_padding(const std::string& name, size_t ranks, Joined& out) const;
 };
 
 Rules::Rules() : data_(std::make_unique<Data>()) {}
@@ -326,6 +339,116 @@ Widths Rules::Data::sub_widths(const std::string& name, const SubParams& sub,
   return out;
 }
 
+// How wide the parts of a tensor are on each rank, by the first rule that it
+// matches; empty if every rank holds the whole. Sets the rule and the dimension
+// of `out`.
+Widths Rules::Data::widths_of(const std::string& name,
+                              const std::vector<Shape>& locals,
+                              Joined& out) const {
+  const Pattern* pattern = nullptr;
+  const bool is_average = first_match(average, name) != nullptr;
+  if (is_average || first_match(replicated, name)) {
+    out.averaged = is_average && locals.size() > 1;
+    out.tp = TpRule::replicated();
+    check_same(name, locals);
+    return {};
+  }
+  if (first_match(two, name)) {
+    out.tp = TpRule::split(0, 2);
+    return halves(name, locals);
+  }
+  if (const SubParams* sub = find_sub(name, &pattern)) {
+    const Widths parts = sub_widths(name, *sub, *pattern, locals);
+    out.dim = sub->dim;
+    const bool equal = std::ranges::all_of(
+        parts, [&](const auto& part) { return part == parts[0]; });
+    if (equal)
+      out.tp = TpRule::split(out.dim, static_cast<uint32_t>(parts.size()));
+    return parts;
+  }
+  out.dim = first_match(row, name) ? 1 : 0;
+  if (any) out.tp = TpRule::split(out.dim);
+  return whole_slices(name, locals, out.dim);
+}
+
+void Rules::Data::check_same(const std::string& name,
+                             const std::vector<Shape>& locals) const {
+  for (const Shape& shape : locals)
+    if (shape != locals[0])
+      throw input_error({path, printable(name)},
+                        "is the same on all tensor-parallel ranks by its "
+                        "rule, but {} and {} are its shapes",
+                        to_string(locals[0]), to_string(shape));
+}
+
+Widths Rules::Data::halves(const std::string& name,
+                           const std::vector<Shape>& locals) const {
+  std::vector<uint64_t> half;
+  for (const Shape& shape : locals) {
+    if (shape.empty() || shape[0] % 2 != 0)
+      throw input_error({path, printable(name)},
+                        "{} is not two halves on dimension 0",
+                        to_string(shape));
+    half.push_back(shape[0] / 2);
+  }
+  return {half, half};
+}
+
+// Empty for a scalar from the only rank.
+Widths Rules::Data::whole_slices(const std::string& name,
+                                 const std::vector<Shape>& locals,
+                                 uint32_t dim) const {
+  std::vector<uint64_t> list;
+  for (const Shape& shape : locals) {
+    if (dim < shape.size()) {
+      list.push_back(shape[dim]);
+      continue;
+    }
+    if (locals.size() == 1) return {};
+    throw input_error({path, printable(name)},
+                      "{} can't be joined on dimension {}", to_string(shape),
+                      dim)
+        .with_hint(
+            "no pattern of universal_checkpoint_info says that it "
+            "is replicated");
+  }
+  return {list};
+}
+
+void Rules::Data::check_others(const std::string& name,
+                               const std::vector<Shape>& locals,
+                               uint32_t dim) const {
+  const Shape& first = locals[0];
+  for (const Shape& shape : locals)
+    for (size_t d = 0; d < first.size(); ++d)
+      if (shape.size() != first.size() || (d != dim && shape[d] != first[d]))
+        throw input_error({path, printable(name)},
+                          "{} and {} can't be joined on dimension {}",
+                          to_string(first), to_string(shape), dim);
+}
+
+// Cuts the rows that pad the vocabulary off.
+void Rules::Data::cut_padding(const std::string& name, size_t ranks,
+                              Joined& out) const {
+  if (!first_match(vocabulary, name) || !rows || out.shape.empty() ||
+      out.shape[0] == *rows)
+    return;
+  if (out.shape[0] < *rows)
+    throw input_error({path, printable(name)},
+                      "has {} rows, original_vocab_size is {}", out.shape[0],
+                      *rows);
+  if (out.dim != 0 && !out.replicated)
+    throw unfaithful_error({path, printable(name)},
+                           "a vocabulary that is split on dimension {}",
+                           out.dim);
+  if (out.replicated) {
+    out.ranks.assign(ranks, {{0, 0, out.shape[0]}});
+    out.dim = 0;
+  }
+  clip(out.ranks, *rows);
+  out.shape[0] = *rows;
+}
+
 Joined Rules::join(const std::string& name,
                    const std::vector<Shape>& locals) const {
   const Data& data = *data_;
@@ -341,90 +464,17 @@ Joined Rules::join(const std::string& name,
             "a universal checkpoint of ds_to_universal can be opened too");
   Joined out;
   out.shape = locals[0];
-  const bool averaged = first_match(data.average, name) != nullptr;
-  const Pattern* pattern = nullptr;
-  const SubParams* sub = nullptr;
-  Widths widths;
-  if (averaged || first_match(data.replicated, name)) {
-    out.replicated = true;
-    out.averaged = averaged && ranks > 1;
-    out.tp = TpRule::replicated();
-    for (const Shape& shape : locals)
-      if (shape != out.shape)
-        throw input_error({data.path, printable(name)},
-                          "is the same on all tensor-parallel ranks by its "
-                          "rule, but {} and {} are its shapes",
-                          to_string(out.shape), to_string(shape));
-  } else if (first_match(data.two, name)) {
-    for (int part = 0; part < 2; ++part) {
-      auto& list = widths.emplace_back();
-      for (const Shape& shape : locals) {
-        if (shape.empty() || shape[0] % 2 != 0)
-          throw input_error({data.path, printable(name)},
-                            "{} is not two halves on dimension 0",
-                            to_string(shape));
-        list.push_back(shape[0] / 2);
-      }
-    }
-    out.tp = TpRule::split(0, 2);
-  } else if ((sub = data.find_sub(name, &pattern))) {
-    widths = data.sub_widths(name, *sub, *pattern, locals);
-    out.dim = sub->dim;
-    const bool equal = std::ranges::all_of(
-        widths, [&](const auto& part) { return part == widths[0]; });
-    if (equal)
-      out.tp = TpRule::split(out.dim, static_cast<uint32_t>(widths.size()));
-  } else {
-    out.dim = first_match(data.row, name) ? 1 : 0;
-    auto& list = widths.emplace_back();
-    for (const Shape& shape : locals) {
-      if (out.dim >= shape.size()) {
-        if (ranks == 1) break;
-        throw input_error({data.path, printable(name)},
-                          "{} can't be joined on dimension {}",
-                          to_string(shape), out.dim)
-            .with_hint(
-                "no pattern of universal_checkpoint_info says that it "
-                "is replicated");
-      }
-      list.push_back(shape[out.dim]);
-    }
-    if (list.size() != ranks) widths.clear();  // a scalar from the only rank
-    if (data.any) out.tp = TpRule::split(out.dim);
-  }
-  if (widths.empty()) out.replicated = true;
+  const Widths widths = data.widths_of(name, locals, out);
+  out.replicated = widths.empty();
   if (!out.replicated) {
+    data.check_others(name, locals, out.dim);
     uint64_t whole = 0;
     for (const auto& part : widths)
       whole += std::accumulate(part.begin(), part.end(), uint64_t{0});
-    for (const Shape& shape : locals)
-      for (size_t d = 0; d < out.shape.size(); ++d)
-        if (shape.size() != out.shape.size() ||
-            (d != out.dim && shape[d] != out.shape[d]))
-          throw input_error({data.path, printable(name)},
-                            "{} and {} can't be joined on dimension {}",
-                            to_string(out.shape), to_string(shape), out.dim);
     out.shape[out.dim] = whole;
     out.ranks = segments_of(widths, ranks);
   }
-  if (is_vocabulary(name) && data.rows && !out.shape.empty() &&
-      out.shape[0] > *data.rows) {
-    if (out.dim != 0 && !out.replicated)
-      throw unfaithful_error({data.path, printable(name)},
-                             "a vocabulary that is split on dimension {}",
-                             out.dim);
-    if (out.replicated) {
-      out.ranks.assign(ranks, {{0, 0, out.shape[0]}});
-      out.dim = 0;
-    }
-    clip(out.ranks, *data.rows);
-    out.shape[0] = *data.rows;
-  } else if (is_vocabulary(name) && data.rows && !out.shape.empty() &&
-             out.shape[0] < *data.rows) {
-    throw input_error({data.path, printable(name)},
-                      "has {} rows, original_vocab_size is {}", out.shape[0],
-                      *data.rows);
-  }
+  data.cut_padding(name, ranks, out);
   if (out.replicated && out.ranks.empty()) out.ranks.assign(ranks, {});
   return out;
 }

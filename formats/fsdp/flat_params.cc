@@ -9,6 +9,7 @@
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"
+#include "lib/text/other_json.h"
 
 namespace ckpt::fsdp {
 namespace {
@@ -134,7 +135,7 @@ FlatParameters read_flat_params(const std::string& path) {
     throw usage_error({path, {}}, "expected an object of flat parameters");
   FlatParameters all{.source = path, .from_user = true, .all = {}};
   // Parse again, for the order of the file.
-  const auto json = Json::parse(text);
+  const auto json = text::parse_or_discard<Json>(text);
   for (const auto& [key, value] : json.items())
     all.all.push_back(flat_of(value, path, key));
   return all;

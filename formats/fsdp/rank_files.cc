@@ -9,12 +9,14 @@
 #include <set>
 #include <string_view>
 
+#include "lib/text/number.h"
+
 namespace ckpt::fsdp {
 namespace {
 
 constexpr size_t kMostNumbers = 16;
 
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
+using text::is_digit;
 
 struct Split {
   std::string rest;  // the name with '#' for the number

@@ -66,12 +66,16 @@ void sort_tensor(Adapter& adapter, const Tensor& tensor) {
   }
   if (place) {
     Module& module = adapter.modules[name];
+    module.name = name;
     module.embedding |= found.embedding;
     return put(adapter, module.*place, tensor);
   }
+  constexpr std::string_view kBase = ".base_layer";
+  if (const size_t at = name.rfind(kBase);
+      at != name.npos && name.find('.', at + 1) == at + kBase.size())
+    return put(adapter, adapter.bases[name.erase(at, kBase.size())], tensor);
   if (name.find("lora_") != name.npos ||
-      name.find(".token_adapter.") != name.npos ||
-      name.find(".base_layer.") != name.npos)
+      name.find(".token_adapter.") != name.npos)
     throw unfaithful_error({adapter.catalog.path, tensor.name},
                            "it is not known what this part of an adapter does");
   put(adapter, adapter.wholes[without_wrapper(name)], tensor);
@@ -120,8 +124,8 @@ std::vector<std::string> changed(const Adapter& adapter, int way) {
     names.push_back(in_base(name, way) + ".weight");
     if (module.bias) names.push_back(in_base(name, way) + ".bias");
   }
-  for (const auto& [name, tensor] : adapter.wholes)
-    names.push_back(in_base(name, way));
+  for (const auto* tensors : {&adapter.wholes, &adapter.bases})
+    for (const auto& item : *tensors) names.push_back(in_base(item.first, way));
   return names;
 }
 
@@ -191,6 +195,7 @@ void meet_base(Adapter& adapter, const Catalog& base) {
   if (best == 0) return;
   adapter.modules = renamed(adapter.modules, best);
   adapter.wholes = renamed(adapter.wholes, best);
+  adapter.bases = renamed(adapter.bases, best);
 }
 
 }  // namespace ckpt::peft

@@ -8,6 +8,10 @@
 //   base_model.model.MODULE.lora_embedding_B          [width, rank]
 //   base_model.model.MODULE.lora_magnitude_vector     [out]: DoRA
 //   base_model.model.MODULE.weight                    a tensor that is whole
+//   base_model.model.MODULE.base_layer.weight         the base's own, to which
+//                                                     the factors are added:
+//                                                     embeddings and heads, and
+//                                                     .bias of `bias: all`
 //
 // A state dict has the adapter's name in it (lora_A.default.weight); a file
 // that PEFT saved does not.
@@ -22,6 +26,7 @@
 namespace ckpt::peft {
 
 struct Module {
+  std::string name;  // PEFT's, which patterns of ranks and alphas are for
   const Tensor* a = nullptr;
   const Tensor* b = nullptr;
   const Tensor* bias = nullptr;  // of b
@@ -34,6 +39,7 @@ struct Adapter {
   Catalog catalog;                              // of the file
   std::map<std::string, Module> modules;        // by the base's names
   std::map<std::string, const Tensor*> wholes;  // likewise, of tensors
+  std::map<std::string, const Tensor*> bases;   // before factors are added
 };
 
 // Throws missing_error if `path` is not an adapter, unfaithful_error for one

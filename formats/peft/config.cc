@@ -8,6 +8,7 @@
 #include "ckpt/error.h"
 #include "lib/io/file.h"
 #include "lib/text/json.h"
+#include "lib/text/other_json.h"
 
 namespace ckpt::peft {
 namespace {
@@ -75,6 +76,23 @@ bool is_set(const Json& root, const char* key) {
          !(found->is_structured() && found->empty());
 }
 
+// How the factors were initialized. Those of other ways than these are relative
+// to weights that peft computes from the base every time it loads the adapter.
+std::string hindrance_at_start(const Json& root) {
+  const auto init = root.find("init_lora_weights");
+  if (init == root.end() || !init->is_string()) return {};
+  const auto how = init->get<std::string>();
+  for (const char* plain : {"gaussian", "eva", "orthogonal"})
+    if (how == plain) return {};
+  for (const char* relative : {"pissa", "corda", "olora", "OLoRA", "loftq"})
+    if (how.starts_with(relative))
+      return "init_lora_weights is " + how +
+             ": it counts from base weights that peft changes at load; save it "
+             "with path_initial_model_for_weight_conversion";
+  return "init_lora_weights is " + how.substr(0, 80) +
+         ": it is not known whether peft changes the base's weights for it";
+}
+
 // Each of them makes a weight that is not base + scale * B A.
 std::string find_hindrance(const Config& config, const Json& root) {
   if (config.type != "LORA")
@@ -89,17 +107,7 @@ std::string find_hindrance(const Config& config, const Json& root) {
         {"use_qalora", "QALoRA pools its inputs"},
         {"use_bdlora", "its factors are of blocks (BD-LoRA)"}})
     if (is_set(root, key)) return fmt::format("{} ({})", what, key);
-  const auto init = root.find("init_lora_weights");
-  if (init == root.end() || !init->is_string()) return {};
-  const auto how = init->get<std::string>();
-  // peft subtracts the initial factors from the base's weights every time it
-  // loads the adapter.
-  if (how.starts_with("pissa") || how.starts_with("corda") || how == "olora" ||
-      how == "OLoRA")
-    return "init_lora_weights is " + how +
-           ": it counts from base weights that peft changes at load; save it "
-           "with path_initial_model_for_weight_conversion";
-  return {};
+  return hindrance_at_start(root);
 }
 
 // peft: re.match(rf"(.*\.)?({key})$", name)
@@ -117,6 +125,56 @@ bool finds(const Config& config, const std::string& expression,
   }
 }
 
+// Keys of peft 0.18's LoraConfig and of newer ones, read here or without effect
+// on merged weights.
+constexpr std::string_view kKnown[] = {"alora_invocation_tokens",
+                                       "alpha_pattern",
+                                       "arrow_config",
+                                       "auto_mapping",
+                                       "base_model_name_or_path",
+                                       "bias",
+                                       "corda_config",
+                                       "ensure_weight_tying",
+                                       "eva_config",
+                                       "exclude_modules",
+                                       "fan_in_fan_out",
+                                       "inference_mode",
+                                       "init_lora_weights",
+                                       "layer_replication",
+                                       "layers_pattern",
+                                       "layers_to_transform",
+                                       "loftq_config",
+                                       "lora_alpha",
+                                       "lora_bias",
+                                       "lora_dropout",
+                                       "megatron_config",
+                                       "megatron_core",
+                                       "modules_to_save",
+                                       "peft_type",
+                                       "peft_version",
+                                       "qalora_group_size",
+                                       "r",
+                                       "rank_pattern",
+                                       "revision",
+                                       "runtime_config",
+                                       "target_modules",
+                                       "target_parameters",
+                                       "task_type",
+                                       "trainable_token_indices",
+                                       "use_bdlora",
+                                       "use_dora",
+                                       "use_qalora",
+                                       "use_rslora"};
+
+std::vector<std::string> unknown_keys(const Json& root) {
+  std::vector<std::string> unknown;
+  for (const auto& [key, value] : root.items())
+    if (is_set(root, key.c_str()) &&
+        std::ranges::find(kKnown, key) == std::end(kKnown))
+      unknown.push_back(key);
+  return unknown;
+}
+
 std::string listed(const std::vector<std::string>& all) {
   std::string text;
   for (const std::string& one : all) text += (text.empty() ? "" : ", ") + one;
@@ -129,7 +187,7 @@ Config parse_config(const std::string& text, const std::string& path) {
   if (!text::parse_json(text, path).is_object())
     throw input_error({config.path, {}}, "expected an object");
   // Parse again, for the order of its members, in which patterns are tried.
-  const Json root = Json::parse(text);
+  const auto root = text::parse_or_discard<Json>(text);
   take(config, root, "peft_type", config.type);
   take(config, root, "base_model_name_or_path", config.base);
   take(config, root, "r", config.rank);
@@ -137,11 +195,13 @@ Config parse_config(const std::string& text, const std::string& path) {
   take(config, root, "use_rslora", config.rslora);
   take(config, root, "use_dora", config.dora);
   take(config, root, "fan_in_fan_out", config.fan_in_fan_out);
+  take(config, root, "ensure_weight_tying", config.ties);
   config.targets = names(config, root, "target_modules");
   config.saved = names(config, root, "modules_to_save");
   config.ranks = patterns<uint64_t>(config, root, "rank_pattern");
   config.alphas = patterns<double>(config, root, "alpha_pattern");
   config.hindrance = find_hindrance(config, root);
+  config.unknown = unknown_keys(root);
   return config;
 }
 

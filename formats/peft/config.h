@@ -32,6 +32,7 @@ struct Config {
   bool rslora = false;
   bool dora = false;
   bool fan_in_fan_out = false;
+  bool ties = false;                 // ensure_weight_tying
   std::vector<std::string> targets;  // names; or one expression
   std::vector<std::string> saved;    // modules_to_save
   // For modules that an expression finds; the first that does counts.
@@ -40,6 +41,7 @@ struct Config {
   // What the adapter has that changes the weights in its own way: "layer
   // replication", "PiSSA" …; "" if nothing.
   std::string hindrance;
+  std::vector<std::string> unknown;  // keys that say something, not known here
 };
 
 // Reads the configuration in a directory, or in the directory of a file;

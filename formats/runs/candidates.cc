@@ -8,6 +8,7 @@
 #include "ckpt/error.h"
 #include "containers/torch/container.h"
 #include "formats/runs/components.h"
+#include "formats/runs/file_names.h"
 #include "formats/runs/pattern.h"
 #include "lib/io/file.h"
 #include "lib/io/remote.h"
@@ -20,11 +21,6 @@ namespace {
 using text::printable;
 
 constexpr uint64_t kMaxTracker = 4096;
-
-std::vector<std::string> listing(const std::string& folder) {
-  if (!io::is_directory(folder)) return {};
-  return io::list_directory(folder);
-}
 
 bool is_there(const std::string& path) {
   struct stat facts;
@@ -68,6 +64,16 @@ bool is_lone_step(const Trainer& trainer, const std::string& path) {
   return named && torch::sniff(path).what == torch::Sniffed::kTorchZip;
 }
 
+// "../*-unfinished" is a name beside the step, with the step's for the star.
+constexpr std::string_view kBeside = "../*";
+
+bool is_mark(const Trainer& trainer, const std::string& name) {
+  return std::ranges::any_of(trainer.unfinished, [&](const std::string& mark) {
+    return mark.starts_with(kBeside) &&
+           name.ends_with(mark.substr(kBeside.size()));
+  });
+}
+
 std::optional<uint64_t> tracked(const std::string& path) {
   std::string text = io::read_file(path, kMaxTracker);
   while (!text.empty() && (text.back() == '\n' || text.back() == ' ' ||
@@ -108,8 +114,13 @@ std::vector<std::string> roles_in(const Trainer& trainer,
   return found;
 }
 
+bool leads_nowhere(const std::string& path) {
+  return io::is_link(path) && !is_there(path);
+}
+
 // Nothing if the folder is not a step of that trainer.
 std::optional<Found> step_at(const Trainer& trainer, const std::string& path) {
+  if (leads_nowhere(path)) return std::nullopt;
   Found found{.trainer = &trainer,
               .step = path,
               .why = {},
@@ -149,6 +160,16 @@ std::optional<Found> step_at(const Trainer& trainer, const std::string& path) {
   return found;
 }
 
+std::string unfinished_mark(const Trainer& trainer, const std::string& step) {
+  for (const std::string& mark : trainer.unfinished) {
+    const std::string path = mark.starts_with(kBeside)
+                                 ? step + mark.substr(kBeside.size())
+                                 : io::join(step, mark);
+    if (io::is_file(path)) return path;
+  }
+  return {};
+}
+
 std::string step_beside(const Trainer& trainer, const std::string& step) {
   if (io::is_url(step)) return {};  // a listing is a request
   const std::string whole = trainer.roles.empty() ? step : io::parent(step);
@@ -158,9 +179,9 @@ std::string step_beside(const Trainer& trainer, const std::string& step) {
       const std::string last = pattern.substr(pattern.rfind('/') + 1);
       const auto numbers = match(last, io::base_name(at));
       if (!numbers) continue;
-      const uint64_t mine = numbers->at("N");
+      const uint64_t mine = age_of(*numbers);
       const auto distance = [&](const Name& name) {
-        const uint64_t other = name.numbers.at("N");
+        const uint64_t other = age_of(name.numbers);
         return std::pair(other > mine,
                          other > mine ? other - mine : mine - other);
       };
@@ -169,32 +190,64 @@ std::string step_beside(const Trainer& trainer, const std::string& step) {
       for (const Name& name : names)
         if (const std::string path =
                 io::join(io::parent(at), name.path) + below;
-            name.numbers.at("N") != mine && step_at(trainer, path))
+            age_of(name.numbers) != mine && step_at(trainer, path) &&
+            unfinished_mark(trainer, path).empty())
           return path;
     }
   }
   return {};
 }
 
-// Steps of a root by one pattern, from new to old.
+uint64_t age_of(const Numbers& numbers) {
+  const auto number = numbers.find("N");
+  return number == numbers.end() ? numbers.at("E") : number->second;
+}
+
+// Steps of a root by one pattern, from new to old. A folder may have several
+// runs, {V}: the newest has the newest step.
 std::vector<Candidate> candidates(const Trainer& trainer,
                                   const std::string& root,
                                   const std::string& pattern) {
-  std::vector<Candidate> found;
-  for (const Name& name : names_like(root, pattern))
-    found.push_back({io::join(root, name.path), name.numbers.at("N"), false});
-  std::ranges::stable_sort(found, [](const Candidate& a, const Candidate& b) {
-    return *a.number > *b.number;
+  std::vector<Name> names = names_like(root, pattern);
+  const auto run_of = [](const Name& name) {
+    const auto run = name.numbers.find("V");
+    return run == name.numbers.end() ? 0 : run->second;
+  };
+  std::ranges::stable_sort(names, [&](const Name& a, const Name& b) {
+    return std::pair(run_of(a), age_of(a.numbers)) >
+           std::pair(run_of(b), age_of(b.numbers));
   });
-  const size_t slash = pattern.rfind('/');
-  const std::string above =
-      slash == pattern.npos ? "" : pattern.substr(0, slash);
+  std::vector<Candidate> found;
+  for (const Name& name : names) {
+    if (is_mark(trainer, name.path)) continue;
+    const auto number = name.numbers.find("N");
+    found.push_back({io::join(root, name.path),
+                     number == name.numbers.end()
+                         ? std::nullopt
+                         : std::optional(number->second),
+                     false});
+  }
+  const auto folder_of = [](const std::string& path) {
+    const size_t slash = path.rfind('/');
+    return slash == path.npos ? std::string() : path.substr(0, slash);
+  };
+  const std::string above = folder_of(pattern);
+  const bool several = above.find('{') != above.npos;
+  if (several && names.empty()) return found;
+  const std::string where = several ? folder_of(names[0].path) : above;
   for (const std::string& last : trainer.last) {
-    const size_t cut = last.rfind('/');
-    const std::string where = cut == last.npos ? "" : last.substr(0, cut);
-    const std::string path = io::join(root, last);
-    if (where == above && is_there(path))
-      found.insert(found.begin(), {path, std::nullopt, true});
+    const std::string base = io::base_name(last);
+    const std::string in = folder_of(last);
+    if (several ? !in.empty() : in != above) continue;
+    if (last.find('{') == last.npos) {
+      const std::string path = io::join(root, io::join(where, base));
+      if (is_there(path) || leads_nowhere(path))
+        found.insert(found.begin(), {path, std::nullopt, true});
+      continue;
+    }
+    for (const Name& name : names_like(root, io::join(where, base)))
+      found.insert(found.begin(),
+                   {io::join(root, name.path), std::nullopt, true});
   }
   return found;
 }
@@ -204,50 +257,6 @@ std::optional<uint64_t> tracked_step(const Trainer& trainer,
   const std::string path = io::join(root, trainer.tracker);
   if (trainer.tracker.empty() || !io::is_file(path)) return std::nullopt;
   return tracked(path);
-}
-
-std::vector<Name> names_like(const std::string& folder,
-                             const std::string& pattern) {
-  std::string above, last = pattern;
-  const bool directory = last.ends_with('/');
-  if (directory) last.pop_back();
-  if (const size_t slash = last.rfind('/'); slash != last.npos) {
-    above = last.substr(0, slash);
-    last.erase(0, slash + 1);
-  }
-  std::vector<Name> found;
-  // Few patterns have numbers in folders before the last component.
-  std::vector<Name> folders;
-  if (above.empty())
-    folders.push_back({"", {}});
-  else if (above.find('{') == above.npos)
-    folders.push_back({above, {}});
-  else
-    folders = names_like(folder, above + "/");
-  for (const Name& in : folders) {
-    const std::string where =
-        in.path.empty() ? folder : io::join(folder, in.path);
-    if (last.find('{') == last.npos) {
-      const std::string path = io::join(where, last);
-      if (directory ? io::is_directory(path) : io::is_file(path))
-        found.push_back(
-            {in.path.empty() ? last : io::join(in.path, last), in.numbers});
-      continue;
-    }
-    for (const std::string& name : listing(where)) {
-      auto numbers = match(last, name);
-      if (!numbers) continue;
-      if (directory && !io::is_directory(io::join(where, name))) continue;
-      bool agrees = true;
-      for (const auto& [key, value] : in.numbers)
-        agrees = numbers->emplace(key, value).first->second == value && agrees;
-      if (agrees)
-        found.push_back({in.path.empty() ? name : io::join(in.path, name),
-                         *std::move(numbers)});
-    }
-  }
-  std::ranges::stable_sort(found, {}, &Name::numbers);
-  return found;
 }
 
 }  // namespace ckpt::runs

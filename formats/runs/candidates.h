@@ -6,7 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "formats/runs/find.h"
+#include "formats/runs/found.h"
+#include "formats/runs/pattern.h"
 
 namespace ckpt::runs {
 
@@ -16,6 +17,12 @@ struct Candidate {
   std::optional<uint64_t> number;
   bool last = false;
 };
+
+// True for a link whose target is gone: a name of a step, and no step.
+bool leads_nowhere(const std::string& path);
+
+// The number that tells a step's age: its own, else its epoch's.
+uint64_t age_of(const Numbers& numbers);
 
 // Steps of a root by one pattern, from new to old.
 std::vector<Candidate> candidates(const Trainer& trainer,
@@ -35,6 +42,10 @@ std::string step_beside(const Trainer& trainer, const std::string& step);
 // The folders below a step that each hold a model.
 std::vector<std::string> roles_in(const Trainer& trainer,
                                   const std::string& folder);
+
+// The mark of a save in progress, in the step's folder or beside it. "" if
+// there is none: then it is finished, or its trainer leaves no marks.
+std::string unfinished_mark(const Trainer& trainer, const std::string& step);
 
 // The step in the root's tracker file; nothing if there is no such file. Throws
 // input_error if it holds no number.

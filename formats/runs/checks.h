@@ -6,9 +6,15 @@
 #include <vector>
 
 #include "ckpt/catalog.h"
-#include "formats/runs/find.h"
+#include "formats/runs/file_names.h"
+#include "formats/runs/found.h"
 
 namespace ckpt::runs {
+
+// Warns of an optimizer that the same folder of the step beside has, and this
+// one lacks: what goes on from here begins a new one.
+void note_lost_optimizer(const Trainer& trainer, const std::string& folder,
+                         const std::string& beside, Catalog& catalog);
 
 // DCP writes its index last: a folder without one is an unfinished save.
 // Throws input_error.
@@ -44,6 +50,23 @@ void check_numbers(const Part& part, const std::string& folder,
 // "tp-{t}-of-{T}_dp-{d}-of-{D}": as many files as the sizes give.
 void check_grid(const Part& part, const std::string& folder,
                 const std::vector<Name>& names, Catalog& catalog);
+
+// Shards beside an index that is opened by its own name, which it does not
+// list.
+void note_unread_shards(const std::string& index, Catalog& catalog);
+
+// Weights in folders below that no part of the step has read: modules beside
+// the model, other adapters; in `homes` a copy for transformers.
+void note_unread_weights(const std::string& folder,
+                         const std::vector<std::string>& homes,
+                         Catalog& catalog);
+
+// Files of ranks' random numbers that a save of more ranks left, or of one
+// alone. `ranks`: how many wrote the model; 0: not known. False if there are
+// none.
+bool note_left_ranks(const Part& part, const std::string& folder,
+                     const std::vector<Name>& names, uint64_t ranks,
+                     Catalog& catalog);
 
 // Files of ranks count from 0, and there is one for each rank that wrote the
 // rest.

@@ -8,7 +8,7 @@
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
-#include "formats/runs/find.h"
+#include "formats/runs/file_names.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"

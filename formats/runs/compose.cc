@@ -5,7 +5,7 @@
 
 #include "formats/format.h"
 #include "formats/runs/composing.h"
-#include "formats/runs/rewrite.h"
+#include "formats/runs/trainer.h"
 #include "formats/target.h"
 #include "lib/io/file.h"
 

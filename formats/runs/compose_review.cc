@@ -11,12 +11,12 @@
 #include "formats/runs/forms.h"
 #include "formats/runs/nanotron.h"
 #include "formats/runs/pattern.h"
-#include "formats/runs/rewrite.h"
 #include "formats/runs/titan.h"
 #include "formats/runs/trainer.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"
+#include "lib/text/other_json.h"
 #include "models/view.h"
 
 namespace ckpt::runs {
@@ -67,8 +67,8 @@ bool says_tied(const Catalog& source) {
   constexpr uint64_t kMaxConfig = 64 << 20;
   for (const Sidecar& sidecar : source.sidecars) {
     if (io::base_name(sidecar.name) != "config.json" || sidecar.text) continue;
-    const auto config = nlohmann::json::parse(
-        io::read_file(sidecar.path, kMaxConfig), nullptr, false);
+    const auto config =
+        text::parse_or_discard(io::read_file(sidecar.path, kMaxConfig));
     if (config.is_object() && config.contains("tie_word_embeddings"))
       return config["tie_word_embeddings"] == true;
   }

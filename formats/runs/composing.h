@@ -25,8 +25,8 @@
 #include "formats/runs/adam.h"
 #include "formats/runs/forms.h"
 #include "formats/runs/nest.h"
-#include "formats/runs/rewrite.h"
 #include "formats/runs/states.h"
+#include "formats/runs/trainer.h"
 #include "lib/pickle/value.h"
 
 namespace ckpt::runs {

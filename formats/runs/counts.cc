@@ -3,16 +3,19 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "containers/torch/tensors.h"
-#include "formats/runs/find.h"
+#include "formats/runs/file_names.h"
 #include "formats/runs/pattern.h"
+#include "formats/runs/rates.h"
 #include "formats/runs/trainer.h"
 #include "lib/io/file.h"
 #include "lib/manifest.h"
@@ -78,6 +81,7 @@ std::optional<uint64_t> count_at(const Catalog& catalog,
 struct Stepped {
   uint64_t steps = 0;  // of the parameter that was stepped most often
   std::string file;    // that says so
+  std::string what;    // in it; "": the file
 };
 
 // DCP's files are those of its index.
@@ -87,23 +91,34 @@ std::string file_of(const Catalog& catalog, const Tensor& tensor) {
   return io::join(io::parent(path), ".metadata");
 }
 
-// Nothing where the optimizer does not count, or not everything can be read.
-std::optional<Stepped> stepped(const Catalog& catalog) {
+// How often a parameter was stepped, by its optimizer.
+struct Counted {
+  const Tensor* tensor = nullptr;
+  uint64_t steps = 0;
+};
+
+// Nothing if the optimizer does not count, or not everything can be read.
+std::vector<Counted> counts_in(const Catalog& catalog) {
   constexpr double kMost = 16'777'216;  // f32 can't count further
-  std::optional<Stepped> most;
+  std::vector<Counted> all;
   for (const Tensor& tensor : catalog.tensors) {
     if (tensor.kind != Kind::optim || tensor.state != "step") continue;
-    if (element_count(tensor.shape) != 1 || tensor.pieces.empty())
-      return std::nullopt;
+    if (element_count(tensor.shape) != 1 || tensor.pieces.empty()) return {};
     const auto number =
         torch::read_number(catalog, tensor.dtype, tensor.pieces[0]);
     if (!number || !(*number >= 0 && *number < kMost) ||
         *number != std::floor(*number))
-      return std::nullopt;
-    const auto steps = static_cast<uint64_t>(*number);
-    if (!most || steps > most->steps) most = {steps, file_of(catalog, tensor)};
+      return {};
+    all.push_back({&tensor, static_cast<uint64_t>(*number)});
   }
-  return most;
+  return all;
+}
+
+std::optional<Stepped> most_of(const Catalog& catalog,
+                               const std::vector<Counted>& all) {
+  const auto most = std::ranges::max_element(all, {}, &Counted::steps);
+  if (most == all.end()) return std::nullopt;
+  return Stepped{most->steps, file_of(catalog, *most->tensor), {}};
 }
 
 // The scheduler's file, and its position: only a schedule of torch's LambdaLR,
@@ -113,6 +128,9 @@ std::optional<Stepped> scheduled(const Trainer& trainer,
   const auto is_lambda = [&](const std::string& name) {
     return value_at(catalog, name + ".lr_lambdas").node != kNoId;
   };
+  if (const std::string& object = trainer.counts.scheduler; !object.empty())
+    if (const auto position = count_at(catalog, object))
+      return Stepped{*position, io::join(catalog.path, ".metadata"), object};
   for (const Part& part : trainer.parts) {
     if (part.part != "scheduler" || part.count.empty()) continue;
     for (const Name& name : names_like(catalog.path, part.file)) {
@@ -120,7 +138,7 @@ std::optional<Stepped> scheduled(const Trainer& trainer,
       const std::string stem = file.substr(0, file.rfind('.'));
       const auto position = count_at(catalog, stem + "." + part.count);
       if (position && is_lambda(stem))
-        return Stepped{*position, io::join(catalog.path, name.path)};
+        return Stepped{*position, io::join(catalog.path, name.path), {}};
     }
   }
   return std::nullopt;
@@ -148,8 +166,10 @@ class CountCheck {
     // ckpt gives a step of another trainer the counts that it has; its manifest
     // has each file.
     if (io::is_file(manifest_path(catalog_.path))) return problems_;
+    const std::vector<Counted> all = counts_in(catalog_);
+    compare_files(all);
     if (!trainer_.counts.each || !step || has_several()) return problems_;
-    const auto optimizer = stepped(catalog_);
+    const auto optimizer = most_of(catalog_, all);
     // More steps than the trainer has have causes of their own.
     if (!optimizer || optimizer->steps > *step) return problems_;
     const auto schedule = scheduled(trainer_, catalog_);
@@ -169,7 +189,9 @@ class CountCheck {
   }
 
   std::string said_in() const {
-    return printable(io::base_name(trainer_.step_file));
+    return printable(trainer_.step_file.empty()
+                         ? trainer_.step_object
+                         : io::base_name(trainer_.step_file));
   }
 
   void add(const std::string& file, std::string message) {
@@ -188,7 +210,8 @@ class CountCheck {
   // The two step together, or neither does.
   void compare(const Stepped& optimizer, const Stepped& schedule,
                uint64_t step) {
-    const std::string scheduler = printable(io::base_name(schedule.file));
+    const std::string scheduler = printable(
+        schedule.what.empty() ? io::base_name(schedule.file) : schedule.what);
     if (optimizer.steps == schedule.steps) {
       if (optimizer.steps == step || may_skip(trainer_, catalog_)) return;
       return add(optimizer.file,
@@ -209,6 +232,36 @@ class CountCheck {
                     step));
   }
 
+  // DCP's files: each rank wrote the counts of some parameters. A rank's file
+  // of an earlier save, with the same parts at the same places, opens like its
+  // own. Files that hold unlike counts are of parameters that joined later.
+  void compare_files(const std::vector<Counted>& all) {
+    std::map<std::string, std::map<std::string, std::set<uint64_t>>> folders;
+    for (const Counted& one : all) {
+      const uint32_t file = one.tensor->pieces[0].extent.file;
+      const std::string& path = catalog_.files.at(file).path;
+      if (path.ends_with(".distcp"))
+        folders[io::parent(path)][path].insert(one.steps);
+    }
+    for (const auto& [folder, files] : folders) {
+      uint64_t most = 0;
+      for (const auto& [path, steps] : files)
+        most = std::max(most, *steps.rbegin());
+      if (std::ranges::any_of(
+              files, [](const auto& one) { return one.second.size() > 1; }))
+        continue;
+      for (const auto& [path, steps] : files)
+        if (*steps.begin() != most) {
+          problems_.push_back(
+              warning("mixed_steps", {path, {}},
+                      "counts {} steps, other files of {} {}: they are of two "
+                      "saves, unless its parameters joined later",
+                      *steps.begin(), printable(io::base_name(folder)), most));
+          break;  // the first one is enough
+        }
+    }
+  }
+
   // "actor.extra_state_world_size_#_rank_#": a name without its numbers.
   static std::string family(std::string_view name) {
     std::string out;
@@ -222,7 +275,8 @@ class CountCheck {
     return out;
   }
 
-  // All ranks' schedulers have taken the same steps.
+  // All ranks' schedulers have taken the same steps, and their loops, too (but
+  // for the last batches of an epoch, which some may lack).
   void compare_ranks() {
     std::map<std::string, std::pair<std::string, uint64_t>> first;
     for (const Part& part : trainer_.parts) {
@@ -240,11 +294,18 @@ class CountCheck {
             first.try_emplace(family(name), object.name, *count);
         const auto& [other, known] = it->second;
         if (fresh || known == *count) continue;
-        problems_.push_back(
-            damage("mixed_steps", {catalog_.path, object.name},
-                   "its scheduler has taken {} steps, that of {} {}: they are "
-                   "of two saves",
-                   *count, printable(other), known));
+        if (!part.count.ends_with("last_epoch"))
+          problems_.push_back(
+              warning("mixed_steps", {catalog_.path, object.name},
+                      "is of step {}, {} of step {}: they are of two saves, "
+                      "unless the ranks had unlike numbers of batches",
+                      *count, printable(other), known));
+        else
+          problems_.push_back(damage(
+              "mixed_steps", {catalog_.path, object.name},
+              "its scheduler has taken {} steps, that of {} {}: they are "
+              "of two saves",
+              *count, printable(other), known));
       }
     }
   }
@@ -259,8 +320,13 @@ class CountCheck {
 std::vector<Problem> check_counts(const Catalog& catalog) {
   if (!catalog.run || catalog.path.find("://") != std::string::npos) return {};
   for (const Trainer& trainer : trainers())
-    if (trainer.name == catalog.run->trainer)
-      return CountCheck(trainer, catalog).run();
+    if (trainer.name == catalog.run->trainer) {
+      auto problems = CountCheck(trainer, catalog).run();
+      // ckpt makes a scheduler where a target needs one and a source has none.
+      if (!io::is_file(manifest_path(catalog.path)))
+        std::ranges::move(check_rates(catalog), std::back_inserter(problems));
+      return problems;
+    }
   return {};
 }
 

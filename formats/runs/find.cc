@@ -7,7 +7,9 @@
 
 #include "ckpt/error.h"
 #include "formats/runs/candidates.h"
+#include "formats/runs/file_names.h"
 #include "formats/runs/pattern.h"
+#include "formats/runs/unfinished.h"
 #include "lib/io/file.h"
 #include "lib/io/remote.h"
 #include "lib/text/format.h"
@@ -20,8 +22,15 @@ using text::printable;
 bool has_weights(const std::string& folder) {
   for (const char* name : {"model.safetensors", "model.safetensors.index.json",
                            "pytorch_model.bin", "pytorch_model.bin.index.json"})
-    if (io::is_file(io::join(folder, name))) return true;
+    if (const std::string path = io::join(folder, name);
+        !leads_nowhere(path) && io::is_file(path))
+      return true;
   return false;
+}
+
+// The file or link of a root that names its newest step.
+const std::string& names_newest(const Trainer& trainer) {
+  return trainer.tracker.empty() ? trainer.pointer : trainer.tracker;
 }
 
 // The newest real step of a root.
@@ -29,10 +38,11 @@ std::optional<Found> newest(const Trainer& trainer, const std::string& root,
                             const std::vector<Candidate>& all) {
   std::optional<Found> best;
   std::vector<std::string> skipped;
-  const std::optional<uint64_t> wanted = tracked_step(trainer, root);
+  const std::optional<uint64_t> wanted = newest_by_name(trainer, root);
   const std::string tracker = io::join(root, trainer.tracker);
   for (const Candidate& one : all) {
     auto step = step_at(trainer, one.path);
+    if (step && !unfinished_mark(trainer, one.path).empty()) step.reset();
     const bool later = wanted && one.number && *one.number > *wanted;
     if (!step || later) {
       if (!best) skipped.push_back(io::base_name(one.path));
@@ -45,10 +55,10 @@ std::optional<Found> newest(const Trainer& trainer, const std::string& root,
     if (wanted && one.number != wanted) break;
     best = std::move(step);
     best->number = one.number;
-    best->choice = wanted
-                       ? fmt::format("{} names it", printable(trainer.tracker))
-                   : one.last ? "it is the last one, by its name"
-                              : "the newest complete step, by number";
+    best->choice =
+        wanted ? fmt::format("{} names it", printable(names_newest(trainer)))
+        : one.last ? "it is the last one, by its name"
+                   : "the newest complete step, by number";
   }
   // A root of this trainer whose tracker names a step that is not there.
   const bool ours = wanted && !all.empty() &&
@@ -60,7 +70,11 @@ std::optional<Found> newest(const Trainer& trainer, const std::string& root,
                       *wanted)
         .with_hint(fmt::format("name the step that you mean: {}",
                                printable(all.front().path)));
-  if (best) best->skipped = std::move(skipped);
+  if (!best) return best;
+  for (const Candidate& draft : drafts(trainer, root))
+    if (best->number && draft.number > best->number)
+      skipped.push_back(io::base_name(draft.path));
+  best->skipped = std::move(skipped);
   return best;
 }
 
@@ -157,7 +171,9 @@ std::optional<uint64_t> number_in_name(const Trainer& trainer,
   for (const std::string& pattern : trainer.steps) {
     const std::string last = pattern.substr(pattern.rfind('/') + 1);
     for (const std::string& one : {name, above})
-      if (const auto numbers = match(last, one)) return numbers->at("N");
+      if (const auto numbers = match(last, one);
+          numbers && numbers->contains("N"))
+        return numbers->at("N");
   }
   return std::nullopt;
 }
@@ -165,10 +181,24 @@ std::optional<uint64_t> number_in_name(const Trainer& trainer,
 std::optional<Found> find_run(const std::string& path,
                               const std::string& only) {
   if (!only.empty()) return find_at(find_trainer(only), path);
+  // People have links of their own ("latest") beside their steps. If the target
+  // is gone and the name is one that a trainer is known by, the folder is no
+  // step of it, but may still be the root of another's.
+  std::optional<Error> broken;
   for (const Trainer& trainer : trainers()) {
     if (io::is_file(path) && trainer.pickled.sign.empty()) continue;
-    if (auto found = find_at(trainer, path)) return found;
+    try {
+      auto found = find_at(trainer, path);
+      if (found && (!broken || found->step != path)) {
+        if (broken) found->broken_link = broken->where().path;
+        return found;
+      }
+    } catch (const Error& error) {
+      if (error.code() != ExitCode::kMissing) throw;
+      if (!broken) broken = error;
+    }
   }
+  if (broken) throw *broken;
   return std::nullopt;
 }
 

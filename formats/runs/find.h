@@ -8,26 +8,14 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "formats/runs/found.h"
 #include "formats/runs/trainer.h"
 
 namespace ckpt::runs {
-
-struct Found {
-  const Trainer* trainer = nullptr;
-  std::string step;    // the folder (or file) of the step
-  std::string why;     // "trainer_state.json is in it"
-  std::string choice;  // why this step, if the root has several: "the newest"
-  std::optional<uint64_t> number;    // in its name
-  std::vector<std::string> roles;    // "actor", "critic": folders with models
-  std::vector<std::string> skipped;  // newer, incomplete ones
-  std::vector<std::string> others;   // complete ones, newest first
-  bool weights_beside = false;       // the root has a model of its own
-};
 
 // Nothing if `path` is neither a step of a run nor its root. `only`: a
 // trainer's name, or "" for any. Throws input_error if a tracker file names a
@@ -67,14 +55,5 @@ struct Step {
 // find_run.
 std::vector<Step> list_steps(const std::string& root,
                              const std::string& only = {});
-
-// The matching names in `folder` (or one folder below, if the pattern has a
-// slash) with their numbers, ordered by number.
-struct Name {
-  std::string path;  // relative to the folder
-  std::map<std::string, uint64_t, std::less<>> numbers;
-};
-std::vector<Name> names_like(const std::string& folder,
-                             const std::string& pattern);
 
 }  // namespace ckpt::runs

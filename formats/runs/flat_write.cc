@@ -41,7 +41,7 @@ class FlatWriting {
  public:
   FlatWriting(const std::string& folder, const std::string& pattern,
               const Catalog& catalog, const Units& units, uint32_t ranks)
-      : pattern_(pattern), catalog_(catalog), units_(units), ranks_(ranks) {
+      : pattern_(pattern), units_(units), ranks_(ranks) {
     path_ = io::join(folder, rank_files(folder, pattern)->names[0]);
     first_ = torch::make_reader()->read_catalog(path_, {});
     if (!first_.skeleton || !first_.skeleton->document)
@@ -161,7 +161,6 @@ class FlatWriting {
   }
 
   const std::string pattern_;
-  const Catalog& catalog_;
   const Units& units_;
   const uint32_t ranks_;
   std::string path_;  // of rank 0's file

@@ -2,15 +2,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <filesystem>
 #include <set>
 
 #include "ckpt/error.h"
 #include "formats/runs/candidates.h"
+#include "formats/runs/file_names.h"
 #include "formats/runs/find.h"
 #include "formats/runs/pattern.h"
 #include "formats/runs/ranks.h"
+#include "formats/runs/unfinished.h"
 #include "lib/failures.h"
 #include "lib/io/file.h"
 #include "lib/io/remote.h"
@@ -34,17 +35,10 @@ void measure(const std::string& path, Step& step) {
   }
   std::error_code failed;
   const auto add = [&](const fs::directory_entry& entry) {
-    std::error_code ignored;
-    if (!entry.is_regular_file(ignored)) return;
-    const uint64_t size = entry.file_size(ignored);
-    if (!ignored) step.bytes += size;
-    const auto time = entry.last_write_time(ignored);
-    if (ignored) return;
-    const auto since = std::chrono::file_clock::to_sys(time);
-    step.seconds = std::max<int64_t>(
-        step.seconds, std::chrono::duration_cast<std::chrono::seconds>(
-                          since.time_since_epoch())
-                          .count());
+    struct stat facts;
+    if (!io::stat_any(entry.path(), facts) || !S_ISREG(facts.st_mode)) return;
+    step.bytes += static_cast<uint64_t>(facts.st_size);
+    step.seconds = std::max<int64_t>(step.seconds, facts.st_mtim.tv_sec);
   };
   if (!fs::is_directory(path, failed)) return add(fs::directory_entry(path));
   size_t count = 0;
@@ -123,9 +117,13 @@ std::string broken_source(const Source& source, const std::string& folder) {
 // Why the trainer would not resume from a step; empty if it would.
 std::string unfinished(const Trainer& trainer, const Candidate& one,
                        std::optional<uint64_t> tracked) {
+  if (std::string why = why_unfinished(trainer, one.path); !why.empty())
+    return why;
   const auto found = step_at(trainer, one.path);
   if (!found) return "no " + as_glob(lacks(trainer, one.path));
-  if (tracked && one.number && *one.number > *tracked)
+  // A newer one than a link leads to may be whole.
+  if (tracked && !trainer.tracker.empty() && one.number &&
+      *one.number > *tracked)
     return fmt::format("newer than {} says: {}", trainer.tracker, *tracked);
   if (!io::is_directory(one.path)) return {};
   std::vector<std::string> folders = found->roles;
@@ -151,6 +149,10 @@ Step describe(const Trainer& trainer, const Candidate& one,
             .parts = {},
             .complete = false,
             .why = {}};
+  if (leads_nowhere(one.path)) {
+    step.why = "a link that leads nowhere";
+    return step;
+  }
   measure(one.path, step);
   step.parts = io::is_directory(one.path)
                    ? parts_of(trainer, one.path)
@@ -165,26 +167,38 @@ Step describe(const Trainer& trainer, const Candidate& one,
 
 }  // namespace
 
+namespace {
+
+// Candidates by the first pattern that has steps; rather one with others than
+// the last ones, whose names have no pattern of their own.
+std::vector<Candidate> steps_of(const Trainer& trainer,
+                                const std::string& root) {
+  for (const bool with_last : {false, true})
+    for (const std::string& pattern : trainer.steps) {
+      auto all = candidates(trainer, root, pattern);
+      if (std::ranges::any_of(all, [&](const Candidate& one) {
+            return one.last <= with_last && step_at(trainer, one.path);
+          }))
+        return all;
+    }
+  return {};
+}
+
+}  // namespace
+
 std::vector<Step> list_steps(const std::string& root, const std::string& only) {
   std::vector<Step> steps;
   if (!io::is_directory(root)) return steps;
   for (const Trainer& trainer : trainers()) {
     if (!only.empty() && trainer.name != only) continue;
-    bool any = false;
-    for (const std::string& pattern : trainer.steps) {
-      auto all = candidates(trainer, root, pattern);
-      if (std::ranges::none_of(all, [&](const Candidate& one) {
-            return step_at(trainer, one.path).has_value();
-          }))
-        continue;
-      std::ranges::reverse(all);
-      const std::optional<uint64_t> wanted = tracked_step(trainer, root);
-      for (const Candidate& one : all)
-        steps.push_back(describe(trainer, one, wanted));
-      any = true;
-      break;
-    }
-    if (any) break;
+    auto all = steps_of(trainer, root);
+    if (all.empty()) continue;
+    std::ranges::reverse(all);
+    const std::optional<uint64_t> wanted = newest_by_name(trainer, root);
+    std::ranges::copy(drafts(trainer, root), std::back_inserter(all));
+    for (const Candidate& one : all)
+      steps.push_back(describe(trainer, one, wanted));
+    break;
   }
   return steps;
 }

@@ -145,15 +145,22 @@ Id MeshMaker::layout(Id node) {
   });
 }
 
+// Without recursion: a pickle nests as deep as it likes, and may hold itself.
 void MeshMaker::note_storages(Id node) {
-  if (from_.is(node, Type::kPersistent)) {
-    storages_.insert(node);
-    return;
-  }
-  if (from_.is(node, Type::kTuple)) {
-    for (const Id item : from_.items(node)) note_storages(item);
-  } else if (from_.is(node, Type::kCall)) {
-    note_storages(from_.call(node).args);
+  std::vector<Id> below{node};
+  std::set<Id> seen;
+  while (!below.empty()) {
+    const Id id = below.back();
+    below.pop_back();
+    if (!seen.insert(id).second) continue;
+    if (from_.is(id, Type::kPersistent)) {
+      storages_.insert(id);
+    } else if (from_.is(id, Type::kTuple)) {
+      const auto items = from_.items(id);
+      below.insert(below.end(), items.begin(), items.end());
+    } else if (from_.is(id, Type::kCall)) {
+      below.push_back(from_.call(id).args);
+    }
   }
 }
 

@@ -43,6 +43,27 @@ std::string unwrapped(std::string name) {
   return name;
 }
 
+std::optional<std::string> place_of(const std::set<std::string>& names,
+                                    const std::set<std::string>& model) {
+  if (names.empty() || std::ranges::any_of(names, [&](const std::string& name) {
+        return model.contains(name);
+      }))
+    return "";
+  const std::string& first = *names.begin();
+  std::optional<std::string> place;
+  for (const std::string& name : model) {
+    if (!name.ends_with("." + first)) continue;
+    const std::string above = name.substr(0, name.size() - first.size());
+    if (!std::ranges::all_of(names, [&](const std::string& one) {
+          return model.contains(above + one);
+        }))
+      continue;
+    if (place) return std::nullopt;
+    place = above;
+  }
+  return place;
+}
+
 void Namer::name(std::span<Tensor> tensors) {
   for (Tensor& tensor : tensors) classify(tensor);
   for (const Tensor& tensor : tensors)

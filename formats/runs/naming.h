@@ -5,6 +5,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,6 +19,12 @@ namespace ckpt::runs {
 
 // Removes _fsdp_wrapped_module. and its like, wherever they are.
 std::string unwrapped(std::string name);
+
+// Where in a model its parameters are that a script gave these names: "" at its
+// top, "net." for a module's own names. Nothing if in none, or in several. Live
+// names need not be saved ones (fused experts): at the top, some are enough.
+std::optional<std::string> place_of(const std::set<std::string>& names,
+                                    const std::set<std::string>& model);
 
 // Sets name, kind, param and state of a container's tensors.
 class Namer {

@@ -13,6 +13,7 @@
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "containers/safetensors/header.h"
+#include "formats/runs/file_names.h"
 #include "formats/runs/find.h"
 #include "formats/runs/merge.h"
 #include "formats/runs/objects.h"

@@ -5,12 +5,14 @@
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
+#include "formats/runs/file_names.h"
 #include "formats/runs/find.h"
 #include "formats/runs/nanotron_write.h"
 #include "formats/target.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"
+#include "lib/text/other_json.h"
 
 namespace ckpt::runs::nanotron {
 namespace {
@@ -41,8 +43,8 @@ class Beside {
   std::optional<nlohmann::ordered_json> json_of(const std::string& name) const {
     const std::string path = io::join(folder_, name);
     if (!io::is_file(path)) return std::nullopt;
-    auto json = nlohmann::ordered_json::parse(io::read_file(path, kMaxText),
-                                              nullptr, false);
+    auto json = text::parse_or_discard<nlohmann::ordered_json>(
+        io::read_file(path, kMaxText));
     if (!json.is_object())
       throw unfaithful_error({path, {}},
                              "is not a JSON object: its number of ranks would "

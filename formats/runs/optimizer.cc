@@ -10,9 +10,11 @@
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
+#include "formats/runs/naming.h"
 #include "formats/runs/pattern.h"
+#include "formats/runs/preorder.h"
 #include "formats/runs/split.h"
-#include "lib/io/file.h"
+#include "formats/runs/stated_names.h"
 #include "lib/text/format.h"
 
 namespace ckpt::runs {
@@ -67,13 +69,6 @@ bool fit_blocks(const Tensor& maxima, const Shape& whole) {
   return false;
 }
 
-bool tells_shape(const Tensor& tensor) {
-  return !tensor.shape.empty() && tensor.state != "step" &&
-         !is_rows(tensor.state) && !is_columns(tensor.state) &&
-         !is_maxima(tensor.state) &&
-         std::ranges::find(kOwnShape, tensor.state) == std::end(kOwnShape);
-}
-
 // The shapes of each number's states; `odd` is a number whose states disagree.
 struct Evidence {
   std::map<uint64_t, Wanted> shapes;
@@ -120,7 +115,62 @@ bool by_decay(size_t group, const Parameter& parameter) {
   return (group == 0) == parameter.decays;
 }
 
+// The Trainer before transformers 4.49: norms decay, too, unless their class is
+// torch's or one that registered itself, as Llama's does and Qwen2's doesn't.
+// With registered classes alone it is the same rule as today's.
+constexpr std::string_view kBiases = "biases";
+bool by_bias(size_t group, const Parameter& parameter) {
+  return (group == 0) == (parameter.name.find("bias") == std::string::npos);
+}
+
+// What speaks against the Trainer's having made the groups: it gives the second
+// no weight decay, and both one learning rate. "" if nothing does.
+std::string of_another_rule(const Groups& groups) {
+  if (groups.size() != 2)
+    return fmt::format(
+        "{} groups of parameters, the Trainer's own optimizer has 2",
+        groups.size());
+  // What another trainer's one group became has its decay in both.
+  if (groups[1].weight_decay.value_or(0) != 0 &&
+      groups[1].weight_decay != groups[0].weight_decay)
+    return fmt::format(
+        "its second group has the weight decay {}, that of the Trainer's own "
+        "optimizer has none",
+        *groups[1].weight_decay);
+  if (groups[0].lr != groups[1].lr)
+    return "its groups have unlike learning rates, those of the Trainer's own "
+           "optimizer have one";
+  return {};
+}
+
+// torch's own list of names beside the numbers.
+std::vector<std::string> names_in(const Document& document, Id group) {
+  const Id list = document.find(group, "param_names");
+  std::vector<std::string> names;
+  if (!document.is(list, Type::kList)) return names;
+  for (const Id name : document.items(list)) {
+    if (!document.is(name, Type::kString)) return {};
+    names.emplace_back(document.text(name));
+  }
+  return names;
+}
+
+// " in groups of 26 and 1": as many parameters as the model has may still be
+// split unlike the rule does it.
+std::string sizes_of(const Groups& groups, bool decay) {
+  if (!decay || groups.size() != 2) return {};
+  return fmt::format(" in groups of {} and {} (by weight decay)",
+                     groups[0].numbers.size(), groups[1].numbers.size());
+}
+
 }  // namespace
+
+bool tells_shape(const Tensor& tensor) {
+  return !tensor.shape.empty() && tensor.state != "step" &&
+         !is_rows(tensor.state) && !is_columns(tensor.state) &&
+         !is_maxima(tensor.state) &&
+         std::ranges::find(kOwnShape, tensor.state) == std::end(kOwnShape);
+}
 
 std::optional<Groups> read_groups(const Document& document, Id optimizer,
                                   const std::string& path) {
@@ -132,14 +182,17 @@ std::optional<Groups> read_groups(const Document& document, Id optimizer,
     const Id params = document.find(group, "params");
     if (!document.is(params, Type::kList))
       throw input_error({path, {}}, "param_groups: a group without params");
-    auto& numbers = result.emplace_back();
+    Group& one = result.emplace_back();
+    one.weight_decay = document.as_real(document.find(group, "weight_decay"));
+    one.lr = document.as_real(document.find(group, "lr"));
+    one.names = names_in(document, group);
     for (const Id param : document.items(params)) {
       const auto number = document.as_int(param);
       if (!number) return std::nullopt;  // names
       if (*number < 0 || !seen.insert(static_cast<uint64_t>(*number)).second)
         throw input_error({path, {}}, "param_groups: parameter {} twice",
                           *number);
-      numbers.push_back(static_cast<uint64_t>(*number));
+      one.numbers.push_back(static_cast<uint64_t>(*number));
     }
   }
   return result;
@@ -163,28 +216,27 @@ Names name_parameters(const Catalog& catalog, const Range& range,
   size_t count = 0;
   for (const auto& group : groups) {
     auto& shapes = wanted.emplace_back();
-    for (const uint64_t number : group) {
+    for (const uint64_t number : group.numbers) {
       const auto found = evidence.shapes.find(number);
       shapes.push_back(found == evidence.shapes.end() ? std::nullopt
                                                       : found->second);
     }
-    count += group.size();
+    count += group.numbers.size();
   }
-  const bool decay = rule == "decay";
-  if (decay && groups.size() != 2)
-    return refuse(
-        fmt::format("{} groups of parameters, the Trainer's own "
-                    "optimizer has 2",
-                    groups.size()));
-  const Split split =
-      only_split(order->parameters, wanted, decay ? by_decay : nullptr);
+  const bool decay = rule == "decay" || rule == kBiases;
+  if (decay && groups.size() != 2) return refuse(of_another_rule(groups));
+  const Split split = only_split(order->parameters, wanted,
+                                 rule == kBiases ? by_bias
+                                 : decay         ? by_decay
+                                                 : nullptr);
   switch (split.ways) {
     case Ways::kOne:
       break;
     case Ways::kNone:
-      return refuse(
-          fmt::format("its {} parameters do not fit {} ({} parameters)", count,
-                      order->why, order->parameters.size()));
+      names.refuted = true;
+      return refuse(fmt::format(
+          "its {} parameters{} do not fit {} ({} parameters)", count,
+          sizes_of(groups, decay), order->why, order->parameters.size()));
     case Ways::kMany:
       return refuse(fmt::format("its {} parameters fit {} in more than one way",
                                 count, order->why));
@@ -197,41 +249,31 @@ Names name_parameters(const Catalog& catalog, const Range& range,
   }
   names.why = order->why;
   if (decay) names.why += ", in two groups by weight decay";
+  if (rule == kBiases) names.why += " as before transformers 4.49";
   return names;
 }
 
-Asked asked_order(const std::string& text,
-                  std::span<const Tensor* const> model) {
-  constexpr uint64_t kMaxFile = uint64_t{64} << 20;
-  Asked asked{.rule = text, .order = stored_order(model)};
-  asked.order.why = "the order that --assume-order says";
-  if (text == "module" || text == "decay") return asked;
-  if (!io::is_file(text))
-    throw usage_error({text, {}}, "--assume-order: neither a rule nor a file")
-        .with_hint("module, decay, or a file with a name on each line");
-  asked.rule = "module";
-  std::map<std::string, Parameter> known;
-  for (const Parameter& one : asked.order.parameters) known[one.name] = one;
-  asked.order.parameters.clear();
-  const std::string all = io::read_file(text, kMaxFile);
-  for (size_t at = 0; at < all.size();) {
-    size_t end = std::min(all.find('\n', at), all.size());
-    std::string name = all.substr(at, end - at);
-    at = end + 1;
-    while (!name.empty() && (name.back() == '\r' || name.back() == ' '))
-      name.pop_back();
-    if (name.empty()) continue;
-    const auto found = known.find(name);
-    if (found == known.end())
-      throw usage_error(
-          {text, printable(name)},
-          "--assume-order: the model doesn't have this parameter");
-    asked.order.parameters.push_back(found->second);
-  }
-  return asked;
+namespace {
+
+bool same_names(const Names& a, const Names& b) {
+  return std::ranges::equal(
+      a.parameters, b.parameters, [](const auto& one, const auto& other) {
+        return std::ranges::equal(one, other, {}, &Parameter::name,
+                                  &Parameter::name);
+      });
 }
 
-namespace {
+// The Trainer has had two rules. If one is refuted, it was the other.
+Names by_either_rule(const Names& names, const Names& older) {
+  if (older.refuted || same_names(names, older)) return names;
+  if (names.refuted) return older;
+  if (!names.why_not.empty()) return names;
+  Names neither = names;
+  neither.parameters.clear();
+  neither.why_not =
+      "they fit the groups of transformers 4.49 and those of older versions";
+  return neither;
+}
 
 // Replaces the groups' numbers by the names that they stand for.
 void name_groups(Catalog& catalog, const Names& names,
@@ -266,10 +308,15 @@ void apply(Catalog& catalog, const Range& range, const Names& names,
   std::map<uint64_t, const Parameter*> by_number;
   for (size_t g = 0; g < names.parameters.size(); ++g)
     for (size_t i = 0; i < names.parameters[g].size(); ++i)
-      by_number[names.groups[g][i]] = &names.parameters[g][i];
+      by_number[names.groups[g].numbers[i]] = &names.parameters[g][i];
   for (size_t t = range.begin; t < range.end; ++t) {
     Tensor& tensor = catalog.tensors[t];
     tensor.kind = Kind::optim;
+    if (names.stated && !tensor.state.empty()) {
+      tensor.param = prefix + names.below + unwrapped(tensor.param);
+      tensor.name = tensor.param + "." + tensor.state;
+      continue;
+    }
     const auto number = whole_number(tensor.param);
     const auto found = number ? by_number.find(*number) : by_number.end();
     if (found == by_number.end()) {
@@ -321,10 +368,63 @@ void leave_numbered(Catalog& catalog, const Range& range,
               why));
 }
 
+namespace {
+
+// How many parameters have a state that tells their shape.
+size_t shapes_told(const Catalog& catalog, const Range& range) {
+  const Evidence evidence = evidence_of(catalog, range);
+  return static_cast<size_t>(std::ranges::count_if(
+      evidence.shapes, [](const auto& one) { return one.second.has_value(); }));
+}
+
+// True if the parameters that both have come in the same order.
+bool agrees(const ParameterOrder& stored, const ParameterOrder& family) {
+  std::map<std::string_view, size_t> place;
+  for (const Parameter& one : family.parameters)
+    place.emplace(one.name, place.size());
+  size_t next = 0;
+  for (const Parameter& one : stored.parameters) {
+    const auto found = place.find(one.name);
+    if (found == place.end()) continue;
+    if (found->second < next) return false;
+    next = found->second;
+  }
+  return true;
+}
+
+// A pickle has the order of modules, if nothing speaks against it: neither its
+// own names nor the family's modules, which may take its place.
+std::optional<ParameterOrder> proven_order(const Catalog& catalog,
+                                           const Range& range,
+                                           std::span<const Tensor* const> model,
+                                           bool pickled,
+                                           const ModelFacts& facts,
+                                           std::string& why_not) {
+  std::optional<ParameterOrder> family;
+  if (!pickled || !facts.type.empty())
+    family = family_order(model, facts, why_not);
+  if (!pickled) return family;
+  std::string doubt = doubt_in_order(model);
+  ParameterOrder stored = stored_order(model);
+  if (doubt.empty() && shapes_told(catalog, range) < stored.parameters.size())
+    doubt = alone_in_shard(model);
+  if (doubt.empty()) {
+    if (!family || agrees(stored, *family)) return stored;
+    why_not = fmt::format("the order in the pickle is not that of {}",
+                          printable(family->why));
+    return std::nullopt;
+  }
+  if (!family) why_not = doubt;
+  return family;
+}
+
+}  // namespace
+
 Names named(const Catalog& catalog, const Range& range, const Groups& groups,
             const std::string& rule, std::span<const Tensor* const> model,
             bool pickled, const ModelFacts& facts,
             const formats::ReadOptions& options, const std::string& path) {
+  if (have_names(groups)) return by_stated_names(catalog, range, groups, model);
   if (!options.assume_order.empty()) {
     const Asked asked = asked_order(options.assume_order, model);
     Names names =
@@ -335,12 +435,18 @@ Names named(const Catalog& catalog, const Range& range, const Groups& groups,
     return names;
   }
   std::string why_not;
-  std::optional<ParameterOrder> order;
-  if (pickled)
-    order = stored_order(model);
-  else
-    order = family_order(model, facts, why_not);
-  return name_parameters(catalog, range, groups, rule, order, why_not);
+  const auto order =
+      proven_order(catalog, range, model, pickled, facts, why_not);
+  const auto by = [&](const std::string& one) {
+    return name_parameters(catalog, range, groups, one, order, why_not);
+  };
+  const bool older = facts.version == 0 || facts.version < 4 ||
+                     (facts.version == 4 && facts.minor < 49);
+  if (rule == "decay" && order)
+    if (const std::string why = of_another_rule(groups); !why.empty())
+      return name_parameters(catalog, range, groups, rule, std::nullopt, why);
+  if (rule != "decay" || !older || !order) return by(rule);
+  return by_either_rule(by(rule), by(std::string(kBiases)));
 }
 
 }  // namespace ckpt::runs

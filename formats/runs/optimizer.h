@@ -17,8 +17,16 @@
 
 namespace ckpt::runs {
 
-// What an optimizer's param_groups say: each group's numbers.
-using Groups = std::vector<std::vector<uint64_t>>;
+// What an optimizer's param_groups say: each group's numbers, and two of its
+// options if they are plain numbers.
+struct Group {
+  std::vector<uint64_t> numbers;
+  // Of each number, if the optimizer was given named_parameters(): torch (from
+  // 2.6 on) keeps them as "param_names". Empty if it was not.
+  std::vector<std::string> names;
+  std::optional<double> weight_decay, lr;
+};
+using Groups = std::vector<Group>;
 
 // Nothing if there are no groups, or if they hold names. Throws input_error for
 // groups that are malformed or hold a number twice.
@@ -37,9 +45,15 @@ struct Range {
 struct Names {
   Groups groups;
   std::vector<std::vector<Parameter>> parameters;  // of each group
-  std::string why;      // "the modules of qwen2, in two groups by decay"
-  std::string why_not;  // empty: named
+  std::string why;       // "the modules of qwen2, in two groups by decay"
+  std::string why_not;   // empty: named
+  bool refuted = false;  // counts or shapes are against it
+  bool stated = false;   // the file has the names: tensors have them, too …
+  std::string below;     // … in a module of the model, "net."
 };
+
+// True if a state has its parameter's shape: no step, row, column or maximum.
+bool tells_shape(const Tensor& tensor);
 
 // Names parameters by trainers.json's rule: "decay" or "module". `order`: that
 // of the model's parameters; if there is none, `why_not` says so.
@@ -48,20 +62,9 @@ Names name_parameters(const Catalog& catalog, const Range& range,
                       const std::optional<ParameterOrder>& order,
                       const std::string& why_not);
 
-// What --assume-order asks for, instead of what is proven: the rule, "decay" or
-// "module", and the order: the model's tensors as they come, or as in a FILE of
-// names, one per line. Throws usage_error for a file that can't be read or a
-// name that the model does not have.
-struct Asked {
-  std::string rule;
-  ParameterOrder order;
-};
-Asked asked_order(const std::string& text,
-                  std::span<const Tensor* const> model);
-
-// Names parameters by --assume-order, else by what is proven: the order of a
-// pickle or of the family. Throws usage_error if what is asked for does not
-// fit.
+// Names parameters by the names in the file, else by --assume-order, else by
+// what is proven: the order of a pickle or of the family. Throws usage_error if
+// what is asked for does not fit.
 Names named(const Catalog& catalog, const Range& range, const Groups& groups,
             const std::string& rule, std::span<const Tensor* const> model,
             bool pickled, const ModelFacts& facts,

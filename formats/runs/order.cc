@@ -6,8 +6,10 @@
 #include <set>
 #include <tuple>
 
+#include "ckpt/error.h"
 #include "formats/runs/trainer.h"
 #include "lib/embedded.h"
+#include "lib/io/file.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"
 #include "lib/text/number.h"
@@ -225,7 +227,6 @@ std::optional<ParameterOrder> by_order(const Order& order,
   ParameterOrder result;
   for (const auto& [place, i] : places)
     result.parameters.push_back(std::move(parameters[i]));
-  result.why = "the modules of " + order.types[0];
   return result;
 }
 
@@ -258,11 +259,32 @@ bool decays(const std::string& name) {
   return true;
 }
 
+namespace {
+
+// torch's batch norms count their batches beside two averages, and these are
+// never parameters.
+std::set<std::string> averages_in(std::span<const Tensor* const> tensors) {
+  constexpr std::string_view kCount = "num_batches_tracked";
+  std::set<std::string> names;
+  for (const Tensor* tensor : tensors) {
+    const std::string_view name = tensor->name;
+    if (!name.ends_with(kCount) || !tensor->shape.empty()) continue;
+    const std::string stem(name.substr(0, name.size() - kCount.size()));
+    names.insert(stem + "running_mean");
+    names.insert(stem + "running_var");
+  }
+  return names;
+}
+
+}  // namespace
+
 ParameterOrder stored_order(std::span<const Tensor* const> tensors) {
   ParameterOrder order{.parameters = {}, .why = "the order in the pickle"};
   std::set<std::tuple<uint32_t, uint64_t, Dims>> seen;
+  const std::set<std::string> averages = averages_in(tensors);
   for (const Tensor* tensor : tensors) {
-    if (!is_floating(tensor->dtype)) continue;
+    if (!is_floating(tensor->dtype) || averages.contains(tensor->name))
+      continue;
     if (!tensor->pieces.empty() && element_count(tensor->shape) != 0) {
       const Extent& extent = tensor->pieces[0].extent;
       if (!seen.emplace(extent.file, extent.offset, tensor->shape).second)
@@ -299,12 +321,47 @@ std::optional<ParameterOrder> family_order(
     }
     result = std::move(one);
   }
-  if (!result)
+  if (result)
+    result->why = facts.type.empty()
+                      ? "the modules of the families with such names"
+                      : "the modules of " + text::printable(facts.type);
+  else
     why_not = facts.type.empty() || known
                   ? "some names are of modules whose order is not known"
                   : "the order of the modules of " +
                         text::printable(facts.type) + " is not known";
   return result;
+}
+
+Asked asked_order(const std::string& text,
+                  std::span<const Tensor* const> model) {
+  constexpr uint64_t kMaxFile = uint64_t{64} << 20;
+  Asked asked{.rule = text, .order = stored_order(model)};
+  asked.order.why = "the order that --assume-order says";
+  if (text == "module" || text == "decay") return asked;
+  if (!io::is_file(text))
+    throw usage_error({text, {}}, "--assume-order: neither a rule nor a file")
+        .with_hint("module, decay, or a file with a name on each line");
+  asked.rule = "module";
+  std::map<std::string, Parameter> known;
+  for (const Parameter& one : asked.order.parameters) known[one.name] = one;
+  asked.order.parameters.clear();
+  const std::string all = io::read_file(text, kMaxFile);
+  for (size_t at = 0; at < all.size();) {
+    size_t end = std::min(all.find('\n', at), all.size());
+    std::string name = all.substr(at, end - at);
+    at = end + 1;
+    while (!name.empty() && (name.back() == '\r' || name.back() == ' '))
+      name.pop_back();
+    if (name.empty()) continue;
+    const auto found = known.find(name);
+    if (found == known.end())
+      throw usage_error(
+          {text, text::printable(name)},
+          "--assume-order: the model doesn't have this parameter");
+    asked.order.parameters.push_back(found->second);
+  }
+  return asked;
 }
 
 }  // namespace ckpt::runs

@@ -30,7 +30,8 @@ struct ParameterOrder {
 // What config.json says; "" and 0 if there is none.
 struct ModelFacts {
   std::string type;      // model_type
-  uint64_t version = 0;  // transformers_version, the first number
+  uint64_t version = 0;  // transformers_version, the first number …
+  uint64_t minor = 0;    // … and the second
 };
 
 // The family's order (orders.json). Without a model_type, all families that
@@ -43,6 +44,17 @@ std::optional<ParameterOrder> family_order(
 // The tensors in the given order, that of a pickled state dict, without repeats
 // of tied tensors and without integer tensors.
 ParameterOrder stored_order(std::span<const Tensor* const> tensors);
+
+// What --assume-order asks for, instead of what is proven: the rule, "decay" or
+// "module", and the order: the model's tensors as they come, or as in a FILE of
+// names, one per line. Throws usage_error for a file that can't be read or a
+// name that the model does not have.
+struct Asked {
+  std::string rule;
+  ParameterOrder order;
+};
+Asked asked_order(const std::string& text,
+                  std::span<const Tensor* const> model);
 
 // The Trainer's get_decay_parameter_names, by name alone.
 bool decays(const std::string& name);

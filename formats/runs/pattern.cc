@@ -8,7 +8,7 @@
 namespace ckpt::runs {
 namespace {
 
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
+using text::is_digit;
 
 bool take(std::string_view pattern, std::string_view name, Numbers& numbers) {
   while (!pattern.empty()) {

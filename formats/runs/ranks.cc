@@ -9,10 +9,11 @@
 #include <unordered_map>
 
 #include "ckpt/error.h"
-#include "formats/runs/find.h"
+#include "formats/runs/file_names.h"
 #include "formats/runs/merge.h"
 #include "formats/runs/order.h"
 #include "formats/runs/pattern.h"
+#include "formats/runs/preorder.h"
 #include "formats/torch/torch.h"
 #include "lib/in_order.h"
 #include "lib/io/file.h"
@@ -276,6 +277,7 @@ RankCatalog read_ranks(const std::string& folder, const RankFiles& files,
 
 std::string name_runs(RankCatalog& ranks,
                       std::span<const Tensor* const> model) {
+  if (std::string doubt = doubt_in_order(model); !doubt.empty()) return doubt;
   const ParameterOrder order = stored_order(model);
   std::set<uint64_t> numbers;
   for (const auto& runs : ranks.runs)

@@ -15,8 +15,8 @@
 
 #include "ckpt/catalog.h"
 #include "formats/format.h"
-#include "formats/runs/containers.h"
-#include "formats/runs/find.h"
+#include "formats/runs/container.h"
+#include "formats/runs/found.h"
 #include "formats/runs/objects.h"
 #include "formats/runs/optimizer.h"
 #include "formats/runs/order.h"
@@ -73,6 +73,7 @@ class StepReading {
   void note_copies(const Source& taken);
   void read_part(const Part& part, const std::string& sub,
                  const std::string& role);
+  uint64_t writers() const;
   void add_sidecars(const std::string& home, const std::string& sub);
   void finish();
   void check_unique() const;

@@ -12,6 +12,7 @@
 #include "formats/deepspeed/ranks.h"
 #include "formats/runs/compose.h"
 #include "formats/runs/containers.h"
+#include "formats/runs/file_names.h"
 #include "formats/runs/flat_write.h"
 #include "formats/runs/nanotron_write.h"
 #include "formats/runs/pattern.h"
@@ -23,6 +24,7 @@
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"
+#include "lib/text/other_json.h"
 
 namespace ckpt::runs {
 namespace {
@@ -348,8 +350,8 @@ class Rewriting {
   void rewrite_world(const SourceFile& file, const std::string& path,
                      const std::string& where, const Place& place) {
     constexpr uint64_t kMaxConfig = 1 << 20;
-    auto json = nlohmann::ordered_json::parse(io::read_file(where, kMaxConfig),
-                                              nullptr, false);
+    auto json = text::parse_or_discard<nlohmann::ordered_json>(
+        io::read_file(where, kMaxConfig));
     if (!json.is_object() || !json.contains(place.part->world))
       return copy(path, where, file.bytes);
     json[place.part->world] = ranks_;

@@ -13,17 +13,12 @@
 #pragma once
 
 #include <memory>
-#include <string_view>
 #include <vector>
 
 #include "formats/format.h"
 
 namespace ckpt::runs {
 
-inline constexpr std::string_view kRunFormat = "run";
-
-// The format's option: the trainer whose step to write; if unset, the source's.
-inline constexpr std::string_view kTrainer = "trainer";
 std::vector<FormatOption> options();
 // Another trainer's step has only data-parallel ranks, as many as the source
 // unless requested otherwise (Traits::settle).

@@ -9,12 +9,14 @@
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "formats/runs/candidates.h"
+#include "formats/runs/file_names.h"
 #include "formats/runs/naming.h"
 #include "formats/runs/objects.h"
 #include "formats/runs/optimizer.h"
 #include "formats/runs/pattern.h"
 #include "formats/runs/sole.h"
 #include "formats/runs/step.h"
+#include "formats/runs/unfinished.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 
@@ -160,9 +162,23 @@ void adopt_pickle(Catalog& catalog, const Trainer& trainer,
                     .step = step_in(*catalog.skeleton, trainer.step_object)};
 }
 
+// "a|b": one of the two. In a pickle it may be inside an object.
+bool has_one_of(const Catalog& catalog, std::string_view signs) {
+  while (!signs.empty()) {
+    const size_t end = std::min(signs.find('|'), signs.size());
+    const std::string sign(signs.substr(0, end));
+    if (has_object(catalog, sign) ||
+        (catalog.skeleton && catalog.skeleton->document &&
+         value_at(*catalog.skeleton, sign) != pickle::kNoId))
+      return true;
+    signs.remove_prefix(std::min(end + 1, signs.size()));
+  }
+  return false;
+}
+
 bool is_pickle_of(const Catalog& catalog, const Trainer& trainer) {
   const Pickled& pickled = trainer.pickled;
-  return !pickled.sign.empty() && has_object(catalog, pickled.sign) &&
+  return has_one_of(catalog, pickled.sign) &&
          std::ranges::any_of(catalog.tensors, [&](const Tensor& tensor) {
            return tensor.name.starts_with(pickled.model);
          });
@@ -186,7 +202,7 @@ void adopt(Catalog& catalog, const std::string& only,
   for (const Trainer& trainer : trainers())
     if (!trainer.objects.empty() && wanted(trainer.name) &&
         std::ranges::all_of(trainer.objects, [&](const std::string& object) {
-          return has_object(catalog, object);
+          return has_one_of(catalog, object);
         }))
       return adopt_whole(catalog, trainer);
 }
@@ -199,7 +215,7 @@ bool is_earlier(const Trainer& trainer, const std::string& one,
     for (const std::string& pattern : trainer.steps)
       if (const auto numbers = match(pattern.substr(pattern.rfind('/') + 1),
                                      io::base_name(step)))
-        return numbers->at("N");
+        return age_of(*numbers);
     return uint64_t{0};
   };
   return number(one) < number(other);
@@ -281,6 +297,44 @@ void note_other_step(const Found& found, Catalog& catalog) {
               *catalog.run->step, *named));
 }
 
+// Saves that are not finished: those that were skipped, and this one.
+void note_unfinished(const Found& found, const std::string& path,
+                     Catalog& catalog) {
+  const Trainer& trainer = *found.trainer;
+  const std::string read = printable(io::base_name(found.step));
+  const auto warn = [&](const std::string& at, std::string message) {
+    catalog.problems.push_back(
+        warning("unfinished_save", {at, {}}, "{}", std::move(message)));
+  };
+  if (!found.broken_link.empty())
+    warn(found.broken_link,
+         fmt::format("is a link that leads nowhere; {} is read", read));
+  for (const std::string& name : found.skipped) {
+    const std::string skipped = io::join(io::parent(found.step), name);
+    if (leads_nowhere(skipped)) {
+      warn(skipped, fmt::format("{} is a link that leads nowhere; {} is read",
+                                printable(name), read));
+      continue;
+    }
+    const std::string why = why_unfinished(trainer, skipped);
+    if (why.empty() && !trainer.pointer.empty())
+      warn(skipped,
+           fmt::format("{} is newer, but {} leads to {}, which is read",
+                       printable(name), trainer.pointer, read));
+    else
+      warn(skipped,
+           fmt::format("{} is newer, but an incomplete save{}; {} is read",
+                       printable(name), why.empty() ? "" : ": " + why, read));
+  }
+  const std::string mark = unfinished_mark(trainer, found.step);
+  if (found.step == path && !mark.empty())
+    catalog.problems.push_back(
+        damage("unfinished_save", {mark, {}},
+               "is there, which {} removes at the end of a save: this one is "
+               "incomplete",
+               trainer.what));
+}
+
 }  // namespace
 
 std::optional<Catalog> read_run(const Found& found, const std::string& path,
@@ -318,16 +372,7 @@ std::optional<Catalog> read_run(const Found& found, const std::string& path,
                                found.choice));
   catalog.assumptions.insert(catalog.assumptions.begin(), said.begin(),
                              said.end());
-  for (const std::string& name : found.skipped) {
-    const std::string skipped = io::join(io::parent(found.step), name);
-    const std::string missing =
-        step_at(trainer, skipped) ? "" : lacks(trainer, skipped);
-    catalog.problems.push_back(warning(
-        "unfinished_save", {skipped, {}},
-        "{} is newer, but an incomplete save{}; {} is read", printable(name),
-        missing.empty() ? "" : ": no " + as_glob(missing),
-        printable(io::base_name(found.step))));
-  }
+  note_unfinished(found, path, catalog);
   if (found.step != path && !trainer.without_tracker.empty() &&
       !io::is_file(io::join(path, trainer.tracker)))
     catalog.problems.push_back(

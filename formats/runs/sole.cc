@@ -11,6 +11,7 @@
 #include "containers/hf/hf.h"
 #include "formats/dcp/objects.h"
 #include "formats/megatron/dist/catalog.h"
+#include "formats/runs/file_names.h"
 #include "formats/runs/merge.h"
 #include "formats/runs/step.h"
 #include "lib/io/file.h"

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "formats/format.h"
-#include "formats/runs/find.h"
+#include "formats/runs/found.h"
 
 namespace ckpt::runs {
 

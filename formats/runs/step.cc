@@ -17,6 +17,7 @@
 #include "formats/runs/candidates.h"
 #include "formats/runs/checks.h"
 #include "formats/runs/components.h"
+#include "formats/runs/file_names.h"
 #include "formats/runs/merge.h"
 #include "formats/runs/naming.h"
 #include "formats/runs/nanotron.h"
@@ -41,6 +42,7 @@ Catalog StepReading::read() {
   if (found_.roles.empty()) read_folder("", "");
   for (const std::string& role : found_.roles) read_folder(role, name_of(role));
   check_components(trainer_, found_.step, catalog_);
+  note_unread_weights(found_.step, homes(), catalog_);
   finish();
   return std::move(catalog_);
 }
@@ -62,7 +64,8 @@ void StepReading::read_folder(const std::string& sub, const std::string& role) {
     if (facts_.type.empty()) facts_ = facts_of(io::join(folder_, home));
   models_.clear();
   const Source& first = find_model();
-  check_mixed(folder_);
+  // Hubs have components in each form.
+  if (!has_components()) check_mixed(folder_);
   std::vector<Numbers> numbers = numbers_of(first);
   for (const Numbers& number : numbers) {
     const uint64_t i = number.contains("i") ? number.at("i") : 0;
@@ -186,6 +189,7 @@ void StepReading::read_model(const Source& source, const Numbers& numbers,
     for (Object& object : one.objects)
       object.name = prefix + word + object.name;
     begin = Merger(catalog_).add(std::move(one));
+    note_unread_shards(io::join(folder_, fill(source.at, numbers)), catalog_);
   }
   const std::span<Tensor> added = std::span(catalog_.tensors).subspan(begin);
   Namer(source, prefix).name(added);
@@ -233,9 +237,10 @@ void StepReading::note_copies(const Source& taken) {
     const auto names = names_like(folder_, other.file);
     if (names.empty()) continue;
     const std::string path = io::join(folder_, names[0].path);
-    Problem problem =
-        remark("second_copy", {path, {}},
-               "holds the same model again; that of {} is read", read);
+    Problem problem = remark(
+        "second_copy", {path, {}}, "holds {}; that of {} is read",
+        has_components() ? "the model in another form" : "the same model again",
+        read);
     if (adapter)
       problem = remark("second_copy", {path, {}},
                        "holds an adapter by itself; the model of {} is read "
@@ -285,10 +290,19 @@ void StepReading::read_part(const Part& part, const std::string& sub,
   check_numbers(part, folder, names, catalog_);
   note_absent(trainer_, part, folder, beside, names, catalog_);
   // For containers without ranks, count the ranks that kept their RNG state.
-  if (part.part == "rng" && has(part.file, "r") && names.size() > 1)
+  if (part.part == "rng" && has(part.file, "r") && !has(part.file, "W") &&
+      !note_left_ranks(part, folder, names, writers(), catalog_) &&
+      names.size() > 1)
     catalog_.topology.dp =
         std::max(catalog_.topology.dp, static_cast<uint32_t>(names.size()));
   check_grid(part, folder, names, catalog_);
+}
+
+// The ranks that wrote the model; 0 if its container does not tell.
+uint64_t StepReading::writers() const {
+  const Topology& ranks = catalog_.topology;
+  const bool known = catalog_.format == "dcp" || catalog_.format == "deepspeed";
+  return known && ranks.tp == 1 && ranks.pp == 1 ? ranks.dp : 0;
 }
 
 void StepReading::add_sidecars(const std::string& home,
@@ -345,7 +359,10 @@ ModelFacts facts_of(const std::string& folder) {
     if (const auto version = config.find("transformers_version");
         version != config.end() && version->is_string()) {
       const auto text = version->get<std::string>();
-      std::from_chars(text.data(), text.data() + text.size(), facts.version);
+      const char* const end = text.data() + text.size();
+      const char* const dot =
+          std::from_chars(text.data(), end, facts.version).ptr;
+      if (dot != end && *dot == '.') std::from_chars(dot + 1, end, facts.minor);
     }
   } catch (const Error&) {
     // detect_dialect says what is wrong with it.

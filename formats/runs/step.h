@@ -4,8 +4,8 @@
 
 #include "ckpt/catalog.h"
 #include "formats/format.h"
-#include "formats/runs/containers.h"
-#include "formats/runs/find.h"
+#include "formats/runs/container.h"
+#include "formats/runs/found.h"
 #include "formats/runs/order.h"
 
 namespace ckpt::runs {

@@ -9,6 +9,8 @@
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "formats/runs/checks.h"
+#include "formats/runs/file_names.h"
+#include "formats/runs/find.h"
 #include "formats/runs/merge.h"
 #include "formats/runs/naming.h"
 #include "formats/runs/ranks.h"
@@ -65,6 +67,8 @@ void StepReading::read_optimizers() {
   if (models_.size() == 1 && models_[0].prefix.empty())
     check_together(trainer_, folder_,
                    all.empty() ? nullptr : all.front().source, catalog_);
+  if (!inside)
+    note_lost_optimizer(trainer_, folder_, beside_of(folder_), catalog_);
   for (const Optimizer& optimizer : all) read_optimizer(optimizer);
 }
 

@@ -15,6 +15,7 @@
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"
+#include "lib/text/other_json.h"
 #include "models/view.h"
 
 namespace ckpt::runs {
@@ -114,8 +115,8 @@ Heads heads_of(const Catalog& source) {
   constexpr uint64_t kMaxConfig = 64 << 20;
   for (const Sidecar& sidecar : source.sidecars) {
     if (io::base_name(sidecar.name) != "config.json" || sidecar.text) continue;
-    const auto config = nlohmann::json::parse(
-        io::read_file(sidecar.path, kMaxConfig), nullptr, false);
+    const auto config =
+        text::parse_or_discard(io::read_file(sidecar.path, kMaxConfig));
     if (!config.is_object()) continue;
     const auto number = [&](const char* key) -> uint64_t {
       const auto found = config.find(key);

@@ -65,10 +65,14 @@ Trainer read_trainer(const Json& json) {
                   .last = json.value("last", Strings{}),
                   .tracker = json.value("tracker", ""),
                   .without_tracker = json.value("without_tracker", ""),
+                  .pointer = json.value("pointer", ""),
+                  .unfinished = json.value("unfinished", Strings{}),
+                  .drafts = json.value("drafts", Strings{}),
                   .roles = json.value("roles", Strings{}),
                   .homes = json.value("homes", Strings{}),
                   .weights_beside = json.value("weights_beside", false),
                   .one_model = json.value("one_model", false),
+                  .without_optimizer = json.value("without_optimizer", ""),
                   .step_in_name = json.value("step_in_name", false),
                   .of_ranks = json.value("of_ranks", Strings{}),
                   .reset_hint = json.value("reset_hint", ""),
@@ -89,7 +93,8 @@ Trainer read_trainer(const Json& json) {
   const Json counts = json.value("counts", Json::object());
   trainer.counts = {.each = counts.value("each", false),
                     .skips = counts.value("skips", Strings{}),
-                    .said_in = counts.value("said_in", "")};
+                    .said_in = counts.value("said_in", ""),
+                    .scheduler = counts.value("scheduler", "")};
   trainer.sole = sole_of(json.value("sole", Json::object()));
   const Json pickled = json.value("pickled", Json::object());
   trainer.pickled = {.sign = pickled.value("sign", ""),

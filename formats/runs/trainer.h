@@ -12,6 +12,11 @@
 
 namespace ckpt::runs {
 
+inline constexpr std::string_view kRunFormat = "run";
+
+// The format's option: the trainer whose step to write; if unset, the source's.
+inline constexpr std::string_view kTrainer = "trainer";
+
 // A container of tensors in the folder.
 struct Source {
   std::string file;  // a pattern: the source exists if this does
@@ -75,7 +80,8 @@ struct Sole {
 
 // A whole step in one torch.save file.
 struct Pickled {
-  std::string sign;        // an object that such a file has; "": no such files
+  // An object that such a file has, "a|b": one of the two; "": no such files.
+  std::string sign;
   std::string model;       // prefix of the model's names
   std::string optimizers;  // keys of a list or dict of state dicts, "a.b"
   std::string ending;      // of files' names; "": those of `steps` and `last`
@@ -96,6 +102,7 @@ struct Counts {
   // Values that are true if the optimizer may have skipped some …
   std::vector<std::string> skips;
   std::string said_in;  // … or if this one is missing; "": it need not be there
+  std::string scheduler;  // an object with the scheduler's count; "": in a part
 };
 
 struct Trainer {
@@ -106,17 +113,26 @@ struct Trainer {
   // Not empty: each role's folder must have these, and `signature` applies to
   // the step only.
   std::vector<std::string> role_signature;
-  // Not empty: the container must hold an object with one of these prefixes.
+  // Not empty: the container must hold an object with each of these prefixes.
+  // "a|b": one of the two.
   std::vector<std::string> objects;
   std::vector<std::string> steps;  // patterns of a root's folders (and files)
   std::vector<std::string> last;   // names that take precedence over numbers
   std::string tracker;             // a file of the root that has the number
   std::string without_tracker;     // what the trainer does without it
-  std::vector<std::string> roles;  // sub-folders, each with its own model
-  std::vector<std::string> homes;  // sub-folders with config and tokenizer
-  bool weights_beside = false;     // the root may hold a final model
-  bool one_model = false;          // a second one is from another save
-  bool step_in_name = false;       // the folder's number is the step's
+  // A link of the root to its newest step, or NAME.txt with that step's name.
+  std::string pointer;
+  // Files that are there while a step is saved: in its folder, or beside it
+  // ("../*-unfinished", the star being the step's name).
+  std::vector<std::string> unfinished;
+  std::vector<std::string> drafts;  // patterns: a step's name until it is whole
+  std::vector<std::string> roles;   // sub-folders, each with its own model
+  std::vector<std::string> homes;   // sub-folders with config and tokenizer
+  bool weights_beside = false;      // the root may hold a final model
+  bool one_model = false;           // a second one is from another save
+  // What becomes of a step without its optimizer; "": nobody misses it.
+  std::string without_optimizer;
+  bool step_in_name = false;          // the folder's number is the step's
   std::vector<std::string> of_ranks;  // objects that depend on the rank count
   std::string reset_hint;             // what to do without them
   std::string step_file;              // where the step's number is …

@@ -7,6 +7,7 @@
 #include "containers/safetensors/header.h"
 #include "formats/salvage/repair.h"
 #include "lib/io/file.h"
+#include "lib/text/other_json.h"
 
 namespace ckpt::salvage {
 namespace {
@@ -16,7 +17,7 @@ using nlohmann::json;
 // The number of data bytes that a header describes; nothing if it is not a
 // header.
 std::optional<uint64_t> data_bytes(std::string_view text) {
-  const json root = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const json root = text::parse_or_discard(text);
   if (!root.is_object()) return std::nullopt;
   uint64_t end = 0;
   for (const auto& [name, entry] : root.items()) {

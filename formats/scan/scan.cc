@@ -19,6 +19,7 @@
 #include "lib/io/file.h"
 #include "lib/io/remote.h"
 #include "lib/parallel.h"
+#include "lib/text/other_json.h"
 #include "lib/text/utf8.h"
 
 namespace ckpt::scan {
@@ -129,7 +130,8 @@ FileScan scan_one(const Found& file, bool asked, const Items& items) {
 // arrays.
 bool is_plain_array(const std::string& path) {
   try {
-    const auto json = nlohmann::json::parse(io::read_file(path, kMostJson));
+    const auto json = text::parse_or_discard(io::read_file(path, kMostJson));
+    if (json.is_discarded()) return false;
     const std::string text = json.dump();
     return text.find("|O") == text.npos && text.find("pickle") == text.npos &&
            text.find("object") == text.npos;

@@ -84,7 +84,9 @@ Config from_json(const Json& json, const std::string& path) {
   config.vocab = count(json, "vocab_size", path);
   for (const char* key : {"num_local_experts", "num_experts",
                           "n_routed_experts", "moe_num_experts"})
-    if (!config.experts) config.experts = count(json, key, path);
+    if (const Json* said = member(json, key);
+        !config.experts && said && *said != Json(0))  // 0 where MLPs are dense
+      config.experts = count(json, key, path);
   const Json* tied = member(json, "tie_word_embeddings");
   if (tied && tied->is_boolean()) config.tied = tied->get<bool>();
   const Json* quantized = member(json, "quantization_config");

@@ -99,6 +99,16 @@ class Fuser {
   // Keeps a tensor under vLLM's name. What vLLM does not look for is not part
   // of its model.
   void keep(Tensor tensor) {
+    // A base model alone (LlamaModel) has its layers at the top.
+    if (!tensor.name.starts_with("model.") && tensor.name != kHead &&
+        tensor.name != kHeadBias)
+      throw unfaithful_error({source_.path, tensor.name},
+                             "vLLM's {} has such a name below \"model.\" only",
+                             model_->type)
+          .with_hint(
+              "a base model's names get it by --rename with a file of "
+              "{\"*\": \"model.*\"}; --exclude leaves out what vLLM does not "
+              "need");
     arrange(tensor);
     tensor.name = vllm_name(*model_, std::move(tensor.name));
     if (role_of(tensor.name, tensor.dtype, tensor.shape,

@@ -15,6 +15,16 @@
 namespace ckpt::io {
 namespace {
 
+Error no_lock(const std::string& target, int why) {
+  const Error error(ExitCode::kIo, {parent(target), {}},
+                    "cannot write in the directory of the target: " +
+                        std::generic_category().message(why));
+  if (why != EACCES && why != EPERM && why != EROFS) return error;
+  return error.with_hint(
+      "a checkpoint is written beside its target first: choose a target in a "
+      "directory that you may write to");
+}
+
 bool is_named(int fd, const std::string& path) {
   struct stat open, named;
   return ::fstat(fd, &open) == 0 && ::lstat(path.c_str(), &named) == 0 &&
@@ -42,13 +52,7 @@ TargetLock::TargetLock(const std::string& target)
     if (fd_ < 0 && errno == ELOOP)
       throw unsafe_error({path_, {}}, "is a symbolic link, not a lock")
           .with_hint("remove it, or choose another target");
-    if (fd_ < 0)
-      throw Error(
-          ExitCode::kIo, {parent(target), {}},
-          "cannot write in the directory of the target: " +
-              std::generic_category().message(errno),
-          "a checkpoint is written beside its target first: choose a target in "
-          "a directory that you may write to");
+    if (fd_ < 0) throw no_lock(target, errno);
     if (!try_lock(fd_, LOCK_EX, path_)) {
       ::close(fd_);
       throw Error(ExitCode::kIo, {target, {}},

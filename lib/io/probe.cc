@@ -115,12 +115,17 @@ std::optional<double> probe_reads(const std::vector<std::string>& files,
   }
 }
 
+std::optional<uint64_t> free_bytes(const std::string& path) {
+  struct statvfs facts = {};
+  if (::statvfs(path.c_str(), &facts) != 0 || facts.f_blocks == 0)
+    return std::nullopt;
+  return uint64_t{facts.f_bavail} * uint64_t{facts.f_frsize};
+}
+
 std::optional<double> probe_writes(const std::string& directory,
                                    double seconds) {
-  struct statvfs facts = {};
-  if (::statvfs(directory.c_str(), &facts) != 0 ||
-      uint64_t{facts.f_bavail} * uint64_t{facts.f_frsize} < 4 * kMost)
-    return std::nullopt;
+  const std::optional<uint64_t> free = free_bytes(directory);
+  if (!free || *free < 4 * kMost) return std::nullopt;
   const int fd =
       ::open(directory.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
   if (fd < 0) return std::nullopt;

@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Measures briefly how fast disks are, for a dry run's estimate.
+// How much room disks have, and, measured briefly, how fast they are.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace ckpt::io {
+
+// What this user may still write there. nullopt where the file system doesn't
+// say: ramfs has no size, nor have some that are served through FUSE.
+std::optional<uint64_t> free_bytes(const std::string& path);
 
 // Bytes per second, read past the page cache from places all over `files`, by
 // several threads, for about `seconds`. nullopt where a file system has no such

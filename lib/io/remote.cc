@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/io/remote.h"
 
+#include <cerrno>
+
 #include "ckpt/error.h"
 #include "lib/io/file.h"
 #include "lib/io/mount.h"
@@ -8,6 +10,22 @@
 #include "lib/parallel.h"
 
 namespace ckpt::io {
+namespace {
+
+bool stat_here(const std::string& path, struct stat& facts) {
+  int result = ::stat(path.c_str(), &facts);
+  while (result != 0 && errno == EINTR) result = ::stat(path.c_str(), &facts);
+  if (result == 0) return true;
+  // Nothing is there; anything else is a failure, which making the error notes.
+  const int errnum = errno;
+  if (errnum != ENOENT && errnum != ENOTDIR && errnum != ENAMETOOLONG &&
+      errnum != ELOOP)
+    (void)io_error(path, "cannot look at it", errnum);
+  errno = errnum;
+  return false;
+}
+
+}  // namespace
 
 bool stat_any(const std::string& path, struct stat& facts) {
   if (const auto in = find_mounted(path); in && !is_archive(*in, path)) {
@@ -17,7 +35,7 @@ bool stat_any(const std::string& path, struct stat& facts) {
     facts.st_size = static_cast<off_t>(in->entry.size);
     return true;
   }
-  if (!is_url(path)) return ::stat(path.c_str(), &facts) == 0;
+  if (!is_url(path)) return stat_here(path, facts);
   const auto there = stat_remote(path);
   if (there) facts = *there;
   return there.has_value();

@@ -101,7 +101,8 @@ RemoteTraffic remote_traffic();
 // Why no URL can be opened here; "" if they can. Contacts no host.
 std::string remote_problem();
 
-// stat(2) of a file or a URL; false if there is nothing that can be examined.
+// stat(2) of a file or a URL. False if nothing is there, or if it cannot be
+// examined: that is noted as a failure (lib/failures.h), and errno says why.
 bool stat_any(const std::string& path, struct stat& facts);
 
 }  // namespace ckpt::io

@@ -4,16 +4,17 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstdlib>
 #include <filesystem>
 #include <set>
 
 #include "ckpt/error.h"
+#include "lib/io/probe.h"
 #include "lib/io/remove.h"
 #include "lib/io/rename.h"
 #include "lib/io/retry.h"
@@ -122,6 +123,24 @@ std::string environment(const char* name) {
   return value ? value : "";
 }
 
+// What is beside a target while it is written has its name and more: a name
+// that leaves no room for it would fail after the last byte.
+void check_name(const std::string& target, const std::string& place,
+                const StagingOptions& options) {
+  size_t more = std::string_view("..ckpt-staging.old").size();
+  for (const std::string& companion : options.companions)
+    more = std::max(more, companion.size());
+  const long most = ::pathconf(parent(place).c_str(), _PC_NAME_MAX);
+  const size_t room = most > 0 ? static_cast<size_t>(most) : NAME_MAX;
+  const size_t has = base_name(place).size();
+  if (has + more <= room) return;
+  throw usage_error({target, {}},
+                    "its name has {} bytes, and files beside it get {} more "
+                    "than that; the file system takes {}",
+                    has, more, room)
+      .with_hint("choose a shorter name for the target");
+}
+
 // A directory for this user alone: others could predict its names.
 std::string open_spool() {
   std::string above = environment("CKPT_SPOOL");
@@ -179,6 +198,7 @@ bool is_half_published(const std::string& target) {
 
 void Staging::check(const std::string& target, const StagingOptions& options) {
   if (is_target_url(target)) return check_remote(stripped(target), options);
+  check_name(target, target, options);
   check_target(target, options);
   const std::string above = parent(target);
   if (is_file(above))
@@ -195,7 +215,7 @@ Staging::Staging(const std::string& target, const StagingOptions& options)
       place_(staging_place(target_)),
       root_(beside(place_, ".ckpt-staging")),
       aside_(beside(place_, ".ckpt-journal")),
-      lock_(place_) {
+      lock_((check_name(target_, place_, options_), place_)) {
   if (place_ == target_) {
     restore_replaced(root_ + ".old", target_);
     check_target(target_, options_);  // from here on only this run creates it
@@ -263,13 +283,11 @@ Staging::~Staging() {
 }
 
 void Staging::check_space(uint64_t bytes) const {
-  struct statvfs facts;
-  if (::statvfs(root_.c_str(), &facts) != 0) return;
-  const uint64_t free = uint64_t{facts.f_bavail} * facts.f_frsize;
-  if (free < bytes)
+  const std::optional<uint64_t> free = free_bytes(root_);
+  if (free && *free < bytes)
     throw Error(
         ExitCode::kIo, {parent(place_), {}},
-        fmt::format("the target needs {} bytes, {} are free", bytes, free),
+        fmt::format("the target needs {} bytes, {} are free", bytes, *free),
         place_ == target_
             ? "free some space, or choose a target on another file system"
             : "what is uploaded lies on this machine until it is sent: set "

@@ -21,13 +21,20 @@ std::string aws_file(const char* variable, const char* name) {
   return set.empty() ? environment("HOME") + "/.aws/" + name : set;
 }
 
+// "" if none is named.
+std::string profile_name() {
+  const std::string name = environment("AWS_PROFILE");
+  return name.empty() ? environment("AWS_DEFAULT_PROFILE") : name;
+}
+
+using Profile = std::map<std::string, std::string>;
+
 // Reads both files, the credentials file last: it wins.
-std::map<std::string, std::string> read_profile() {
-  std::string name = environment("AWS_PROFILE");
-  if (name.empty()) name = environment("AWS_DEFAULT_PROFILE");
+Profile read_profile() {
+  std::string name = profile_name();
   const bool asked = !name.empty();
   if (!asked) name = "default";
-  std::map<std::string, std::string> all;
+  Profile all;
   bool found = false;
   for (const std::string& path :
        {aws_file("AWS_CONFIG_FILE", "config"),
@@ -51,6 +58,8 @@ std::optional<Credentials> web_identity(const std::string& token_file,
   std::string endpoint = environment("AWS_ENDPOINT_URL_STS");
   if (endpoint.empty())
     endpoint = fmt::format("https://sts.{}.amazonaws.com", region);
+  else
+    check_endpoint("AWS_ENDPOINT_URL_STS", endpoint);
   std::string session = environment("AWS_ROLE_SESSION_NAME");
   if (session.empty()) session = "ckpt";
   const std::string token = read_secret(token_file);
@@ -78,6 +87,65 @@ std::string first_of(std::initializer_list<std::string> values) {
   for (const std::string& value : values)
     if (!value.empty()) return value;
   return {};
+}
+
+// Half of a pair would sign with an empty secret.
+std::optional<Credentials> whole_keys(Credentials keys,
+                                      const std::string& from) {
+  if (keys.key.empty()) return std::nullopt;
+  if (keys.secret.empty())
+    throw usage_error(
+        {}, "{} has an AWS access key id, and no secret access key", from)
+        .with_hint(
+            "AWS_SECRET_ACCESS_KEY, or aws_secret_access_key in a "
+            "profile");
+  return keys;
+}
+
+std::optional<Credentials> environment_keys() {
+  return whole_keys(
+      {environment("AWS_ACCESS_KEY_ID"), environment("AWS_SECRET_ACCESS_KEY"),
+       environment("AWS_SESSION_TOKEN")},
+      "the environment");
+}
+
+std::string shown_name() {
+  const std::string name = profile_name();
+  return "the profile " + (name.empty() ? "default" : name);
+}
+
+// A role's keys are not its profile's own, which may be there, too.
+bool is_of_role(Profile& profile) {
+  return !profile["role_arn"].empty() &&
+         (!profile["source_profile"].empty() ||
+          !profile["credential_source"].empty());
+}
+
+std::optional<Credentials> profile_keys(Profile& profile) {
+  if (is_of_role(profile)) return std::nullopt;
+  return whole_keys(
+      {profile["aws_access_key_id"], profile["aws_secret_access_key"],
+       profile["aws_session_token"]},
+      shown_name());
+}
+
+// Requests that aren't signed would be refused without a word about why.
+void check_other_ways(Profile& profile) {
+  const char* way = nullptr;
+  if (!profile["sso_session"].empty() || !profile["sso_start_url"].empty())
+    way = "by single sign-on";
+  else if (!profile["credential_process"].empty())
+    way = "from a program";
+  else if (is_of_role(profile))
+    way = "by assuming a role";
+  if (!way) return;
+  const std::string name = profile_name();
+  throw usage_error({}, "{} gets its keys {}, which ckpt does not do",
+                    shown_name(), way)
+      .with_hint(fmt::format(
+          "eval \"$(aws configure export-credentials --format env{})\", "
+          "then run it again; of public data: AWS_NO_SIGN_REQUEST=1",
+          name.empty() ? "" : " --profile " + name));
 }
 
 }  // namespace
@@ -113,29 +181,30 @@ AwsSettings find_aws() {
   aws.region =
       first_of({environment("AWS_REGION"), environment("AWS_DEFAULT_REGION"),
                 profile["region"], "us-east-1"});
-  aws.endpoint =
-      first_of({environment("AWS_ENDPOINT_URL_S3"),
-                environment("AWS_ENDPOINT_URL"), profile["endpoint_url"]});
+  for (const char* name : {"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"}) {
+    if (!aws.endpoint.empty()) break;
+    aws.endpoint = environment(name);
+    if (!aws.endpoint.empty()) check_endpoint(name, aws.endpoint);
+  }
+  if (aws.endpoint.empty() && !profile["endpoint_url"].empty()) {
+    aws.endpoint = profile["endpoint_url"];
+    check_endpoint("endpoint_url", aws.endpoint);
+  }
   while (aws.endpoint.ends_with('/')) aws.endpoint.pop_back();
   aws.path_style = !aws.endpoint.empty();
+  aws.lasting = true;
   if (environment("AWS_NO_SIGN_REQUEST") == "1") return aws;
-  const std::string key = environment("AWS_ACCESS_KEY_ID");
-  if (!key.empty() && environment("AWS_PROFILE").empty()) {
-    aws.credentials = Credentials{key, environment("AWS_SECRET_ACCESS_KEY"),
-                                  environment("AWS_SESSION_TOKEN")};
-  } else if (!profile["aws_access_key_id"].empty()) {
-    aws.credentials = Credentials{profile["aws_access_key_id"],
-                                  profile["aws_secret_access_key"],
-                                  profile["aws_session_token"]};
-  } else {
-    aws.credentials = web_identity(
-        first_of({environment("AWS_WEB_IDENTITY_TOKEN_FILE"),
-                  profile["web_identity_token_file"]}),
-        first_of({environment("AWS_ROLE_ARN"), profile["role_arn"]}),
-        aws.region);
-    if (!aws.credentials) aws.credentials = container_credentials();
-    if (!aws.credentials) aws.credentials = machine_credentials();
-  }
+  aws.credentials = environment_keys();
+  if (aws.credentials) return aws;
+  aws.lasting = false;
+  aws.credentials = web_identity(
+      first_of({environment("AWS_WEB_IDENTITY_TOKEN_FILE"),
+                profile["web_identity_token_file"]}),
+      first_of({environment("AWS_ROLE_ARN"), profile["role_arn"]}), aws.region);
+  if (!aws.credentials) aws.credentials = profile_keys(profile);
+  if (!aws.credentials) aws.credentials = container_credentials();
+  if (!aws.credentials) aws.credentials = machine_credentials();
+  if (!aws.credentials) check_other_ways(profile);
   return aws;
 }
 

@@ -23,6 +23,7 @@ struct AwsSettings {
   std::string region;
   std::string endpoint;     // "" for AWS's own
   bool path_style = false;  // https://HOST/BUCKET/KEY
+  bool lasting = false;     // they are the environment's
 };
 
 // Throws an Error for a profile that does not exist.

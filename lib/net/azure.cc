@@ -83,6 +83,7 @@ AzureAccess find_access() {
     access.endpoint = fmt::format("https://{}.blob.{}", access.account,
                                   suffix.empty() ? "core.windows.net" : suffix);
   }
+  check_endpoint("AZURE_STORAGE_BLOB_ENDPOINT", access.endpoint);
   while (access.endpoint.ends_with('/')) access.endpoint.pop_back();
   const std::string key =
       either("AccountKey", {"AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCOUNT_KEY"});
@@ -156,6 +157,7 @@ class AzureStore final : public ListedStore {
     Request made;
     made.path = path;
     made.url = how.endpoint + resource;
+    made.as_stored = true;
     check_scheme(made.url, path);
     std::vector<std::string> signed_query;
     const auto add = [&](const std::string& part) {
@@ -187,7 +189,7 @@ class AzureStore final : public ListedStore {
     Listing all;
     bool any = place.key.empty();
     std::string marker;
-    do {
+    while (true) {
       Query query{{"comp", "list"}, {"delimiter", "/"}};
       if (!marker.empty()) query.emplace_back("marker", marker);
       query.emplace_back("prefix", prefix);
@@ -201,34 +203,37 @@ class AzureStore final : public ListedStore {
       check_status(asked, page);
       check_answer(asked, page, "EnumerationResults");
       any |= add_page(path, page.body, prefix, all);
-      marker = element(page.body, "NextMarker");
       check_names(path, all.entries.size());
-    } while (!marker.empty());
+      const std::string before =
+          std::exchange(marker, element(page.body, "NextMarker"));
+      if (marker.empty()) break;
+      check_marker(path, before, marker);
+    }
     if (!any) return std::nullopt;
     return all;
   }
 
   static bool add_page(const std::string& path, std::string_view xml,
                        const std::string& prefix, Listing& all) {
+    // What XML can't hold is encoded, and says so.
     const auto name_of = [&](std::string_view part) {
-      const std::string name = element(part, "Name");
+      std::string name = element(part, "Name");
+      if (part.find("<Name Encoded=\"true\"") != part.npos) name = decode(name);
       return name.starts_with(prefix) ? name.substr(prefix.size()) : "";
     };
     bool any = false;
     for (const std::string_view part : elements(xml, "BlobPrefix")) {
       any = true;
-      add_folder(name_of(part), all);
+      add_folder(path, name_of(part), all);
     }
     for (const std::string_view part : elements(xml, "Blob")) {
       any = true;
       std::string name = name_of(part);
-      // Accounts with real directories list them as empty blobs, too.
-      if (all.entries.contains(name)) continue;
       std::string etag = element(part, "Etag");
       if (!etag.empty() && !etag.starts_with('"')) etag = '"' + etag + '"';
       const uint64_t size =
           size_number(path + "/" + name, element(part, "Content-Length"));
-      add_object(std::move(name), size, std::move(etag), all);
+      add_object(path, std::move(name), size, std::move(etag), all);
     }
     return any;
   }

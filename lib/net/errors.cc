@@ -2,6 +2,10 @@
 // What a reply means in words.
 #include <fmt/format.h>
 
+#include <cstdlib>
+#include <ctime>
+#include <optional>
+
 #include "lib/net/http.h"
 #include "lib/net/store.h"
 #include "lib/net/url.h"
@@ -29,6 +33,24 @@ std::string reason(const Response& response) {
     if (code.empty()) code = response.header(name);
   if (code.empty()) return {};
   return text::printable(code.substr(0, 80));
+}
+
+// How many minutes this machine's clock is ahead, if that is more than
+// signatures bear.
+std::optional<int64_t> clock_skew(const Response& response) {
+  constexpr int64_t kMost = 5;
+  const std::string date = response.header("date");
+  std::tm there = {};
+  const char* const end =
+      ::strptime(date.c_str(), "%a, %d %b %Y %H:%M:%S GMT", &there);
+  if (!end || *end != '\0') return std::nullopt;
+  const int64_t minutes = (std::time(nullptr) - ::timegm(&there)) / 60;
+  if (std::abs(minutes) < kMost) return std::nullopt;
+  return minutes;
+}
+
+bool request_is_dated(const Request& request) {
+  return request.signing || request.sign;
 }
 
 std::string access_hint(const Request& request) {
@@ -61,11 +83,34 @@ std::string describe(const Response& response) {
   return text;
 }
 
+Error proxy_error(const std::string& path) {
+  return Error(ExitCode::kIo, {path, {}},
+               "the proxy on the way wants a user and a password (HTTP 407)",
+               "https_proxy=http://USER:PASSWORD@HOST:PORT (http_proxy for "
+               "http://); no_proxy=HOST goes around it");
+}
+
 Error changed_error(const std::string& path, const std::string& what) {
   return Error(ExitCode::kIo, {path, {}},
                "the source changed during the run: " + what,
                "what was read of it may be a mixture, so nothing is written; "
                "wait until nobody writes to the source, then run it again");
+}
+
+bool has_expired(const Response& response) {
+  const std::string code = reason(response);
+  return code == "ExpiredToken" || code == "TokenRefreshRequired";
+}
+
+bool has_expired(const Request& asked, const Response& response) {
+  return has_expired(response) ||
+         (asked.head && response.status == 400 && reason(response).empty());
+}
+
+bool may_have_expired(const Response& response) {
+  const long status = response.status;
+  return has_expired(response) || status == 401 || status == 403 ||
+         (status == 400 && reason(response).empty());
 }
 
 bool is_forbidden(const Response& response) {
@@ -97,15 +142,31 @@ void check_answer(const Request& request, const Response& response,
 void check_status(const Request& request, const Response& response) {
   if (response.status >= 200 && response.status < 300) return;
   const Where where{request.path, {}};
-  const std::string code = reason(response);
-  if (code == "ExpiredToken" || code == "TokenRefreshRequired")
+  if (has_expired(response))
     throw Error(
         ExitCode::kIo, where,
         fmt::format("the credentials have expired ({})", describe(response)),
         "get new ones, then run it again");
+  if (request.signing && has_expired(request, response))
+    throw Error(ExitCode::kIo, where,
+                fmt::format("the server refuses it and does not say why ({}): "
+                            "the credentials may have expired",
+                            describe(response)),
+                "get new ones, then run it again");
+  const auto skew = clock_skew(response);
   switch (response.status) {
+    case 407:
+      throw proxy_error(request.path);
     case 401:
     case 403:
+      if (skew && request_is_dated(request))
+        throw Error(
+            ExitCode::kIo, where,
+            fmt::format("access is refused ({}): the clock of this machine is "
+                        "{} minutes {} the server's",
+                        describe(response), std::abs(*skew),
+                        *skew < 0 ? "behind" : "ahead of"),
+            "set the clock: signatures count for some minutes only");
       throw Error(ExitCode::kIo, where,
                   fmt::format("access is refused ({})", describe(response)),
                   access_hint(request));

@@ -35,6 +35,14 @@ bool is_refusal(const Response& response) {
          response.status == 400;
 }
 
+// torch's archives by their usual names. Of others a tail would be read in
+// vain.
+bool is_read_at_both_ends(const std::string& path) {
+  for (const char* end : {".pt", ".pth", ".bin", ".ckpt"})
+    if (path.ends_with(end)) return true;
+  return false;
+}
+
 struct Refused {};  // and the store will ask in another way
 
 }  // namespace
@@ -73,7 +81,8 @@ Request NetFile::request(uint64_t begin, std::span<std::byte> into) const {
 }
 
 void NetFile::check(const Response& response, const Request& asked) const {
-  if (is_refusal(response) && store_.refused(path_, asked)) throw Refused{};
+  if (is_refusal(response) && store_.refused(path_, asked, response))
+    throw Refused{};
   check_status(asked, response);
   if (response.got != asked.wanted())
     throw Error(ExitCode::kIo, {path_, {}},
@@ -120,6 +129,21 @@ void NetFile::add_gap(uint64_t begin, uint64_t end, uint64_t after,
   block->ticket = start(request(from, block->bytes()));
   blocks.add(this, block);
   parts.push_back({block, begin, end, to});
+  if (from == 0 && is_read_at_both_ends(path_)) ask_for_tail();
+}
+
+// What is read next of an archive: its directory, at the end. Called with the
+// blocks' mutex held.
+void NetFile::ask_for_tail() const {
+  // A comment of 64 KiB and what surrounds it, for whoever looks for one.
+  constexpr uint64_t kTail = kBlock + 512;
+  if (size_ < 4 * kBlock) return;
+  Blocks& blocks = Blocks::get();
+  const uint64_t begin = size_ - kTail;
+  if (blocks.before(this, size_) > begin) return;
+  auto block = std::make_shared<Block>(begin, size_);
+  block->ticket = start(request(begin, block->bytes()));
+  blocks.add(this, block);
 }
 
 std::vector<NetFile::Part> NetFile::cut(uint64_t offset,

@@ -44,6 +44,7 @@ class NetFile final : public io::RemoteFile {
   std::vector<Part> cut(uint64_t offset, std::span<std::byte> buffer) const;
   void add_gap(uint64_t begin, uint64_t end, uint64_t after, std::byte* to,
                std::vector<Part>& parts) const;
+  void ask_for_tail() const;
   std::shared_ptr<Block> ask(uint64_t begin, uint64_t end) const;
   void check(const Response& response, const Request& request) const;
 

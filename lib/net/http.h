@@ -83,6 +83,9 @@ struct Request {
   // Treat a redirect to another host as the answer (Response::url).
   bool stop_at_other_host = false;
   Version version;  // of what is read
+  // A store's object, whose bytes are what they are: Content-Encoding is no
+  // more than a label.
+  bool as_stored = false;
   uint64_t most_body = uint64_t{64} << 20;
 };
 
@@ -93,6 +96,7 @@ struct Response {
   uint64_t got = 0;                            // of the wanted bytes
   std::optional<uint64_t> total;               // of Content-Range
   std::string url;                             // after redirects
+  uint64_t attempts = 0;
   bool frames = false;  // the protocol says where a body ends: HTTP/2
   // Headers of redirects on the way that the last reply does not have.
   std::map<std::string, std::string> earlier;
@@ -129,8 +133,16 @@ void check_answer(const Request& request, const Response& response,
                   const std::string& root);
 const Request& request_of(const Ticket& ticket);
 
+// The server says that the keys have expired; or it may mean that: a HEAD has
+// no words.
+bool has_expired(const Response& response);
+bool has_expired(const Request& asked, const Response& response);
+bool may_have_expired(const Response& response);
+
 // "HTTP 503 SlowDown, request id 4A9F"
 std::string describe(const Response& response);
+// A proxy wants to know who asks (kIo).
+Error proxy_error(const std::string& path);
 // The source has been replaced (kIo).
 Error changed_error(const std::string& path, const std::string& what);
 

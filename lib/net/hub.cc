@@ -19,6 +19,7 @@
 #include "lib/net/settings.h"
 #include "lib/net/store.h"
 #include "lib/net/url.h"
+#include "lib/text/format.h"
 #include "lib/text/json.h"
 
 namespace ckpt::net {
@@ -39,6 +40,18 @@ std::string take_component(std::string_view& rest) {
   return part;
 }
 
+// References whose names have slashes, as the hub's own client takes them in a
+// path: "refs/pr/7", "refs/convert/parquet". Others are written with %2F.
+std::string take_reference(const std::string& first, std::string_view& rest) {
+  if (first != "refs") return first;
+  std::string_view left = rest;
+  const std::string kind = take_component(left);
+  const std::string last = take_component(left);
+  if ((kind != "pr" && kind != "convert") || last.empty()) return first;
+  rest = left;
+  return "refs/" + kind + "/" + last;
+}
+
 // nullopt if it names no repository.
 std::optional<Name> parse_name(const std::string& path) {
   std::string_view rest = std::string_view(path).substr(5);
@@ -51,10 +64,16 @@ std::optional<Name> parse_name(const std::string& path) {
   const std::string owner = take_component(rest);
   std::string repo = take_component(rest);
   if (owner.empty() || repo.empty()) return std::nullopt;
-  name.root += owner + "/" + repo;
   if (const size_t at = repo.find('@'); at != repo.npos) {
-    name.revision = decode(repo.substr(at + 1));
+    const std::string reference = take_reference(repo.substr(at + 1), rest);
+    if (reference.empty())
+      throw usage_error({path, {}}, "no revision behind the @")
+          .with_hint("hf://ORG/NAME@REVISION: a branch, a tag or a commit");
+    name.revision = decode(reference);
     repo.resize(at);
+    name.root += owner + "/" + repo + "@" + reference;
+  } else {
+    name.root += owner + "/" + repo;
   }
   name.repo = owner + "/" + repo;
   name.path = std::string(rest);
@@ -107,6 +126,22 @@ bool is_commit(std::string_view text) {
          text.find_first_not_of("0123456789abcdef") == text.npos;
 }
 
+// What is in the cache is looked up by these names, and may not be above it.
+void check_plain(const std::string& root, const std::string& path) {
+  std::string_view rest = path;
+  while (true) {
+    const std::string_view part = rest.substr(0, rest.find('/'));
+    if (part.empty() || part == "." || part == "..")
+      throw input_error({root, {}},
+                        "the hub names a file \"{}\", which is not a path in "
+                        "the repository",
+                        text::printable(path))
+          .with_hint("tell the repository's owner; nothing of it is read");
+    if (part.size() == rest.size()) return;
+    rest.remove_prefix(part.size() + 1);
+  }
+}
+
 // Files of one commit.
 struct Tree {
   Name name;
@@ -128,6 +163,7 @@ class HubStore final : public Store {
   HubStore() {
     endpoint_ = environment("HF_ENDPOINT");
     if (endpoint_.empty()) endpoint_ = "https://huggingface.co";
+    check_endpoint("HF_ENDPOINT", endpoint_);
     while (endpoint_.ends_with('/')) endpoint_.pop_back();
   }
 
@@ -225,7 +261,8 @@ class HubStore final : public Store {
   }
 
   // The URL of the redirect is signed for a limited time.
-  bool refused(const std::string& path, const Request& asked) override {
+  bool refused(const std::string& path, const Request& asked,
+               const Response&) override {
     if (parse_url(asked.url).origin() == parse_url(endpoint_).origin())
       return false;
     const std::lock_guard lock(mutex_);
@@ -240,8 +277,10 @@ class HubStore final : public Store {
     Request made;
     made.path = path;
     made.url = what.starts_with('/') ? endpoint_ + what : what;
-    if (const std::string secret = token(); !secret.empty())
+    if (const std::string secret = token(); !secret.empty()) {
+      check_scheme(made.url, path);
       made.secret_headers.push_back("Authorization: Bearer " + secret);
+    }
     return made;
   }
 
@@ -256,11 +295,29 @@ class HubStore final : public Store {
     return found->second ? &*found->second : nullptr;
   }
 
+  // Says which part of the name is wrong, where the hub does.
+  static void refuse_name(const Name& name, const Response& response) {
+    const std::string code = response.header("x-error-code");
+    if (code == "RevisionNotFound")
+      throw missing_error({name.root, {}},
+                          "the hub has no revision \"{}\" of {} ({})",
+                          text::printable(name.revision),
+                          text::printable(name.repo), describe(response))
+          .with_hint("a branch, a tag or a whole commit; without @ it is main");
+    if (code == "RepoNotFound")
+      throw missing_error({name.root, {}}, "the hub has no {} ({})",
+                          text::printable(name.repo), describe(response))
+          .with_hint(
+              "look at its spelling; what is private or gated needs HF_TOKEN, "
+              "and data sets are hf://datasets/ORG/NAME");
+  }
+
   std::optional<Tree> hub_tree(const Name& name) {
     const std::string api = fmt::format("/api/{}/{}", name.kind, name.repo);
     const Request asked =
         ask(name.root, api + "/revision/" + encode(name.revision));
     const Response response = fetch(asked);
+    if (response.status == 404) refuse_name(name, response);
     if (response.status == 404) return std::nullopt;
     check_status(asked, response);
     Tree tree{.name = name};
@@ -293,6 +350,7 @@ class HubStore final : public Store {
     for (const auto& entry : text::parse_json(response.body, root)) {
       const std::string path = text::string_member(entry, "path", root);
       const std::string type = text::string_member(entry, "type", root);
+      check_plain(root, path);
       if (type == "directory") tree.folders.insert(path);
       if (type != "file") continue;
       Facts facts;
@@ -341,7 +399,12 @@ class HubStore final : public Store {
       throw missing_error({name.root, {}},
                           "is not in the hub's cache ({}), and HF_HUB_OFFLINE "
                           "forbids to ask for it",
-                          repo_folder(name));
+                          repo_folder(name))
+          .with_hint(io::is_directory(repo_folder(name))
+                         ? "of it other revisions are there; unset "
+                           "HF_HUB_OFFLINE to fetch this one"
+                         : "HF_HUB_CACHE names another cache; unset "
+                           "HF_HUB_OFFLINE to ask the hub");
     tree.folders.insert("");
     add_cached(folder, "", tree);
     return tree;

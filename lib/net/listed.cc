@@ -6,7 +6,9 @@
 #include <algorithm>
 
 #include "ckpt/error.h"
+#include "lib/failures.h"
 #include "lib/net/settings.h"
+#include "lib/parallel.h"
 #include "lib/text/format.h"
 #include "lib/text/number.h"
 
@@ -21,6 +23,16 @@ Place parse_place(const std::string& path) {
           std::string(rest.substr(slash + 1))};
 }
 
+namespace {
+
+Facts folder_facts() {
+  Facts folder;
+  folder.directory = true;
+  return folder;
+}
+
+}  // namespace
+
 uint64_t size_number(const std::string& path, const std::string& text) {
   const auto value = text::number(text);
   if (!value)
@@ -30,13 +42,14 @@ uint64_t size_number(const std::string& path, const std::string& text) {
   return *value;
 }
 
-// Nothing is below what a listing shows as an object. Readers look below each
-// file of a directory for what would make it one of theirs: two requests for
-// each of 16,384 files.
+// Nothing is below what a listing, or its own answer, shows as an object.
+// Readers look below each file of a directory for what would make it one of
+// theirs: two requests for each of 16,384 files.
 bool ListedStore::is_below_object(std::string path) const {
   while (!parse_place(path).key.empty()) {
     const std::string name = last_name(path);
     path = folder_of(path);
+    if (alone_.contains(path + "/" + name)) return true;
     const auto found = listings_.find(path);
     if (found == listings_.end() || !found->second) continue;
     const auto entry = found->second->entries.find(name);
@@ -55,21 +68,45 @@ std::optional<Facts> ListedStore::look(const std::string& path) {
     if (is_below_object(folder)) return std::nullopt;
     const auto found = listings_.find(folder);
     if (found != listings_.end() && found->second) {
-      const auto entry = found->second->entries.find(last_name(path));
-      if (entry == found->second->entries.end()) return std::nullopt;
-      return entry->second;
+      const Facts* const entry = found->second->find(last_name(path));
+      return entry ? std::optional(*entry) : std::nullopt;
     }
   }
   if (!place.key.empty()) {
     const auto told = look_in_listings(path);
     if (told) return *told;
   }
-  if (listing(path)) {
-    Facts folder;
-    folder.directory = true;
-    return folder;
-  }
-  return place.key.empty() ? std::nullopt : look_alone(path);
+  // Whoever lists a bucket learns whether it is there; all that is in it may be
+  // many pages.
+  if (place.key.empty()) return folder_facts();
+  // Both are round trips; of what looks like a file, both are asked at once.
+  if (last_name(path).find('.') != std::string::npos) return look_both(path);
+  return listing(path) ? folder_facts() : look_alone(path);
+}
+
+std::optional<Facts> ListedStore::look_both(const std::string& path) {
+  std::optional<Facts> found;
+  std::optional<Error> failure;
+  bool folder = false;
+  parallel_for(
+      2,
+      [&](size_t i) {
+        if (i == 0) {
+          folder = listing(path) != nullptr;
+          return;
+        }
+        const failures::Unimportant if_it_is_a_folder;
+        try {
+          found = look_alone(path);
+        } catch (const Error& error) {
+          failure = error;
+        }
+      },
+      2);
+  if (folder) return folder_facts();
+  if (!failure) return found;
+  failures::note(*failure);
+  throw *failure;
 }
 
 // What the listings say from the nearest directory above it that was listed:
@@ -92,10 +129,10 @@ std::optional<std::optional<Facts>> ListedStore::look_in_listings(
   while (true) {
     const Listing* const all = listing(above);
     if (!all) return std::nullopt;
-    const auto entry = all->entries.find(names.back());
-    if (entry == all->entries.end()) return std::optional<Facts>();
-    if (names.size() == 1) return entry->second;
-    if (!entry->second.directory) return std::optional<Facts>();
+    const Facts* const entry = all->find(names.back());
+    if (!entry) return std::optional<Facts>();
+    if (names.size() == 1) return *entry;
+    if (!entry->directory) return std::optional<Facts>();
     above += "/" + names.back();
     names.pop_back();
   }
@@ -107,9 +144,7 @@ std::optional<Facts> ListedStore::look_alone(const std::string& path) {
   bool beside = false;
   {
     const std::lock_guard lock(mutex_);
-    for (std::string above = folder_of(path); !parse_place(above).key.empty();
-         above = folder_of(above))
-      if (alone_.contains(above)) return std::nullopt;
+    if (is_below_object(folder_of(path))) return std::nullopt;
     const auto found = alone_.lower_bound(folder);
     beside = found != alone_.end() && found->starts_with(folder);
   }
@@ -122,6 +157,13 @@ std::optional<Facts> ListedStore::look_alone(const std::string& path) {
 std::optional<std::vector<std::string>> ListedStore::list(
     const std::string& path) {
   const Listing* const found = listing(path);
+  if (found && !found->odd.empty()) throw found->odd.begin()->second;
+  return names(path);
+}
+
+std::optional<std::vector<std::string>> ListedStore::names(
+    const std::string& path) {
+  const Listing* const found = listing(path);
   if (!found) return std::nullopt;
   std::vector<std::string> names;
   for (const auto& [name, facts] : found->entries) names.push_back(name);
@@ -129,16 +171,31 @@ std::optional<std::vector<std::string>> ListedStore::list(
 }
 
 void ListedStore::look_below(const std::string& path) {
-  // Without folders, its own listing already says everything.
   const Listing* const known = listing(path);
-  const auto is_folder = [](const auto& entry) {
-    return entry.second.directory;
-  };
-  if (!known || std::ranges::none_of(known->entries, is_folder)) return;
-  Folders found = list_below(path);
+  if (!known) return;
+  {
+    // Without folders, or after one page of everything, this is known.
+    const std::lock_guard lock(mutex_);
+    const auto is_new = [&](const auto& entry) {
+      return entry.second.directory &&
+             !listings_.contains(path + "/" + entry.first);
+    };
+    if (std::ranges::none_of(known->entries, is_new)) return;
+  }
+  keep(list_below(path));
+}
+
+void ListedStore::keep(Folders&& found) {
   const std::lock_guard lock(mutex_);
   for (auto& [folder, made] : found)
     listings_.try_emplace(folder, std::move(made));
+}
+
+const Listing* ListedStore::keep(const std::string& path,
+                                 std::optional<Listing> made) {
+  const std::lock_guard lock(mutex_);
+  const auto& kept = listings_.emplace(path, std::move(made)).first->second;
+  return kept ? &*kept : nullptr;
 }
 
 void ListedStore::forget() {
@@ -153,10 +210,16 @@ const Listing* ListedStore::listing(const std::string& path) {
     if (const auto found = listings_.find(path); found != listings_.end())
       return found->second ? &*found->second : nullptr;
   }
-  std::optional<Listing> made = list_all(path);
-  const std::lock_guard lock(mutex_);
-  const auto& kept = listings_.emplace(path, std::move(made)).first->second;
-  return kept ? &*kept : nullptr;
+  // Most checkpoints have less than a page of names in all their directories:
+  // then this is the only listing, however deep they are.
+  if (!parse_place(path).key.empty())
+    if (auto all = list_small(path)) {
+      if (all->empty()) return keep(path, std::nullopt);
+      Listing top = (*all)[path];
+      keep(*std::move(all));
+      return keep(path, std::move(top));
+    }
+  return keep(path, list_all(path));
 }
 
 void check_names(const std::string& path, size_t names) {
@@ -165,38 +228,113 @@ void check_names(const std::string& path, size_t names) {
     throw input_error({path, {}}, "more than {} names lie in it", kMostNames);
 }
 
-void add_object(std::string name, uint64_t size, std::string etag,
-                Listing& listing) {
+void check_marker(const std::string& path, const std::string& before,
+                  const std::string& next) {
+  if (!next.empty() && next != before) return;
+  throw Error(
+      ExitCode::kIo, {path, {}},
+      "the server's listing is cut, and it does not say where it continues: "
+      "names would be missing",
+      "name the files, not their directory; the server has to speak "
+      "ListObjectsV2 (its continuation tokens)");
+}
+
+namespace {
+
+// A key that no path can name would be left out, or taken for another one.
+bool is_component(const std::string& name) {
+  return !name.empty() && name != "." && name != ".." &&
+         name.find('\0') == name.npos;
+}
+
+Error no_component(const std::string& folder, const std::string& name) {
+  return input_error({folder, {}},
+                     "has an object whose name goes on with \"{}/\", which is "
+                     "not a part of a path",
+                     text::printable(name))
+      .with_hint(
+          "rename or remove it there, or name the files, not their "
+          "directory");
+}
+
+// Some programs mark a directory by an empty object of its name.
+void check_both(const std::string& folder, const std::string& name,
+                const Facts& object, Listing& listing) {
+  if (object.size == 0) return;
+  listing.odd.try_emplace(
+      name,
+      input_error({folder + "/" + name, {}},
+                  "is an object of {} bytes, and others lie below it as in a "
+                  "directory",
+                  object.size)
+          .with_hint("rename one of them there: no directory can hold both"));
+}
+
+}  // namespace
+
+const Facts* Listing::find(const std::string& name) const {
+  if (const auto found = odd.find(name); found != odd.end())
+    throw found->second;
+  const auto entry = entries.find(name);
+  return entry == entries.end() ? nullptr : &entry->second;
+}
+
+void add_object(const std::string& folder, std::string name, uint64_t size,
+                std::string etag, Listing& listing) {
   // "runs/" itself may be an object, representing the directory.
   if (name.empty() || name.find('/') != name.npos) return;
+  if (!is_component(name)) {
+    listing.odd.try_emplace(name, no_component(folder, name));
+    return;
+  }
   Facts facts;
   facts.size = size;
   facts.version.etag = std::move(etag);
   facts.tag = facts.version.etag;
+  const auto found = listing.entries.find(name);
+  if (found != listing.entries.end() && found->second.directory)
+    return check_both(folder, name, facts, listing);
   listing.entries[std::move(name)] = std::move(facts);
 }
 
-void add_folder(std::string name, Listing& listing) {
-  while (name.ends_with('/')) name.pop_back();
-  if (name.empty()) return;
+void add_folder(const std::string& folder, std::string name, Listing& listing) {
+  if (name.ends_with('/')) name.pop_back();
+  if (!is_component(name)) {
+    listing.odd.try_emplace(name, no_component(folder, name));
+    return;
+  }
+  const auto found = listing.entries.find(name);
+  if (found != listing.entries.end() && !found->second.directory)
+    check_both(folder, name, found->second, listing);
   Facts facts;
   facts.directory = true;
-  listing.entries.try_emplace(std::move(name), std::move(facts));
+  listing.entries[std::move(name)] = std::move(facts);
 }
 
 void add_below(const std::string& root, std::string_view name, uint64_t size,
                std::string etag, Folders& folders) {
   std::string folder = root;
-  while (true) {
+  std::vector<Listing*> above;
+  bool goes_on = true;
+  while (goes_on) {
     const size_t slash = name.find('/');
     const std::string first(name.substr(0, slash));
     Listing& listing = folders[folder];
-    if (slash == name.npos)
-      return add_object(first, size, std::move(etag), listing);
-    if (first.empty()) return;  // no directory lists it
-    add_folder(first, listing);
+    goes_on = slash != name.npos;
+    if (goes_on)
+      add_folder(folder, first, listing);
+    else
+      add_object(folder, first, size, std::move(etag), listing);
+    if (const auto odd = listing.odd.find(first); odd != listing.odd.end()) {
+      // A path is no name of theirs: only who wants all of them meets it.
+      for (Listing* const one : above)
+        if (one->odd.empty())
+          one->odd.try_emplace(folder + "/" + first, odd->second);
+      return;
+    }
+    above.push_back(&listing);
     folder += "/" + first;
-    name.remove_prefix(slash + 1);
+    if (goes_on) name.remove_prefix(slash + 1);
   }
 }
 

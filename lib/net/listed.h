@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "ckpt/error.h"
 #include "lib/net/store.h"
 
 namespace ckpt::net {
@@ -28,6 +29,13 @@ Place parse_place(const std::string& path);
 
 struct Listing {
   std::map<std::string, Facts> entries;  // by name
+  // Names that no path has, and those of an object that is a directory, too:
+  // thrown to whoever wants all that is in it, or that name. A checkpoint is
+  // read though a key somewhere beside it is odd.
+  std::map<std::string, Error> odd;
+
+  // Null if there is none; throws if the name is odd.
+  const Facts* find(const std::string& name) const;
 };
 using Folders = std::map<std::string, Listing>;  // by path
 
@@ -39,6 +47,8 @@ class ListedStore : public Store {
   }
   std::optional<std::vector<std::string>> list(
       const std::string& path) override;
+  std::optional<std::vector<std::string>> names(
+      const std::string& path) override;
   void look_below(const std::string& path) override;
   void forget() override;
 
@@ -49,11 +59,18 @@ class ListedStore : public Store {
   // The same for every directory below it; empty if each needs a listing of its
   // own.
   virtual Folders list_below(const std::string&) { return {}; }
+  // The same if one page holds all of it; else nullopt.
+  virtual std::optional<Folders> list_small(const std::string&) {
+    return std::nullopt;
+  }
   // An object, asked for by its name. `beside` others that no listing has.
   virtual std::optional<Facts> head(const std::string& path, bool beside) = 0;
 
  private:
   const Listing* listing(const std::string& path);
+  const Listing* keep(const std::string& path, std::optional<Listing> made);
+  void keep(Folders&& found);
+  std::optional<Facts> look_both(const std::string& path);
   bool is_below_object(std::string path) const;  // with the mutex held
   std::optional<std::optional<Facts>> look_in_listings(const std::string& path);
   std::optional<Facts> look_alone(const std::string& path);
@@ -63,15 +80,19 @@ class ListedStore : public Store {
   std::set<std::string> alone_;  // objects that no listing has
 };
 
+// Throws if a listing that is cut says nothing new of where it goes on.
+void check_marker(const std::string& path, const std::string& before,
+                  const std::string& next);
 // Throws if a listing has more names than a checkpoint can have files.
 void check_names(const std::string& path, size_t names);
-// Adds an object of a listing; names of directories and of anything deeper are
-// left out.
-void add_object(std::string name, uint64_t size, std::string etag,
-                Listing& listing);
-void add_folder(std::string name, Listing& listing);
+// Adds an object of a listing; the directory itself and anything deeper are
+// left out. Odd are names that no path has ("..", "a//b"), and those that an
+// object and a directory have.
+void add_object(const std::string& folder, std::string name, uint64_t size,
+                std::string etag, Listing& listing);
+void add_folder(const std::string& folder, std::string name, Listing& listing);
 // Adds an object at any depth below `root` to the listings of the directories
-// above it.
+// above it. An odd name is one of all of them.
 void add_below(const std::string& root, std::string_view name, uint64_t size,
                std::string etag, Folders& folders);
 // Nothing if the reply says that it is not there.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A build without libcurl's headers: URLs are recognised and refused.
 #include "ckpt/error.h"
+#include "lib/io/names.h"
 #include "lib/io/remote.h"
 #include "lib/io/remote_below.h"
 #include "lib/io/upload.h"
@@ -21,6 +22,9 @@ std::optional<struct stat> stat_remote_again(const std::string& url) {
   refuse(url);
 }
 std::vector<std::string> list_remote(const std::string& url) { refuse(url); }
+std::vector<std::string> names_in_remote(const std::string& url) {
+  refuse(url);
+}
 void look_below_remote(const std::string& url) { refuse(url); }
 std::string remote_sha256(const std::string& url) { refuse(url); }
 std::string take_secrets(const std::string& url) {

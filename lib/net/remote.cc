@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "lib/io/file.h"
+#include "lib/io/names.h"
 #include "lib/io/remote_below.h"
 #include "lib/net/curl.h"
 #include "lib/net/file.h"
@@ -76,6 +77,16 @@ Request Store::write_request(const std::string& path, const std::string&,
                              const std::string&, const std::string&) {
   throw usage_error({path, {}}, "can be read, not written")
       .with_hint("targets are paths, s3:// and gs://");
+}
+
+Response fetch_renewed(Store& store, Request asked) {
+  constexpr int kMost = 4;  // keys that were half written count, too
+  for (int left = kMost;; --left) {
+    Response response = fetch(asked);
+    if (left == 1 || !may_have_expired(response) ||
+        !store.renew(asked, response))
+      return response;
+  }
 }
 
 void forget_all() {
@@ -184,6 +195,14 @@ std::optional<struct stat> stat_remote_again(const std::string& url) {
   return net::as_stat(*facts);
 }
 
+std::vector<std::string> names_in_remote(const std::string& url) {
+  const std::string path = net::normal(url);
+  auto names = net::store_of(path).names(path);
+  if (!names) throw missing_error({url, {}}, "cannot be listed");
+  std::ranges::sort(*names);
+  return *std::move(names);
+}
+
 std::vector<std::string> list_remote(const std::string& url) {
   const std::string path = net::normal(url);
   net::Known& all = net::known();
@@ -222,9 +241,9 @@ std::string take_secrets(const std::string& url) {
 }
 
 uint64_t share_remote_memory(uint64_t bytes) {
-  constexpr uint64_t kMost = uint64_t{64} << 20;
+  constexpr uint64_t kMostShared = uint64_t{256} << 20;
   if (net::traffic().requests == 0) return 0;
-  const uint64_t share = std::min(kMost, bytes / 4);
+  const uint64_t share = std::min(kMostShared, bytes / 4);
   net::set_memory(share);
   return share;
 }

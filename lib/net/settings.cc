@@ -6,6 +6,8 @@
 #include <fstream>
 
 #include "ckpt/error.h"
+#include "lib/net/url.h"
+#include "lib/text/format.h"
 #include "lib/text/number.h"
 
 namespace ckpt::net {
@@ -43,6 +45,21 @@ Settings read_settings() {
 }
 
 }  // namespace
+
+void check_endpoint(std::string_view name, const std::string& url) {
+  const Url parts = parse_url(url);
+  if ((parts.scheme == "http" || parts.scheme == "https") &&
+      !parts.authority.empty())
+    return;
+  // It may have a password in it.
+  const std::string shown =
+      url.find('@') == url.npos ? text::printable(url) : "…";
+  throw usage_error({}, "{}={}: expected https://HOST or http://HOST", name,
+                    shown)
+      .with_hint(url.find("://") == url.npos
+                     ? fmt::format("{}=https://{}", name, shown)
+                     : "the address of the service, with its scheme");
+}
 
 std::string read_secret(const std::string& path) {
   constexpr std::streamsize kMost = 1 << 20;

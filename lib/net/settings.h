@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace ckpt::net {
 
@@ -22,6 +23,10 @@ struct Settings {
 
 // Throws usage_error for a value that is not a number.
 const Settings& settings();
+
+// Throws a usage_error unless it is a whole http:// or https:// URL. `name` is
+// what it was set by.
+void check_endpoint(std::string_view name, const std::string& url);
 
 // The text of a credentials file, "" if there is none. It is not a source:
 // rewriting it during the run does no harm.

@@ -35,6 +35,11 @@ class Store {
   // The names in it, or nullopt if it is not a directory.
   virtual std::optional<std::vector<std::string>> list(
       const std::string& path) = 0;
+  // The same without names that no path has; list() throws for those.
+  virtual std::optional<std::vector<std::string>> names(
+      const std::string& path) {
+    return list(path);
+  }
   // Called before everything below a path is asked for, folder by folder: one
   // listing may answer for all of them.
   virtual void look_below(const std::string&) {}
@@ -54,9 +59,17 @@ class Store {
   virtual void forget() {}
   // A reply with bytes arrived. May throw that it is another version.
   virtual void arrived(const std::string&, const Response&) {}
+  // A request was refused as if its keys had expired. If there are others by
+  // now, takes those and returns true.
+  virtual bool renew(Request&, const Response&) { return false; }
   // A request was refused. Returns true if the next one will differ.
-  virtual bool refused(const std::string&, const Request&) { return false; }
+  virtual bool refused(const std::string&, const Request&, const Response&) {
+    return false;
+  }
 };
+
+// Sends a request; again if its keys have expired and there are others.
+Response fetch_renewed(Store& store, Request asked);
 
 std::unique_ptr<Store> make_web_store();
 std::unique_ptr<Store> make_hub_store();

@@ -8,6 +8,7 @@
 #include "lib/failures.h"
 #include "lib/net/settings.h"
 #include "lib/net/url.h"
+#include "lib/text/format.h"
 #include "lib/text/number.h"
 
 namespace ckpt::net {
@@ -30,6 +31,13 @@ std::chrono::milliseconds backoff(uint64_t failures) {
 bool is_passing(long status) {
   return status == 408 || status == 429 || status == 500 || status == 502 ||
          status == 503 || status == 504;
+}
+
+// The proxy's own answer to CONNECT.
+bool refused_by_proxy(CURL* handle) {
+  long status = 0;
+  curl().easy_getinfo(handle, CURLINFO_HTTP_CONNECTCODE, &status);
+  return status == 407;
 }
 
 }  // namespace
@@ -86,6 +94,7 @@ void Transfer::prepare(CURL* handle) {
   error_text_[0] = 0;
   response.headers.clear();
   response.status = 0;
+  ++response.attempts;
   if (request.wanted() == 0) response.body.clear();
   head_checked_ = into_range_ = false;
   verdict_ = Verdict::kNone;
@@ -150,8 +159,11 @@ void Transfer::prepare_body(CURL* handle) {
   c.easy_setopt(handle, CURLOPT_READDATA, this);
   c.easy_setopt(handle, CURLOPT_SEEKFUNCTION, &Transfer::on_seek);
   c.easy_setopt(handle, CURLOPT_SEEKDATA, this);
-  if (size >= kLargeRange)
-    c.easy_setopt(handle, CURLOPT_UPLOAD_BUFFERSIZE, 256L << 10);
+  if (size < kLargeRange) return;
+  c.easy_setopt(handle, CURLOPT_UPLOAD_BUFFERSIZE, 256L << 10);
+  // libcurl asks first whether a large body is welcome. Waiting for the answer
+  // would be a round trip for each part, and the signature has that header.
+  c.easy_setopt(handle, CURLOPT_EXPECT_100_TIMEOUT_MS, 1L);
 }
 
 size_t Transfer::on_send(char* data, size_t size, size_t count, void* self) {
@@ -189,6 +201,11 @@ bool Transfer::fail(Error failure) {
 }
 
 bool Transfer::again(std::string what, bool always) {
+  return again(Error(ExitCode::kIo, {request.path, {}}, std::move(what)),
+               always);
+}
+
+bool Transfer::again(const Error& what, bool always) {
   if (response.got >= before_ + kProgress) failures_ = 0;
   ++failures_;
   if (always || (failures_ <= settings().retries && take_retry())) {
@@ -202,9 +219,10 @@ bool Transfer::again(std::string what, bool always) {
   Error failure(
       ExitCode::kIo, {request.path, {}},
       fmt::format("{}{}, after {} tries",
-                  request.method.empty() ? "" : "cannot be written: ", what,
-                  failures_),
-      response.status == 429
+                  request.method.empty() ? "" : "cannot be written: ",
+                  what.problem(), failures_),
+      !what.hint().empty() ? what.hint()
+      : response.status == 429
           ? "the server allows fewer requests: run it again later, or with "
             "CKPT_NET_CONNECTIONS=2"
           : "run it again when the server or the network is well; "
@@ -223,9 +241,11 @@ bool Transfer::redirect() {
   if (to.scheme != "https" &&
       !(to.scheme == "http" &&
         (from.scheme == "http" || is_loopback(to.authority))))
-    return fail(unsafe_error({request.path, {}},
-                             "is redirected from https to {}://{}", to.scheme,
-                             to.authority));
+    return fail(unsafe_error({request.path, {}}, "is redirected from {} to {}",
+                             from.scheme,
+                             to.scheme.empty() ? "something that is no URL"
+                                               : text::printable(to.origin()))
+                    .with_hint("if you trust that place, name it instead"));
   const bool leaves = to.origin() != from.origin();
   if (leaves) own_host_ = false;
   for (const auto& [name, value] : response.headers)
@@ -254,6 +274,9 @@ Error Transfer::curl_failure(CURLcode code) const {
     case CURLE_SSL_CERTPROBLEM:
       return Error(ExitCode::kIo, {request.path, {}},
                    fmt::format("no TLS connection to {}: {}", host, text));
+    case CURLE_COULDNT_RESOLVE_PROXY:
+      return Error(ExitCode::kIo, {request.path, {}}, text,
+                   "look at https_proxy, http_proxy and no_proxy");
     case CURLE_UNSUPPORTED_PROTOCOL:
       return Error(ExitCode::kIo, {request.path, {}},
                    fmt::format("{} does not answer in HTTP: {}", host, text),
@@ -291,6 +314,15 @@ bool Transfer::finish(CURL* handle, CURLcode code) {
       return fail(Error(ExitCode::kIo, {request.path, {}},
                         "the server sends whole files only: it ignores ranges",
                         "download the file first, then open the copy"));
+    case Verdict::kPacked:
+      return fail(Error(ExitCode::kIo, {request.path, {}},
+                        fmt::format("the server sends it packed "
+                                    "(Content-Encoding: {}), though nobody "
+                                    "asked for that: its bytes are others",
+                                    verdict_text_),
+                        "turn that off for these files there, or download "
+                        "them by a program that unpacks them (curl "
+                        "--compressed)"));
     case Verdict::kWrongRange:
       return again("the server sent " + verdict_text_);
     case Verdict::kTooLong:
@@ -311,7 +343,9 @@ bool Transfer::finish(CURL* handle, CURLcode code) {
   if (code == CURLE_PARTIAL_FILE)
     return again(fmt::format("the reply was cut after {} of {} bytes",
                              response.got, request.wanted()));
-  if (code != CURLE_OK) return again(curl_failure(code).problem());
+  if (code != CURLE_OK && refused_by_proxy(handle))
+    return fail(proxy_error(request.path));
+  if (code != CURLE_OK) return again(curl_failure(code));
   if (status >= 300 && status < 400 && request.method.empty() &&
       !response.header("location").empty())
     return redirect();

@@ -19,6 +19,7 @@ enum class Verdict : uint8_t {
   kNoRanges,    // the whole file instead of a part
   kWrongRange,  // not the bytes that were asked for
   kTooLong,
+  kPacked,  // compressed on the way: other bytes than the file's
 };
 
 class Transfer {
@@ -62,6 +63,7 @@ class Transfer {
   bool judge_range();
   bool redirect();
   bool again(std::string what, bool always = false);
+  bool again(const Error& what, bool always = false);
   bool fail(Error failure);
   Error curl_failure(CURLcode code) const;
   void set_headers(CURL* handle);

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "lib/net/transfer.h"
+#include "lib/text/format.h"
 #include "lib/text/number.h"
 
 namespace ckpt::net {
@@ -124,6 +125,14 @@ bool Transfer::check_head() {
       (differs(request.version.etag, "etag") ||
        differs(request.version.last_modified, "last-modified")))
     return false;
+  // Nobody asked for this. What a store keeps is what it was given, packed or
+  // not.
+  if (const std::string packed = response.header("content-encoding");
+      !request.as_stored && !packed.empty() && lower(packed) != "identity") {
+    verdict_ = Verdict::kPacked;
+    verdict_text_ = text::printable(packed);
+    return false;
+  }
   if (request.wanted() == 0) return true;
   if (response.status == 206) return judge_range();
   if (request.first_look) {

@@ -56,6 +56,7 @@ Uploader::Uploader(std::string root, const std::string& target,
   parallel_for(
       files_.size(), [&](size_t i) { take_earlier(files_[i]); },
       upload_threads());
+  open_early();
 }
 
 Uploader::~Uploader() {
@@ -162,8 +163,7 @@ void Uploader::send(uint32_t file, uint64_t part,
     return release(job);
   }
   queue_.push_back(std::move(job));
-  if (workers_.size() < std::min(upload_threads(), busy_ + queue_.size()) &&
-      !try_thread(workers_, [this] { work(); }) && workers_.empty()) {
+  if (!add_worker() && workers_.empty()) {
     lock.unlock();
     return work();  // here, if no other thread can be started
   }
@@ -174,6 +174,33 @@ void Uploader::send(uint32_t file, uint64_t part,
     changed_.wait_for(lock, kLook);
   }
   if (failure_) std::rethrow_exception(failure_);
+}
+
+// False if no other thread can be started.
+bool Uploader::add_worker() {
+  if (workers_.size() >= std::min(upload_threads(), busy_ + queue_.size()))
+    return true;
+  return try_thread(workers_, [this] { work(); });
+}
+
+// The ids arrive while the first parts are made. Files beyond the first few get
+// theirs with their first part.
+void Uploader::open_early() {
+  const std::lock_guard lock(mutex_);
+  for (OneFile& file : files_) {
+    if (queue_.size() == upload_threads()) return;
+    if (!file.in_parts() || file.done || !file.id.empty()) continue;
+    queue_.push_back({&file, kOpen});
+    if (add_worker()) continue;
+    queue_.pop_back();
+    return;
+  }
+}
+
+void Uploader::run(const Job& job) {
+  if (job.index == kOpen) return open_upload(*job.file);
+  send_part(*job.file, job.index);
+  release(job);
 }
 
 void Uploader::work() {
@@ -188,8 +215,7 @@ void Uploader::work() {
     lock.unlock();
     std::exception_ptr failure;
     try {
-      send_part(*job.file, job.index);
-      release(job);
+      run(job);
     } catch (...) {
       failure = std::current_exception();
     }
@@ -220,6 +246,10 @@ Request Uploader::ask(const std::string& url, const std::string& method,
   return store_of(url).write_request(url, method, query, sha);
 }
 
+Response Uploader::send_request(const Request& asked) {
+  return fetch_renewed(store_of(target_), asked);
+}
+
 // gs:// with a bearer token accepts only x-goog- headers.
 bool Uploader::signs() const {
   return speaks_amz() ||
@@ -247,7 +277,7 @@ void Uploader::open_upload(OneFile& file) {
   asked.headers.push_back(mark_header());
   if (speaks_amz()) asked.headers.push_back("x-amz-checksum-algorithm: SHA256");
   asked.headers.push_back("Content-Type: application/octet-stream");
-  const Response response = fetch(asked);
+  const Response response = send_request(asked);
   check_status(asked, response);
   const std::string id = element(response.body, "UploadId");
   if (id.empty() || id.find_first_of(" \n\r") != id.npos)
@@ -268,7 +298,7 @@ bool Uploader::list_parts(OneFile& file) {
         (marker.empty() ? "" : "part-number-marker=" + marker + "&") +
         ("uploadId=" + encode(file.id));
     const Request asked = ask(file.url, "", query);
-    const Response response = fetch(asked);
+    const Response response = send_request(asked);
     if (response.status == 404) return false;
     check_status(asked, response);
     check_answer(asked, response, "ListPartsResult");
@@ -350,7 +380,7 @@ Response Uploader::send_bytes(Request asked,
                             base64_of_hex(sums.sha256));
   std::string wrong;
   for (int i = 0; i < kTries; ++i) {
-    Response response = fetch(asked);
+    Response response = send_request(asked);
     if (came_otherwise(response)) {
       wrong = describe(response);
       continue;

@@ -4,21 +4,66 @@
 
 #include <algorithm>
 #include <functional>
+#include <mutex>
 #include <set>
+#include <span>
+#include <thread>
+#include <utility>
 
+#include "lib/failures.h"
 #include "lib/interrupt.h"
 #include "lib/net/md5.h"
 #include "lib/net/settings.h"
 #include "lib/net/uploader.h"
 #include "lib/net/url.h"
+#include "lib/net/xml.h"
 #include "lib/parallel.h"
 
 namespace ckpt::net {
 namespace {
 
 constexpr int kClaimTries = 3;
+constexpr uint64_t kCompleteTries = 4;
 constexpr std::string_view kMark = "x-amz-meta-ckpt-upload";
 const std::string kClaim = "/" + std::string(io::kUploadClaim);
+
+// The status was sent before the work was done.
+bool has_error(const Response& response) {
+  return response.body.find("<Error") != std::string::npos;
+}
+
+// Asks now, whatever was known before.
+io::Standing look_now(const std::string& url) {
+  forget_all();
+  const std::string path = normal(url);
+  Store& store = store_of(path);
+  // Both at once: each is a round trip.
+  std::optional<std::vector<std::string>> names;
+  std::optional<Facts> object;
+  std::optional<Error> unknown;
+  parallel_for(
+      2,
+      [&](size_t i) {
+        if (i == 0) {
+          names = store.list(path);
+          return;
+        }
+        const failures::Unimportant if_it_is_a_folder;
+        try {
+          object = store.look_again(path);
+        } catch (const Error& error) {
+          unknown = error;
+        }
+      },
+      2);
+  // A bucket without objects exists, and is empty.
+  if (names && !names->empty()) return io::Standing::kDirectory;
+  if (unknown) {
+    failures::note(*unknown);
+    throw *unknown;
+  }
+  return object ? io::Standing::kFile : io::Standing::kNothing;
+}
 
 }  // namespace
 
@@ -54,6 +99,13 @@ void Uploader::appear_all() {
   release_claim();
 }
 
+std::string Uploader::etag_of(const std::vector<Part>& parts) {
+  std::vector<std::string> etags;
+  etags.reserve(parts.size());
+  for (const Part& part : parts) etags.push_back(part.etag);
+  return etag_of_parts(etags);
+}
+
 Error Uploader::taken(const std::string& url) const {
   return unfaithful_error({url, {}}, "already exists")
       .with_hint("choose another target, or replace this one with --overwrite");
@@ -61,8 +113,7 @@ Error Uploader::taken(const std::string& url) const {
 
 void Uploader::check_free() {
   if (options_.overwrite) return;
-  if (io::look_at_target(target_) != io::Standing::kNothing)
-    throw taken(target_);
+  if (look_now(target_) != io::Standing::kNothing) throw taken(target_);
 }
 
 // Of two runs that end at the same time only one continues, where the server
@@ -75,7 +126,8 @@ void Uploader::claim() {
   asked.text = record_.mark;
   asked.headers.push_back(mark_header());
   if (speaks_amz()) asked.headers.push_back("If-None-Match: *");
-  const Response response = fetch(asked);
+  const Response response = send_request(asked);
+  claimed_once_ = response.attempts == 1;
   if (response.status == 412 || response.status == 409) {
     if (is_ours(url)) return;
     throw Error(ExitCode::kIo, {target_, {}}, "another run is publishing there",
@@ -90,22 +142,26 @@ void Uploader::release_claim() {
   const std::string url = target_ + kClaim;
   for (int i = 0; i < kClaimTries; ++i) {
     remove(url);
-    if (!is_ours(url)) return;
+    if (claimed_once_ || !is_ours(url)) return;
   }
 }
 
 void Uploader::remove(const std::string& url) {
   const Request asked = ask(url, "DELETE");
-  const Response response = fetch(asked);
+  const Response response = send_request(asked);
   if (response.status != 404) check_status(asked, response);
 }
 
 bool Uploader::is_ours(const std::string& url) {
   Request asked = ask(url, "");
   asked.head = true;
-  const Response response = fetch(asked);
+  const Response response = send_request(asked);
   if (response.status == 404) return false;
   check_status(asked, response);
+  return has_mark(response);
+}
+
+bool Uploader::has_mark(const Response& response) const {
   return response.header(std::string(kMark)) == record_.mark ||
          response.header("x-goog-meta-ckpt-upload") == record_.mark;
 }
@@ -115,11 +171,15 @@ void Uploader::appear(OneFile& file) {
   if (file.done) return;
   const Response response = file.in_parts() ? complete(file) : put(file);
   // The answer to a first attempt may have been lost; then it is there.
-  const bool failed = response.status < 200 || response.status >= 300 ||
-                      response.body.find("<Error>") != std::string::npos;
+  const bool failed =
+      response.status < 200 || response.status >= 300 || has_error(response);
   if (!failed) {
-    // Who has an object names its ETag.
-    if (file.in_parts() || response.header("etag").empty()) check_size(file);
+    // Who has an object names its ETag; of parts, it tells which ones they are.
+    const std::string etag = file.in_parts()
+                                 ? unquoted(element(response.body, "ETag"))
+                                 : response.header("etag");
+    if (file.in_parts() ? etag != etag_of(file.parts) : etag.empty())
+      check_size(file);
     return;
   }
   const bool beaten = response.status == 412 || response.status == 409;
@@ -149,7 +209,14 @@ Response Uploader::complete(const OneFile& file) {
   constexpr uint64_t kMergePatience = 300;  // a server may copy all of it
   asked.patience = std::max(settings().stall_seconds, kMergePatience);
   add_condition(asked);
-  return fetch(asked);
+  for (uint64_t i = 1;; ++i) {
+    Response response = send_request(asked);
+    if (response.status != 200 || !has_error(response) || i == kCompleteTries ||
+        interrupted())
+      return response;
+    std::this_thread::sleep_for(
+        std::chrono::milliseconds(settings().backoff_ms << i));
+  }
 }
 
 Response Uploader::put(const OneFile& file) {
@@ -166,10 +233,14 @@ Response Uploader::put(const OneFile& file) {
 void Uploader::check_size(const OneFile& file) {
   Request asked = ask(file.url, "");
   asked.head = true;
-  const Response response = fetch(asked);
-  if (response.status == 404)
+  const Response response = send_request(asked);
+  // An older object of that name is no answer either.
+  if (response.status == 404 ||
+      (options_.overwrite && response.status == 200 && !has_mark(response)))
     throw Error(ExitCode::kIo, {file.url, {}},
-                "the server said that it has it, and has not");
+                "the server said that it has it, and has not",
+                "is there a proxy that answers in its place? What was sent is "
+                "kept: add --resume to the same command");
   check_status(asked, response);
   const uint64_t there = upload_number(response.header("content-length"));
   if (there != file.handle->size())
@@ -199,7 +270,7 @@ void Uploader::remove_strangers() {
     const auto names = store_of(folder).list(folder);
     if (!names) continue;
     for (const std::string& name : *names) {
-      const std::string url = folder + "/" + name;
+      const std::string url = fmt::format("{}/{}", folder, name);
       const auto facts = store_of(url).look(url);
       if (facts && facts->directory)
         folders.push_back(url);
@@ -215,15 +286,29 @@ void Uploader::remove_strangers() {
 
 namespace ckpt::io {
 
+namespace {
+
+// What a run's first look found, for the second one a moment later: each is a
+// round trip, and the look before it publishes always asks.
+struct FirstLook {
+  std::mutex mutex;
+  std::string url;  // "" once it was used
+  std::chrono::steady_clock::time_point when;
+};
+
+}  // namespace
+
 Standing look_at_target(const std::string& url) {
-  net::forget_all();
-  const std::string path = net::normal(url);
-  const auto facts = net::store_of(path).look(path);
-  if (!facts) return Standing::kNothing;
-  if (!facts->directory) return Standing::kFile;
-  // A bucket without objects exists, and is empty.
-  const auto names = net::store_of(path).list(path);
-  return names && !names->empty() ? Standing::kDirectory : Standing::kNothing;
+  constexpr auto kFresh = std::chrono::seconds(5);
+  static FirstLook known;
+  const auto now = std::chrono::steady_clock::now();
+  const std::lock_guard lock(known.mutex);
+  if (std::exchange(known.url, "") == url && now - known.when < kFresh)
+    return Standing::kNothing;
+  const Standing there = net::look_now(url);
+  known.when = now;
+  if (there == Standing::kNothing) known.url = url;
+  return there;
 }
 
 }  // namespace ckpt::io

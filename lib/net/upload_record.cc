@@ -7,6 +7,7 @@
 #include <fstream>
 #include <random>
 #include <sstream>
+#include <utility>
 
 #include "ckpt/error.h"
 #include "lib/io/upload.h"
@@ -90,7 +91,7 @@ void abandon_upload(const std::string& record) noexcept {
       net::Request asked = net::store_of(url).write_request(
           url, "DELETE", "uploadId=" + net::encode(id), "");
       asked.heedless = true;
-      net::fetch(asked);
+      net::fetch_renewed(net::store_of(url), std::move(asked));
     }
   } catch (const std::exception&) {
     // They cost storage until the bucket's lifecycle rule removes them.

@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <span>
 #include <vector>
 
@@ -67,6 +69,21 @@ std::string difference(const Response& response, const Sums& sums) {
       !sha.empty() && sha != here)
     return fmt::format("its SHA-256 is {} there, {} here", sha, here);
   return {};
+}
+
+std::string etag_of_parts(const std::vector<std::string>& etags) {
+  Md5 sum;
+  for (const std::string& etag : etags) {
+    if (!is_md5(etag)) return "?";
+    std::array<std::byte, 16> bytes;
+    for (size_t i = 0; i < bytes.size(); ++i) {
+      uint8_t byte = 0;
+      std::from_chars(&etag[2 * i], &etag[2 * i] + 2, byte, 16);
+      bytes[i] = static_cast<std::byte>(byte);
+    }
+    sum.update(bytes);
+  }
+  return fmt::format("{}-{}", sum.hex(), etags.size());
 }
 
 bool came_otherwise(const Response& response) {

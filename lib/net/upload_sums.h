@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "lib/io/file.h"
 #include "lib/net/http.h"
@@ -23,6 +24,10 @@ std::string unquoted(std::string etag);
 
 // What the server says it has, if that is not what was sent; else "".
 std::string difference(const Response& response, const Sums& sums);
+
+// The ETag of an object put together of parts with these: the MD5 of their
+// MD5s, and their number. "?" if the server's are no MD5s.
+std::string etag_of_parts(const std::vector<std::string>& etags);
 
 // True for a reply saying that the bytes received are not those sent.
 bool came_otherwise(const Response& response);

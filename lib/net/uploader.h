@@ -65,6 +65,7 @@ class Uploader final : public io::Upload {
 
     bool in_parts() const { return !parts.empty(); }
   };
+  static constexpr uint64_t kOpen = UINT64_MAX;  // no part: ask for an id
   struct Job {
     OneFile* file = nullptr;
     uint64_t index = 0;
@@ -78,13 +79,18 @@ class Uploader final : public io::Upload {
   uint64_t part_size(uint64_t bytes) const;
   Request ask(const std::string& url, const std::string& method,
               const std::string& query = "", const std::string& sha = "");
+  // With other keys if those of the request have expired.
+  Response send_request(const Request& asked);
   bool speaks_amz() const { return target_.starts_with("s3://"); }
   bool signs() const;
   std::string mark_header() const;
   void add_condition(Request& request) const;
 
   // The queue.
+  void open_early();
+  bool add_worker();  // with the mutex held
   void work();
+  void run(const Job& job);
   void drain();
   static void release(const Job& job);
 
@@ -107,6 +113,8 @@ class Uploader final : public io::Upload {
   void release_claim();
   void remove(const std::string& url);
   bool is_ours(const std::string& url);
+  static std::string etag_of(const std::vector<Part>& parts);
+  bool has_mark(const Response& response) const;
   void appear(OneFile& file);
   Response complete(const OneFile& file);
   Response put(const OneFile& file);
@@ -118,7 +126,8 @@ class Uploader final : public io::Upload {
   const std::string target_;
   const io::UploadOptions options_;
   Record record_;
-  std::mutex record_mutex_;  // of the record's file
+  bool claimed_once_ = false;  // no other attempt can arrive late
+  std::mutex record_mutex_;    // of the record's file
   std::deque<OneFile> files_;
 
   std::mutex mutex_;  // of what follows

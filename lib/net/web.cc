@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <set>
 
+#include "lib/net/page.h"
 #include "lib/net/settings.h"
 #include "lib/net/store.h"
 #include "lib/net/url.h"
@@ -19,38 +20,6 @@ namespace {
 uint64_t first_bytes(const std::string& path) {
   return path.ends_with(".safetensors") || path.ends_with(".json") ? 64 << 10
                                                                    : 4 << 10;
-}
-
-// The name in href, if it is in this directory: "model.bin", "sub/".
-std::string linked_name(std::string_view link) {
-  std::string name(link.substr(0, link.find_first_of("?#")));
-  if (name.starts_with("./")) name.erase(0, 2);
-  for (size_t at = 0; (at = name.find("&amp;", at)) != name.npos; ++at)
-    name.replace(at, 5, "&");
-  const size_t slash = name.find('/');
-  if (name.empty() || name[0] == '.' || name.find(':') != name.npos ||
-      (slash != name.npos && slash + 1 != name.size()))
-    return name.starts_with(".") && slash == name.npos && name != "." &&
-                   name != ".."
-               ? decode(name)
-               : "";
-  return decode(name);
-}
-
-std::vector<std::string> links(std::string_view page) {
-  std::set<std::string> names;
-  constexpr std::string_view kMark = "href=\"";
-  while (true) {
-    const size_t at = page.find(kMark);
-    if (at == page.npos) break;
-    page.remove_prefix(at + kMark.size());
-    const size_t end = page.find('"');
-    if (end == page.npos) break;
-    std::string name = linked_name(page.substr(0, end));
-    if (name.ends_with('/')) name.pop_back();
-    if (!name.empty() && name.find('/') == name.npos) names.insert(name);
-  }
-  return {names.begin(), names.end()};
 }
 
 // A page without a length ends wherever the connection does: a truncated list
@@ -93,12 +62,12 @@ class WebStore final : public Store {
 
   std::optional<std::vector<std::string>> list(
       const std::string& path) override {
-    auto names = first_list(path);
-    if (!names) return std::nullopt;
-    add_hidden(path, *names);
+    auto page = first_list(path);
+    if (!page) return std::nullopt;
+    add_hidden(path, page->names);
     const std::lock_guard lock(mutex_);
-    listed_[path] = {names->begin(), names->end()};
-    return names;
+    listed_[path] = *page;
+    return page->names;
   }
 
   Request request(const std::string& path) override {
@@ -116,17 +85,17 @@ class WebStore final : public Store {
  private:
   // As the first look found it: if a server that listed it a moment ago refuses
   // now, it would be a directory that can't be listed.
-  std::optional<std::vector<std::string>> first_list(const std::string& path) {
+  std::optional<ListingPage> first_list(const std::string& path) {
     {
       const std::lock_guard lock(mutex_);
       if (const auto found = listed_.find(path); found != listed_.end())
-        return std::vector(found->second.begin(), found->second.end());
+        return found->second;
     }
     Request asked = request(path);
     if (!asked.url.ends_with('/')) asked.url += '/';
     const Response response = fetch(asked);
     if (!is_page(path, response)) return std::nullopt;
-    return links(response.body);
+    return read_page(response.body, response.url);
   }
 
   // What nginx does not list, and every distributed checkpoint has.
@@ -138,7 +107,7 @@ class WebStore final : public Store {
                               return name.ends_with(".distcp");
                             }) &&
         look(path + "/" + index))
-      names.push_back(index);
+      names.insert(std::ranges::lower_bound(names, index), index);
   }
 
   // True if it is not in the listing of its directory (which may hide names
@@ -159,21 +128,26 @@ class WebStore final : public Store {
          in.size() > parse_url(path).origin().size();) {
       const std::string name = last_name(in);
       in = folder_of(in);
-      const auto above = listed_.find(in);
-      if (above != listed_.end() && !name.starts_with('.') &&
-          !above->second.contains(name))
-        return true;
+      if (is_left_out(in, name)) return true;
     }
+    return is_left_out(folder, last_name(path));
+  }
+
+  // With the mutex held.
+  bool is_named(const std::string& folder, const std::string& name) const {
     const auto found = listed_.find(folder);
-    const std::string name = last_name(path);
-    return found != listed_.end() && !name.starts_with('.') &&
-           !found->second.contains(name);
+    return found != listed_.end() &&
+           std::ranges::binary_search(found->second.names, name);
+  }
+  bool is_left_out(const std::string& folder, const std::string& name) const {
+    const auto found = listed_.find(folder);
+    return found != listed_.end() && found->second.is_listing &&
+           !name.starts_with('.') && !is_named(folder, name);
   }
 
   bool is_listed(const std::string& path) {
     const std::lock_guard lock(mutex_);
-    const auto found = listed_.find(folder_of(path));
-    return found != listed_.end() && found->second.contains(last_name(path));
+    return is_named(folder_of(path), last_name(path));
   }
   bool has_file_beside(const std::string& path) {
     const std::string folder = folder_of(path) + "/";
@@ -212,9 +186,9 @@ class WebStore final : public Store {
     Facts facts;
     if (is_page(path, response)) {
       facts.directory = true;
-      const std::vector<std::string> names = links(response.body);
+      ListingPage page = read_page(response.body, response.url);
       const std::lock_guard lock(mutex_);
-      listed_[path] = {names.begin(), names.end()};
+      listed_[path] = std::move(page);
       return facts;
     }
     if (response.status == 404 || response.status == 410) return std::nullopt;
@@ -245,7 +219,7 @@ class WebStore final : public Store {
   }
 
   std::mutex mutex_;
-  std::map<std::string, std::set<std::string>> listed_;
+  std::map<std::string, ListingPage> listed_;
   std::set<std::string> files_;
 };
 

@@ -9,6 +9,8 @@
 
 namespace ckpt::net {
 
+// Entities replaced, numeric ones by UTF-8.
+std::string unescape(std::string_view text);
 // The text of the first <name>…</name>, entities replaced; "" if absent.
 std::string element(std::string_view xml, std::string_view name);
 // The contents of each of them, unchanged.

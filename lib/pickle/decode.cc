@@ -4,8 +4,11 @@
 #include <algorithm>
 #include <bit>
 
+#include "lib/heap.h"
+#include "lib/pickle/count.h"
 #include "lib/pickle/decoder.h"
 #include "lib/pickle/trace.h"
+#include "lib/tree_peak.h"
 
 namespace ckpt::pickle {
 namespace {
@@ -331,9 +334,14 @@ void Decoder::step_rare(uint8_t opcode) {
   }
 }
 
-void Decoder::throw_full(uint64_t end) const {
-  tree_memory::fail(in_.path(), memory(), in_.position() - begin_,
-                    std::min(end - begin_, size_));
+void Decoder::throw_full(uint64_t end, uint64_t whole) const {
+  const uint64_t size = std::min(end - begin_, size_);
+  uint64_t read = in_.position() - begin_;
+  if (whole != 0)  // as if all bytes became as many values
+    read = static_cast<uint64_t>(static_cast<double>(size) *
+                                 static_cast<double>(memory()) /
+                                 static_cast<double>(whole));
+  tree_memory::fail(in_.path(), memory(), read, size);
 }
 
 void Decoder::throw_dense(uint64_t end) const {
@@ -390,10 +398,21 @@ Decoded decode(const io::Handle& file, uint64_t offset, uint64_t end,
                const Limits& limits, bool records) {
   Input input(file, offset, end, limits.bytes);
   Decoder decoder(input, limits, records);
+  const auto expect = [&] {
+    const Expected all =
+        expect_values(file, offset, input.position(), decoder.taken(), end);
+    tree_memory::foresee_pieces(all.pieces, all.bytes);
+    return all.bytes;
+  };
   try {
     return decoder.run();
   } catch (const tree_memory::Full&) {
-    decoder.throw_full(end_of(file, offset, end));
+    const uint64_t whole = expect();
+    decoder.throw_full(end, whole);
+  } catch (const heap::Full&) {
+    const uint64_t beside = tree_memory::used() - decoder.taken();
+    tree_memory::foresee(expect() + beside);
+    throw;
   } catch (const Decoder::Dense&) {
     decoder.throw_dense(end_of(file, offset, end));
   }

@@ -36,9 +36,10 @@ class Decoder {
 
   Decoded run();
   // Throws an error naming the pickle that doesn't fit memory. `end`: of the
-  // pickle.
-  [[noreturn]] void throw_full(uint64_t end) const;
+  // pickle. `whole`: what its values would take, 0 if nobody knows.
+  [[noreturn]] void throw_full(uint64_t end, uint64_t whole = 0) const;
   [[noreturn]] void throw_dense(uint64_t end) const;
+  uint64_t taken() const { return memory(); }
 
  private:
   // decode.cc: the opcodes.

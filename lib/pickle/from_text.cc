@@ -9,6 +9,21 @@ namespace ckpt::pickle {
 
 using Kind = text::Scanner::Kind;
 
+namespace {
+
+// Integers have no largest one in JSON, and none in Python.
+Id number(Document& document, text::Scanner& scan) {
+  const std::string_view from_here = scan.rest();
+  const nlohmann::json value = text::number_of(scan);
+  const std::string_view spelled =
+      from_here.substr(0, from_here.size() - scan.rest().size());
+  const bool whole = spelled.find_first_not_of("-0123456789") == spelled.npos;
+  return whole && value.is_number_float() ? document.add_big_int(spelled)
+                                          : from_json(document, value);
+}
+
+}  // namespace
+
 JsonText::JsonText(Document& document, text::Scanner& scan,
                    const std::string& path, uint64_t size)
     : document_(document),
@@ -38,7 +53,7 @@ Id JsonText::next() {
     case Kind::kString:
       return document_.add_string(scan_.string());
     case Kind::kNumber:
-      return from_json(document_, text::number_of(scan_));
+      return number(document_, scan_);
     default:
       break;
   }

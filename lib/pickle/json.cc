@@ -7,8 +7,10 @@
 #include <charconv>
 #include <cmath>
 
+#include "ckpt/error.h"
 #include "lib/pickle/codecs.h"
 #include "lib/pickle/json_builder.h"
+#include "lib/pickle/whole_json.h"
 #include "lib/text/format.h"
 
 namespace ckpt::pickle {
@@ -27,8 +29,9 @@ Json tagged(const char* tag, Json value) {
   return object;
 }
 
-Json bytes_json(const char* tag, std::string_view bytes) {
-  if (bytes.size() <= kLongestBytes) return tagged(tag, hex_text(bytes));
+Json bytes_json(const char* tag, std::string_view bytes, bool whole) {
+  if (whole || bytes.size() <= kLongestBytes)
+    return tagged(tag, hex_text(bytes));
   Json object = tagged(tag, hex_text(bytes.substr(0, kShownBytes)));
   object["size"] = bytes.size();
   return object;
@@ -93,6 +96,18 @@ Json to_json(const Document& document, Id root, uint64_t budget,
   return JsonBuilder(document, budget, name_tensor).run(root);
 }
 
+std::string whole_json(const Document& document, Id root,
+                       const std::string& name) {
+  const NameTensor nameless;
+  try {
+    return JsonBuilder(document, UINT64_MAX, nameless, true)
+        .run(root)
+        .dump(-1, ' ', false, Json::error_handler_t::replace);
+  } catch (const Error& error) {
+    throw unfaithful_error({{}, name}, "{}", error.problem());
+  }
+}
+
 Json JsonBuilder::run(Id root) {
   Json result;
   places_.push_back({kNoId, 0, {}});
@@ -112,6 +127,9 @@ void JsonBuilder::show(const Task& task) {
   }
   if (show_scalar(task.id, *task.slot) || show_reference(task)) return;
   if (places_[task.place].depth > kDeepest) {
+    if (whole_)
+      throw unfaithful_error({}, "values nest more than {} levels deep",
+                             kDeepest);
     *task.slot = tagged("!elided", 1);
     return;
   }
@@ -148,10 +166,10 @@ bool JsonBuilder::show_scalar(Id id, Json& slot) {
       slot = string_json(doc_.text(id));
       return true;
     case Type::kBytes:
-      slot = bytes_json("!bytes", doc_.text(id));
+      slot = bytes_json("!bytes", doc_.text(id), whole_);
       return true;
     case Type::kByteArray:
-      slot = bytes_json("!bytearray", doc_.text(id));
+      slot = bytes_json("!bytearray", doc_.text(id), whole_);
       return true;
     case Type::kGlobal:
       show_global(id, slot);

@@ -21,8 +21,11 @@ using Json = nlohmann::ordered_json;
 class JsonBuilder {
  public:
   JsonBuilder(const Document& document, uint64_t budget,
-              const NameTensor& name_tensor)
-      : doc_(document), budget_(budget), name_tensor_(name_tensor) {}
+              const NameTensor& name_tensor, bool whole = false)
+      : doc_(document),
+        budget_(budget),
+        name_tensor_(name_tensor),
+        whole_(whole) {}
 
   Json run(Id root);
 
@@ -83,6 +86,7 @@ class JsonBuilder {
   const Document& doc_;
   uint64_t budget_;
   const NameTensor& name_tensor_;
+  const bool whole_;  // long bytes are shown, what is too deep is refused
   std::vector<Place> places_;
   std::vector<Task> tasks_;
   std::unordered_map<Id, uint32_t> seen_;

@@ -338,7 +338,7 @@ bool JsonBuilder::show_array(Id id, Json& slot) {
     slot["value"] = number_json(*values);
     return true;
   }
-  const bool whole = values->bytes.size() <= kLongestArray;
+  const bool whole = whole_ || values->bytes.size() <= kLongestArray;
   slot["!ndarray"] = values->type;
   slot["shape"] = *array->shape;
   slot["fortran"] = array->fortran;

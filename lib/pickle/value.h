@@ -134,6 +134,8 @@ class Document {
   std::optional<std::vector<Id>> as_pairs(Id id) const;
   // A kInt, or a kBool, as in Python.
   std::optional<int64_t> as_int(Id id) const;
+  // A kFloat, or what as_int reads.
+  std::optional<double> as_real(Id id) const;
   // "module name" of a kCall's callable or of a kGlobal; else empty.
   std::string callable_name(Id id) const;
 

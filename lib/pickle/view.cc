@@ -61,6 +61,12 @@ std::optional<int64_t> Document::as_int(Id id) const {
   return nodes_[id].payload.integer;
 }
 
+std::optional<double> Document::as_real(Id id) const {
+  if (is(id, Type::kFloat)) return real(id);
+  if (const auto whole = as_int(id)) return static_cast<double>(*whole);
+  return std::nullopt;
+}
+
 std::string Document::callable_name(Id id) const {
   if (is(id, Type::kCall)) id = nodes_[id].count;
   if (!is(id, Type::kGlobal)) return {};

@@ -100,7 +100,8 @@ uint64_t parse_size(std::string_view text) {
   const auto bytes = checked_mul(whole, unit->bytes);
   const auto sum = bytes ? checked_add(*bytes, part) : std::nullopt;
   if (!sum || parsed.ec != std::errc())
-    throw usage_error({}, "{} is more than 64 bits hold", printable(text));
+    throw usage_error({}, "{} is more than 64 bits hold", printable(text))
+        .with_hint("sizes look like 5GB (5 * 10^9), 5GiB (5 * 2^30) or 4096");
   return *sum;
 }
 

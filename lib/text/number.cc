@@ -21,6 +21,10 @@ std::optional<uint64_t> take_number(std::string_view& text, uint64_t most,
   return value;
 }
 
+bool is_digits(std::string_view text) {
+  return !text.empty() && std::ranges::all_of(text, is_digit);
+}
+
 std::optional<uint64_t> number(std::string_view text, uint64_t most,
                                Zeros zeros) {
   const auto value = take_number(text, most, zeros);

@@ -12,6 +12,10 @@
 
 namespace ckpt::text {
 
+constexpr bool is_digit(char c) { return c >= '0' && c <= '9'; }
+// True if there is nothing else in it, and at least one.
+bool is_digits(std::string_view text);
+
 // With leading zeros as some writers make them (007), or only plain (7).
 enum class Zeros : uint8_t { kAllowed, kRefused };
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "lib/text/format.h"
+#include "lib/text/number.h"
 #include "lib/text/utf8.h"
 
 namespace ckpt::text {
@@ -16,7 +17,6 @@ namespace {
 constexpr bool is_white(char c) {
   return c == ' ' || c == '\n' || c == '\t' || c == '\r';
 }
-constexpr bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 // True for bytes that end or interrupt a plain run inside a string.
 constexpr auto kStops = [] {

@@ -7,6 +7,7 @@ import ctypes
 import json
 import operator
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -113,8 +114,8 @@ def _box(tensor: Tensor, key: Key) -> _Box:
     return _Box(offsets, shape, tuple(shown))
 
 
-# Schemes of what is not a file on this machine.
-_URLS = ("https://", "http://", "hf://", "s3://", "gs://", "az://")
+# What no directory goes before: libckpt says which URLs it opens.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 # What is done to a checkpoint after it is opened: ckpt_in_dialect with a name,
@@ -130,8 +131,8 @@ class Checkpoint(Mapping[str, Tensor]):
                  family: Optional[str] = None) -> None:
         asked = _native.path_text(path)
         # The working directory may change.
-        self._asked = asked if asked.startswith(_URLS) else os.path.join(
-            os.getcwd(), asked)
+        self._asked = asked if not asked or _URL.match(asked) else \
+            os.path.join(os.getcwd(), asked)
         self._handle = _native.Handle(_native.call(
             "ckpt_open", os.fsencode(self._asked),
             _native.text(format, "format") if format else None,
@@ -241,26 +242,27 @@ class Checkpoint(Mapping[str, Tensor]):
                keys: Iterable[str] = ()) -> Iterator[tuple[str, Array]]:
         """What one rank of a topology holds, tensor by tensor; reads each part
         on demand. `rank` is the rank in `tp`. Layers and experts are spread as
-        in Megatron, rows over `dp` as in fairseq2. `dialect` and `keys` work
-        like in_dialect() followed by select()."""
-        if dialect is not None or keys:
-            other = self.in_dialect(dialect) if dialect is not None else self
-            if keys:
-                other = other.select(keys=keys)
-            return other.shards(
+        in Megatron, rows over `dp` as in fairseq2. `dialect` works like
+        in_dialect(). `keys` are globs of names; layers and experts are spread
+        as without them (after select(), as if nothing else were there)."""
+        if dialect is not None:
+            return self.in_dialect(dialect).shards(
                 tp=tp, pp=pp, dp=dp, ep=ep, rank=rank, pp_rank=pp_rank,
-                dp_rank=dp_rank, ep_rank=ep_rank)
+                dp_rank=dp_rank, ep_rank=ep_rank, keys=keys)
+        globs = _native.texts([keys] if isinstance(keys, str) else list(keys),
+                              "keys")
         sizes = _grid(1, tp=tp, pp=pp, dp=dp, ep=ep)
         place = _grid(0, rank=rank, pp_rank=pp_rank, dp_rank=dp_rank,
                       ep_rank=ep_rank)
         with self._use():  # raised here rather than by the first step
-            return self._walk(sizes, place)
+            return self._walk(sizes, place, globs)
 
-    def _walk(self, sizes: _native.Grid, place: _native.Grid
+    def _walk(self, sizes: _native.Grid, place: _native.Grid, globs: Any
               ) -> Iterator[tuple[str, Array]]:
         with self._use() as handle:
-            walk = _native.call("ckpt_shards_open", handle,
-                                ctypes.byref(sizes), ctypes.byref(place))
+            walk = _native.call("ckpt_shards_open_some", handle,
+                                ctypes.byref(sizes), ctypes.byref(place),
+                                globs)
             try:
                 while True:
                     with self._use():

@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional, Union
 
@@ -72,7 +72,7 @@ def _place(path: Path) -> str:
 
 
 def _words(options: dict[str, Any]) -> Iterator[str]:
-    """max_mem="4G" -> --max-mem=4G; True -> the flag; a list -> repeated. One
+    """max_mem="4G" -> --max-mem=4G; True -> the flag; several -> repeated. One
     word each, so that a value may begin with "-"."""
     for name, value in options.items():
         flag = "--" + name.rstrip("_").replace("_", "-")
@@ -81,7 +81,9 @@ def _words(options: dict[str, Any]) -> Iterator[str]:
         if value is True:
             yield flag
             continue
-        for one in value if isinstance(value, (list, tuple)) else (value,):
+        one_value = isinstance(value, (str, bytes, Mapping)) or \
+            not isinstance(value, Iterable)
+        for one in (value,) if one_value else value:
             yield f"{flag}={_word(one)}"
 
 

@@ -96,8 +96,9 @@ _CALLS: dict[str, tuple[Any, list[Any]]] = {
     "ckpt_data_dlpack": (c_void_p, [c_void_p, c_char_p, POINTER(c_uint64),
                                     c_size_t, POINTER(c_void_p)]),
     "ckpt_dlpack_close": (None, [c_void_p]),
-    "ckpt_shards_open": (c_void_p, [c_void_p, POINTER(Grid), POINTER(Grid),
-                                    POINTER(c_void_p)]),
+    "ckpt_shards_open_some": (c_void_p, [c_void_p, POINTER(Grid),
+                                         POINTER(Grid), POINTER(c_char_p),
+                                         POINTER(c_void_p)]),
     "ckpt_shards_next": (c_void_p, [c_void_p, POINTER(c_char_p),
                                     POINTER(c_char_p),
                                     POINTER(POINTER(c_uint64)),
@@ -191,13 +192,17 @@ def no_copy(value: object) -> NoReturn:
 
 class Handle:
     """A pointer of libckpt, released exactly once, after the last call that
-    uses it: close() may come from any thread, even during a read."""
+    uses it: close() may come from any thread, even during a read. With
+    `one_process`, a fork's child neither uses nor releases it: its threads and
+    files are the parent's."""
 
-    __slots__ = ("_closed", "_condition", "_pointer", "_release", "_users",
-                 "__weakref__")
+    __slots__ = ("_closed", "_condition", "_pointer", "_process", "_release",
+                 "_users", "__weakref__")
 
-    def __init__(self, pointer: int, release: str) -> None:
+    def __init__(self, pointer: int, release: str,
+                 one_process: bool = False) -> None:
         self._pointer = pointer
+        self._process = os.getpid() if one_process else None
         self._release = getattr(library(), release)
         self._closed = False
         self._users = 0
@@ -211,6 +216,7 @@ class Handle:
     @contextmanager
     def use(self, problem: str, path: Optional[str] = None) -> Iterator[int]:
         """The pointer, or a UsageError that says `problem`."""
+        self._check_process()
         with self._condition:
             if self._closed:
                 raise errors.UsageError(problem, path=path)
@@ -225,8 +231,17 @@ class Handle:
             if last and self._release is not None:
                 self._release(self._pointer)
 
+    def _elsewhere(self) -> bool:
+        return self._process not in (None, os.getpid())
+
+    def _check_process(self) -> None:
+        if self._elsewhere():
+            raise errors.UsageError("it belongs to the process that made it")
+
     def close(self) -> None:
         """Does not wait: the last call in another thread releases it."""
+        if self._elsewhere():
+            return  # nor may it lock: the parent's other threads are gone
         with self._condition:
             if self._closed:
                 return
@@ -237,6 +252,7 @@ class Handle:
 
     def take(self, problem: str) -> int:
         """The pointer, once no call uses it; the caller must release it."""
+        self._check_process()
         with self._condition:
             if self._closed:
                 raise errors.UsageError(problem)
@@ -259,7 +275,7 @@ def check(error: c_void_p, status: int = 70) -> None:
         if status != 70:
             raise errors.from_json("", status)
         return
-    text = ctypes.string_at(error.value).decode("utf-8", "replace")
+    text = ctypes.string_at(error.value).decode("utf-8", "surrogateescape")
     library().ckpt_free(error)
     raise errors.from_json(text)
 

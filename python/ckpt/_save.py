@@ -21,8 +21,6 @@ def _arguments(tensors: Mapping[str, Any], path: Path, layout: str,
         raise TypeError("tensors are a mapping from names to arrays, and here "
                         f"a {type(tensors).__name__}")
     target = _native.path_text(path)
-    if not layout:
-        layout = "torch" if target.endswith(".pt") else "safetensors"
     most = _native.number(max_shard_size, "max_shard_size")
     if not tensors:
         raise UsageError("there are no tensors to save", path=target)
@@ -39,7 +37,7 @@ def save(tensors: Mapping[str, Any], path: Path,
     without copying them first, and renames the result into place.
 
     `layout` is a format's name. Without one, the ending of `path` decides
-    (.safetensors, .pt); a folder gets safetensors.
+    (.safetensors; .pt, .pth, .bin, .ckpt); a folder gets safetensors.
     """
     arguments, _keep = _arguments(tensors, path, layout, overwrite,
                                   max_shard_size)
@@ -57,7 +55,8 @@ class PendingSave:
     """
 
     def __init__(self, pending: int) -> None:
-        self._handle = _native.Handle(pending, "ckpt_save_drop")
+        self._handle = _native.Handle(pending, "ckpt_save_drop",
+                                      one_process=True)
 
     def written(self) -> bool:
         """True if nothing is left to write: finish() will not wait long."""
@@ -101,7 +100,14 @@ def begin_save(tensors: Mapping[str, Any], path: Path,
     return PendingSave(_native.call("ckpt_save_begin", *arguments))
 
 
-_threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ckpt-save")
+def _start_threads() -> None:
+    global _threads
+    _threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ckpt-save")
+
+
+_threads: ThreadPoolExecutor
+_start_threads()
+os.register_at_fork(after_in_child=_start_threads)  # a child has no threads
 
 
 def save_async(tensors: Mapping[str, Any],

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Collection
 from typing import Any, Optional
 
@@ -129,6 +130,11 @@ _BY_STATUS: dict[int, type[Error]] = {
 }
 
 
+def _local(path: Optional[str]) -> Optional[str]:
+    """A path of a document, which is UTF-8, as this process spells paths."""
+    return path and os.fsdecode(path.encode("utf-8", "surrogateescape"))
+
+
 def from_json(text: str, status: int = 70) -> Error:
     """The exception for an error document or for other text."""
     for line in reversed(text.strip().splitlines()):
@@ -138,7 +144,7 @@ def from_json(text: str, status: int = 70) -> Error:
             continue
         kind = _BY_STATUS.get(said["status"], Interrupted
                               if said["status"] > 128 else BugError)
-        return kind(said["message"], path=said.get("path"),
+        return kind(said["message"], path=_local(said.get("path")),
                     tensor=said.get("tensor"), hint=said.get("hint"),
                     status=said["status"])
     return _BY_STATUS.get(status, BugError)(text.strip() or

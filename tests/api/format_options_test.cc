@@ -11,6 +11,7 @@
 #include "ckpt/error.h"
 #include "formats/format.h"
 #include "formats/options.h"
+#include "models/family.h"
 #include "tests/support/fake_format.h"
 #include "tests/support/golden.h"
 #include "tests/support/temp_file.h"
@@ -63,6 +64,18 @@ TEST_CASE("strategies by action, backend and version") {
   CHECK_THROWS_WITH_AS(register_strategy({"load_common", "late", 1, "fake"}),
                        doctest::Contains("no strategies are registered"),
                        Error);
+}
+
+TEST_CASE("a family that a program brings is found by its model_type") {
+  REQUIRE(kRegistered);
+  const auto found = families::Family::for_config(
+      families::Json{{"model_type", "fake_llama"}});
+  REQUIRE(found);
+  CHECK(found->name() == "fake_llama");
+  CHECK_THROWS_WITH_AS(register_family("late", "{}"),
+                       doctest::Contains("after families were used"), Error);
+  CHECK_THROWS_WITH_AS(register_family("a/b", "{}"),
+                       doctest::Contains("a family is named"), Error);
 }
 
 TEST_CASE("a new format with ranks: as asked, or refused") {

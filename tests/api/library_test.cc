@@ -5,9 +5,13 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <fstream>
 #include <functional>
+#include <new>
 #include <set>
+#include <stdexcept>
 
+#include "ckpt/check.h"
 #include "ckpt/ckpt.h"
 #include "ckpt/format.h"
 #include "ckpt/parallel.h"
@@ -255,11 +259,66 @@ TEST_CASE("save: what no tensor can be is wrong usage, whoever saves") {
   CHECK(!std::filesystem::exists(dir.file("a")));
 }
 
+TEST_CASE("a catalog that a program changed is checked by whoever takes it") {
+  const test::TempDir dir;
+  const Catalog sound = open(kCase + "/ckpt").catalog();
+  struct Row {
+    std::function<void(Tensor& tensor)> harm;
+    const char* why;
+  };
+  const Row rows[] = {
+      {[](Tensor& t) { t.pieces.at(0).extent.file = 99; }, "in file 99 of"},
+      {[](Tensor& t) {
+         t.shape = {UINT64_MAX, UINT64_MAX};
+       },
+       "beyond 64 bits"},
+      {[](Tensor& t) { t.dtype = static_cast<DType>(250); }, "no dtype 250"},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.why);
+    Catalog harmed = sound;
+    row.harm(harmed.tensors[0]);
+    const Layout layout{.format = "dcp"};
+    const std::function<void()> calls[] = {
+        [&] { Checkpoint{harmed}; },
+        [&] { run(harmed, layout, dir.file("a")); },
+        [&] { plan(harmed, layout, dir.file("a")); },
+        [&] { into_dialect(harmed, "dcp"); },
+        [&] { diff(sound, harmed); },
+        [&] { digest(harmed); },
+        [&] { validate_sharding_integrity(harmed, true); }};
+    for (const auto& call : calls) {
+      try {
+        call();
+        FAIL("it was taken");
+      } catch (const Error& error) {
+        CHECK(error.code() == ExitCode::kUsage);
+        CHECK(std::string(error.what()).find(row.why) != std::string::npos);
+      }
+    }
+  }
+  CHECK_THROWS_WITH_AS(run({}, {.format = "dcp"}, dir.file("a")),
+                       doctest::Contains("no tensors to write"), Error);
+  CHECK_THROWS_WITH_AS(into_dialect(sound, "nowhere"),
+                       doctest::Contains("unknown format"), Error);
+  CHECK(!std::filesystem::exists(dir.file("a")));
+}
+
+TEST_CASE("open: rules that a program brings count, whoever wrote the files") {
+  const test::TempDir dir;
+  const std::string rules = dir.file("rules.json");
+  std::ofstream(rules) << R"({"model.norm.weight": 0})";
+  const std::string path = std::string(CKPT_TEST_DATA) + "/hf/llama/ckpt";
+  const Checkpoint opened = open(path, {.shard_dims_file = rules});
+  CHECK(opened.catalog().find("model.norm.weight")->tp == TpRule::split(0));
+  CHECK_THROWS_AS(open(path, {.shard_dims_file = dir.file("none")}), Error);
+}
+
 // Every rank's part of every tensor, by the dialect's rules: two ranks that
 // hold the same of a matrix would be no tensor parallelism.
 TEST_CASE("formats' modules: what they share has the ABI's shape") {
   // If a row changes, increment kFormatAbi and write the new size here.
-  CHECK(std::string_view(kFormatAbi).substr(0, 13) == "ckpt format 5");
+  CHECK(std::string_view(kFormatAbi).substr(0, 13) == "ckpt format 6");
 #ifndef _LIBCPP_VERSION
   const std::vector<size_t> sizes{
       sizeof(Catalog), sizeof(Tensor), sizeof(Piece),     sizeof(Extent),
@@ -270,6 +329,59 @@ TEST_CASE("formats' modules: what they share has the ABI's shape") {
   CHECK(offsetof(Extent, file) == 40);
   CHECK(offsetof(Piece, flat) == 48);
 #endif
+}
+
+// Whoever listens to progress stands for whatever fails in the middle.
+TEST_CASE("run: a lack of memory keeps what was copied, other errors nothing") {
+  namespace fs = std::filesystem;
+  constexpr uint64_t kItem = 16 << 20;
+  const test::TempDir dir;
+  const std::vector<std::byte> bytes(kItem, std::byte(7));
+  std::vector<ShardedTensor> shards;
+  for (const char* name : {"a", "b", "c", "d"})
+    shards.push_back({.name = name,
+                      .dtype = DType::u8,
+                      .shape = Shape{kItem},
+                      .box = {{0}, {kItem}},
+                      .bytes = bytes});
+  const std::string from = dir.file("from.safetensors");
+  const Layout layout{.format = "safetensors", .single_file = true};
+  save(shards, layout, from, {.sync = false});
+  const Catalog source = open(from).catalog();
+
+  struct Row {
+    const char* what;
+    std::function<void()> fail;
+    bool kept;
+  };
+  const Row rows[] = {
+      {"an Error", [] { throw resource_error({}, "too little memory"); }, true},
+      {"operator new", [] { throw std::bad_alloc(); }, true},
+      {"anything else", [] { throw std::runtime_error("of a program"); },
+       false},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.what);
+    const std::string to = dir.file("to.safetensors");
+    const std::string staging = dir.file(".to.safetensors.ckpt-staging");
+    SaveOptions options{.threads = 1, .sync = false};
+    options.progress = [&](uint64_t done, uint64_t) {
+      if (done > 5 * kItem / 2) row.fail();
+    };
+    CHECK_THROWS(run(source, layout, to, options));
+    CHECK_FALSE(fs::exists(to));
+    CHECK(fs::exists(staging) == row.kept);
+
+    uint64_t read = 0;  // again, after what was kept
+    options.resume = true;
+    options.progress = [&](uint64_t done, uint64_t) { read = done; };
+    run(source, layout, to, options);
+    CHECK(values(open(to).read("d")) == values(open(from).read("d")));
+    CHECK_FALSE(fs::exists(staging));
+    CHECK(read == (row.kept ? 2 : 4) * kItem);
+    fs::remove(to);
+    fs::remove(to + ".ckpt-manifest.json");
+  }
 }
 
 TEST_CASE("run: a damaged source is not copied as if it were sound") {

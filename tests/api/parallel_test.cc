@@ -108,8 +108,9 @@ TEST_CASE("parallel: what ranks save is the whole, in any format") {
         Shards shards(job->rank(), count);
         Layout layout{.format = format};
         if (format == "dcp") layout.topology.dp = count;
-        PendingSave save = begin_save(job, shards.state, layout, path,
-                                      {.threads = 1, .sync = false});
+        SaveOptions options{.threads = 1, .sync = false};
+        if (format != "dcp") options.note = [](auto&&) {};  // of the step
+        PendingSave save = begin_save(job, shards.state, layout, path, options);
         // They were copied.
         for (auto& bytes : shards.bytes)
           std::memset(bytes.data(), 0xff, bytes.size());
@@ -123,6 +124,28 @@ TEST_CASE("parallel: what ranks save is the whole, in any format") {
       check_saved(path);
       CHECK(entries(dir.path).size() == 1);
     }
+}
+
+TEST_CASE(
+    "parallel: a value without a place is left out only where it is told") {
+  for (const bool listens : {false, true}) {
+    CAPTURE(listens);
+    const test::TempDir dir;
+    std::string told;
+    const auto thrown = in_ranks(2, [&](const auto& job) {
+      const Shards shards(job->rank(), 2);
+      SaveOptions options{.threads = 1, .sync = false};
+      if (listens && job->rank() == 0)
+        options.note = [&](const std::string& line) { told += line; };
+      save(job, shards.state, {.format = "safetensors"}, dir.file("step"),
+           options);
+    });
+    for (const std::string& why : thrown)
+      CHECK(why.starts_with(listens ? "" : "step: would be left out of safe"));
+    CHECK(thrown[0].empty() == listens);
+    CHECK(entries(dir.path).size() == (listens ? 1 : 0));
+    CHECK((told.find("step: ") == 0) == listens);
+  }
 }
 
 TEST_CASE("parallel: a save that is given up leaves nothing") {
@@ -142,6 +165,53 @@ TEST_CASE("parallel: no job is an error") {
   CHECK_THROWS_WITH_AS(
       begin_save(nullptr, {}, {.format = "dcp"}, dir.file("a")),
       doctest::Contains("without a job"), Error);
+}
+
+// A program's communicator that does not do what it promises.
+class Faulty final : public Communicator {
+ public:
+  enum Fault { kFew, kForeign, kCut, kAdded, kNoRanks, kRank };
+  explicit Faulty(Fault fault) : fault_(fault) {}
+  uint32_t rank() const override { return fault_ == kRank ? 5 : 0; }
+  uint32_t size() const override { return fault_ == kNoRanks ? 0 : 1; }
+  std::vector<std::string> exchange(std::vector<std::string> to) override {
+    std::string& message = to.at(0);
+    if (fault_ == kFew) to.clear();
+    if (fault_ == kForeign) message = std::string(message.size(), '\xff');
+    if (fault_ == kCut) message.resize(message.size() / 2);
+    if (fault_ == kAdded) message += '\n';
+    return to;
+  }
+
+ private:
+  const Fault fault_;
+};
+
+TEST_CASE("parallel: a communicator that breaks its promise is told") {
+  const test::TempDir dir;
+  using enum Faulty::Fault;
+  for (const auto fault : {kFew, kForeign, kCut, kAdded, kNoRanks, kRank}) {
+    CAPTURE(static_cast<int>(fault));
+    const auto job = std::make_shared<Faulty>(fault);
+    const LoadRequest request{.name = "w"};
+    const std::function<void()> calls[] = {
+        [&] {
+          Shards shards(0, 1);
+          save(job, shards.state, {.format = "dcp"}, dir.file("a"));
+        },
+        [&] { load_shards(*job, dir.file("a"), std::span(&request, 1)); }};
+    for (const auto& call : calls) {
+      try {
+        call();
+        FAIL("it was taken");
+      } catch (const Error& error) {
+        CHECK(error.code() == ExitCode::kUsage);
+        CHECK(std::string(error.what()).find("communicator") !=
+              std::string::npos);
+      }
+    }
+  }
+  CHECK(entries(dir.path).empty());
 }
 
 TEST_CASE("parallel: an error of one rank is every rank's") {

@@ -10,7 +10,8 @@
 #include <numeric>
 #include <thread>
 
-#include "ckpt/mcore.h"
+#include "ckpt/trees.h"
+#include "formats/format.h"
 #include "formats/megatron/integrity.h"
 #include "tests/support/temp_file.h"
 
@@ -50,40 +51,17 @@ std::vector<std::string> names_of(const ShardedMetadata& metadata) {
 
 }  // namespace
 
-TEST_CASE("mcore: a factory that builds no tensors is refused by its key") {
-  const auto data = std::make_shared<TensorData>();
-  data->shape = {1};
-  data->bytes.resize(4);
-  const auto whole = [](const std::string& key, const mcore::TensorPtr& one,
-                        const mcore::ReplicaId& replica,
-                        const std::optional<FlatRange>&) {
-    return mcore::State(
-        mcore::from_rank_offsets(key, one, {}, {.replica = replica}));
-  };
-  const auto refused = [&](mcore::ShardedTensorFactory factory) {
-    std::string message;
-    try {
-      mcore::rank_state(mcore::Dict{{"x", mcore::State(std::move(factory))}});
-    } catch (const Error& error) {
-      CHECK(error.code() == ExitCode::kUsage);
-      message = error.what();
-    }
-    return message;
-  };
-  const mcore::ShardedTensorFactory plain{
-      .key = "inner", .data = data, .build = whole, .merge = {}};
-  CHECK(refused(plain).empty());
-  const mcore::ShardedTensorFactory nested{
-      .key = "outer",
-      .data = data,
-      .build = [plain](auto&&...) { return mcore::State(plain); },
-      .merge = {}};
-  CHECK(refused(nested).find("outer: its factory builds another factory") !=
-        std::string::npos);
-  const mcore::ShardedTensorFactory none{
-      .key = "none", .data = data, .build = {}, .merge = {}};
-  CHECK(refused(none).find("none: its factory has no function that builds") !=
-        std::string::npos);
+TEST_CASE("Saver: an object and a common value of one name are refused") {
+  for (const char* format : {"dcp", "megatron_torch_dist", "megatron_zarr"}) {
+    CAPTURE(format);
+    const test::TempDir dir;
+    Saver saver(1, {.format = format}, dir.file("out"), {.sync = false});
+    RankState state;
+    state.objects.push_back({.key = "o", .json = "1"});
+    state.common = R"({"o": 2})";
+    CHECK_THROWS_WITH_AS(saver.save(0, state),
+                         doctest::Contains("would have this name"), Error);
+  }
 }
 
 TEST_CASE("sharded: the common part and the objects of a golden") {
@@ -379,6 +357,70 @@ TEST_CASE("Saver: what ranks don't agree on fails for all of them") {
       result = again.save_async(rank, ranks.states[rank]);
     CHECK_THROWS_WITH_AS(result.get(), doctest::Contains(row.why), Error);
   }
+}
+
+// One value of a rank and one that all share, beside a tensor that any dialect
+// may hold.
+TEST_CASE("Saver: a format keeps a value, or whoever saves is told") {
+  for (const formats::Format& format : formats::all_formats()) {
+    // Those that other tests register can't be read.
+    if (!format.writer || format.name.starts_with("fake")) continue;
+    CAPTURE(format.name);
+    const test::TempDir dir;
+    const std::vector<std::byte> bytes(64, std::byte(1));
+    RankState state;
+    state.tensors.push_back({.name = "model.norm.weight",
+                             .dtype = DType::bf16,
+                             .shape = Shape{32},
+                             .box = {{0}, {32}},
+                             .bytes = bytes});
+    state.objects.push_back({.key = "of_rank", .json = "[1, 2]"});
+    state.common = R"({"of_all": 7})";
+    std::string notes;
+    const auto save = [&](const std::string& to, bool listen) -> std::string {
+      SaveOptions options{.sync = false};
+      if (listen)
+        options.note = [&](const std::string& line) { notes += line + "\n"; };
+      try {
+        Saver(1, {.format = std::string(format.name)}, to, options)
+            .save(0, state);
+      } catch (const Error& error) {
+        return error.what();
+      }
+      return "";
+    };
+    const std::string silent = save(dir.file("silent"), false);
+    const std::string told = save(dir.file("told"), true);
+    if (!told.empty()) continue;  // not for what was kept or left out
+    const auto kept = load_common(dir.file("told"));
+    for (const char* name : {"of_rank", "of_all"}) {
+      CAPTURE(name);
+      CHECK(kept.contains(name) != (notes.find(name) != std::string::npos));
+    }
+    CHECK(silent.empty() == notes.empty());
+    CHECK(fs::exists(dir.file("silent")) == notes.empty());
+  }
+}
+
+// What belongs to a rank of the job is left out where a checkpoint gets other
+// ranks; those of a save are the job's own.
+TEST_CASE(
+    "Saver: the objects of ranks are kept, however many files there are") {
+  const test::TempDir dir;
+  Ranks ranks;
+  for (uint32_t rank = 0; rank < 4; ++rank)
+    ranks.states[rank].objects.push_back({.key = "rerun_state_machine_state",
+                                          .json = std::to_string(rank),
+                                          .at = {rank},
+                                          .grid = {4}});
+  Saver saver(4, {.format = "megatron_torch_dist", .topology = {.dp = 4}},
+              dir.file("out"), {.sync = false});
+  size_t failed = 0;
+  save_from_threads(saver, ranks.states, failed);
+  CHECK(failed == 0);
+  const auto objects = load_sharded_metadata(dir.file("out")).objects;
+  CHECK(objects.contains("rerun_state_machine_state/shard_3_4"));
+  CHECK(objects.contains("rng_state/shard_3_4"));
 }
 
 TEST_CASE("Saver: replicas that differ are told apart") {

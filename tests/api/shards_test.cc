@@ -2,12 +2,14 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <functional>
 #include <map>
 #include <set>
 
 #include "ckpt/ckpt.h"
+#include "lib/text/glob.h"
 #include "tests/support/tensor_data.h"
 
 // reshard_tensor and lazy_load, as fairseq2 documents its functions of the same
@@ -104,6 +106,10 @@ TEST_CASE("reshard_tensor: replicated tensors, and what is refused") {
   CHECK_THROWS_WITH_AS(
       reshard_tensor(short_one, {}, {}, {}, TpRule::replicated()),
       doctest::Contains("has 3 bytes"), Error);
+  TpRule none = TpRule::split(0);
+  none.groups = 0;
+  CHECK_THROWS_WITH_AS(reshard_tensor(eight, {.tp = 2}, {.tp = 4}, {}, none),
+                       doctest::Contains("no groups"), Error);
 }
 
 TEST_CASE("lazy_load: the shards of every rank are what the peer wrote") {
@@ -240,6 +246,55 @@ TEST_CASE("lazy_load: names of transformers and of dialects are cut") {
                    {.dialect = "hf"}),
       "meta", {.dialect = "mcore"}));
   CHECK(back.catalog().find("decoder.final_layernorm.weight"));
+}
+
+TEST_CASE("lazy_load: of some names a rank gets those that it has of all") {
+  const std::string data = CKPT_TEST_DATA;
+  struct Row {
+    std::string path;
+    Topology topology;
+    std::vector<std::string> keys;
+    size_t found;  // by all ranks together
+  };
+  const Row rows[] = {
+      {data + "/hf/llama/ckpt", {.pp = 2}, {"*layers.0.mlp*"}, 3},
+      {data + "/hf/llama/ckpt",
+       {.tp = 2, .pp = 2},
+       {"*layers.1.*", "*norm*"},
+       24},
+      {data + "/megatron_legacy/moe_seq_pp2_ep2_release/ckpt",
+       {.pp = 2, .ep = 2},
+       {"*experts.0.*", "*experts.3.*"},
+       8},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.path);
+    const Checkpoint source = open(row.path);
+    size_t found = 0;
+    for (uint32_t tp = 0; tp < row.topology.tp; ++tp)
+      for (uint32_t pp = 0; pp < row.topology.pp; ++pp)
+        for (uint32_t ep = 0; ep < row.topology.ep; ++ep) {
+          const Rank rank{.tp = tp, .pp = pp, .ep = ep};
+          LazyLoad all = source.lazy_load(row.topology, rank);
+          LazyLoad some = source.lazy_load(row.topology, rank, row.keys);
+          while (const auto one = all.next()) {
+            if (std::ranges::none_of(row.keys, [&](const std::string& key) {
+                  return text::Glob(key).matches(one->first);
+                }))
+              continue;
+            const auto same = some.next();
+            REQUIRE(same);
+            CHECK(same->first == one->first);
+            CHECK(same->second.shape == one->second.shape);
+            CHECK(same->second.bytes == one->second.bytes);
+            ++found;
+          }
+          CHECK_FALSE(some.next());
+        }
+    CHECK(found == row.found);
+    CHECK_THROWS_WITH_AS(source.lazy_load(row.topology, {}, {"nothing*"}),
+                         doctest::Contains("matches none of the"), Error);
+  }
 }
 
 }  // namespace ckpt

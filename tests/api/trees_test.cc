@@ -5,6 +5,7 @@
 
 #include "ckpt/ckpt.h"
 #include "lib/pickle/value.h"
+#include "lib/pickle/whole_json.h"
 
 // The expected lists are what megatron-core's dict_utils returns for the same
 // dicts: diff, merge (lists of equal length, no leaf twice).
@@ -109,6 +110,35 @@ TEST_CASE("trees: what is in one") {
   CHECK(text == "a.b:int a.c.0:bool a.c.1:float a.c.2:str d:dict e:list ");
   CHECK(inspect_types(tree("[1,2,3]"), 2).size() == 2);
   CHECK_THROWS_AS(tree("{1"), Error);
+}
+
+TEST_CASE("object_from_json: integers of any size are integers") {
+  for (const std::string digits :
+       {"9223372036854775807", "-9223372036854775808", "18446744073709551616",
+        "-9223372036854775809", "123456789012345678901234567890"}) {
+    CAPTURE(digits);
+    CHECK(json_of(tree(digits)) == R"({"!int":")" + digits + "\"}");
+    CHECK(inspect_types(tree(digits)).at(0).type == "int");
+  }
+  CHECK(json_of(tree("1e30")) == R"({"!float":"1e+30"})");
+}
+
+TEST_CASE("trees: a program gets values whole, or is told") {
+  pickle::Document document;
+  const pickle::Id bytes =
+      document.add_text(pickle::Type::kBytes, std::string(10'000, '\x01'));
+  std::string hex;
+  for (int i = 0; i < 10'000; ++i) hex += "01";
+  CHECK(pickle::whole_json(document, bytes, "x") ==
+        R"({"!bytes":")" + hex + "\"}");
+  const std::vector<pickle::Id> many(150'000, document.add_int(7));
+  const pickle::Id list = document.add_container(pickle::Type::kList, many);
+  CHECK(pickle::whole_json(document, list, "x").size() == 2 * 150'000 + 1);
+  pickle::Id nested = list;
+  for (int i = 0; i < 100'000; ++i)
+    nested = document.add_container(pickle::Type::kList, {nested});
+  CHECK_THROWS_WITH_AS(pickle::whole_json(document, nested, "deep"),
+                       "deep: values nest more than 200 levels deep", Error);
 }
 
 TEST_CASE("object_from_json: canonical JSON comes back as what it was") {

@@ -68,8 +68,9 @@ def make_base(folder, kind, dtype):
     return folder
 
 
-def make_adapter(folder, base, seed=3, dtype="float32", **options):
-    """As training leaves it: all tensors are random."""
+def make_adapter(folder, base, seed=3, dtype="float32", saved=False, **options):
+    """As training leaves it: all tensors are random. `saved`: "auto" writes
+    embeddings and heads that have factors, too."""
     torch, transformers, peft = peers()
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -83,7 +84,7 @@ def make_adapter(folder, base, seed=3, dtype="float32", **options):
             elif parameter.requires_grad:
                 parameter.normal_(std=0.1)
     model.to(getattr(torch, dtype)).save_pretrained(
-        folder, save_embedding_layers=False)
+        folder, save_embedding_layers=saved)
     return folder
 
 
@@ -292,6 +293,23 @@ def any_base(folder):
             {k: v.float() for k, v in want.items()}, "the sum, cast")
 
 
+def other_prefix(folder):
+    """A base whose names lack `model.`: patterns are for the adapter's names."""
+    torch, transformers, _ = peers()
+    base = make_base(folder / "base", "llama", "float32")
+    q_proj = "model.layers.1.self_attn.q_proj"
+    adapter = make_adapter(folder / "adapter", base, r=4, lora_alpha=6,
+                           target_modules=["q_proj", "v_proj"],
+                           rank_pattern={q_proj: 2}, alpha_pattern={
+                               f"^{q_proj}": 9})
+    transformers.AutoModel.from_pretrained(
+        base, dtype=torch.float32).save_pretrained(folder / "bare")
+    want = merge(base, folder / "want", [adapter])
+    got = merge(folder / "bare", folder / "out", [adapter])
+    compare(got, {k.removeprefix("model."): v for k, v in want.items()
+                  if k != "lm_head.weight"}, "the whole model")
+
+
 def any_block(folder):
     """Tiles, threads and parts of rows make no difference."""
     base = make_base(folder / "base", "large", "bfloat16")
@@ -398,6 +416,8 @@ def refusals(folder):
     for change, code, said in (
             ({"peft_type": "IA3"}, 5, "type IA3"),
             ({"init_lora_weights": "pissa"}, 5, "pissa"),
+            ({"init_lora_weights": "loftq"}, 5, "changes at load"),
+            ({"init_lora_weights": "newest"}, 5, "not known"),
             ({"layer_replication": [[0, 2]]}, 5, "layer_replication"),
             ({"target_parameters": ["mlp.experts"]}, 5, "target_parameters"),
             ({"use_dora": True}, 4, "lora_magnitude_vector"),
@@ -410,6 +430,35 @@ def refusals(folder):
         edit(bad, "adapter_config.json", change)
         refused(code, said, base, bad)
         shutil.rmtree(bad)
+    # The same factors, scaled in another way, are another adapter.
+    for change, name in (({"lora_alpha": 99}, "adapter.lora_alpha"),
+                         ({"use_rslora": True}, "adapter.use_rslora"),
+                         ({"alpha_pattern": {"q_proj": 3}},
+                          "adapter.alpha_pattern"),
+                         ({"lora_dropout": 0.5}, None)):
+        other = folder / "other_scale"
+        shutil.copytree(good, other)
+        edit(other, "adapter_config.json", change)
+        run = CKPT.run("verify", good, other).want(1 if name else 0)
+        check(not name or f"fact: {name}:" in run.out, str(run))
+        shutil.rmtree(other)
+    # What a newer peft may have: said, or refused.
+    shutil.copytree(good, folder / "newer")
+    edit(folder / "newer", "adapter_config.json",
+         {"use_novel_lora": True, "novel_config": None})
+    refused(5, "use_novel_lora", base, folder / "newer", "--strict-config")
+    run = CKPT.ok("convert", base, folder / "warned", "--to", "safetensors",
+                  "--adapter", folder / "newer")
+    check("not known: use_novel_lora;" in run.err, run.err)
+    # peft keeps the old embedding as the head.
+    whole = make_adapter(folder / "whole", base, r=4, target_modules=["q_proj"],
+                         modules_to_save=["embed_tokens"])
+    refused(5, "head is tied to this embedding", base, whole)
+    rows = make_adapter(folder / "rows", base, r=4,
+                        target_modules=["embed_tokens"])
+    run = CKPT.ok("convert", base, folder / "said", "--to", "safetensors",
+                  "--adapter", rows)
+    check("tied to this embedding and changes with it" in run.err, run.err)
     # A tied head is in no file, so there is nothing to add to.
     head = make_adapter(folder / "head", make_base(
         folder / "untied", "llama", "float32"), r=4,
@@ -521,6 +570,11 @@ def prepare(suite, ckpt):
             "embed_tokens", "q_proj"]}),
         "tied embeddings": ("tied", 3, {"r": 8, "target_modules": [
             "embed_tokens", "q_proj"]}),
+        "embeddings and heads, as saved": ("llama", 4, {
+            "r": 8, "saved": "auto",
+            "target_modules": ["embed_tokens", "lm_head", "q_proj"]}),
+        "all biases": ("bias", 12, {"r": 8, "bias": "all",
+                                   "target_modules": ["q_proj", "v_proj"]}),
         "Conv1D": ("gpt2", 8, {"r": 8, "fan_in_fan_out": True,
                                "target_modules": ["c_attn", "c_proj",
                                                   "c_fc"]}),
@@ -541,6 +595,7 @@ def prepare(suite, ckpt):
         for dtype in ("float32", "bfloat16"):
             suite.add(f"{name} in {dtype}", lengths, kind, dtype, options)
     suite.add("any base", any_base)
+    suite.add("other prefix", other_prefix)
     suite.add("any block", any_block)
     suite.add("a run of transformers' Trainer", from_trainer)
     suite.add("an adapter is carried", carried)

@@ -215,6 +215,152 @@ def base_keys(folder, family):
           result.err)
 
 
+# What other types' classes read.
+OF_OTHER_TYPES = dict(
+    hidden_act="relu", hidden_activation="relu", activation_function="relu",
+    activation="relu", alibi=True, attn_logit_softcapping=0.05,
+    final_logit_softcapping=0.05, clip_qkv=0.05, query_pre_attn_scalar=64,
+    rms_norm_eps=0.1, layer_norm_eps=0.1, layer_norm_epsilon=0.1,
+    norm_epsilon=0.1, norm_eps=0.1, norm_topk_prob=True, n_group=2,
+    topk_group=1, topk_method="greedy", scoring_func="sigmoid",
+    routed_scaling_factor=3.0, parallel_attn=True, use_parallel_residual=True,
+    scale_attn_weights=False, scale_attn_by_inverse_layer_idx=True,
+    use_bidirectional_attention=True, index_n_heads=2, index_head_dim=8,
+    index_topk=4, rope_interleave=False, rope_local_base_freq=500.0,
+    use_sliding_window=True, sliding_window=3, sliding_window_pattern=2,
+    _sliding_window_pattern=2, max_window_layers=1, embedding_multiplier=3.0,
+    logit_scale=0.5, qk_nope_head_dim=4, no_rope_layers=[0, 1])
+
+
+def home_alone(folder, source, plain, family):
+    """To Megatron and home by the args alone: the plain model."""
+    allow = [word for fact in models_of(family).UNSAID.get(family, ())
+             for word in ("--allow-unsaid", fact)]
+    there, back = folder / "there", folder / "back"
+    for path in (there, back):
+        shutil.rmtree(path, ignore_errors=True)
+    result = CKPT.run("convert", source, there, "--to", "megatron_torch_dist",
+                      "--no-fsync", *allow)
+    if result.code:
+        return f"{result.code} {result.err}"
+    for a, b in ((source, there), (plain, source), (plain, there)):
+        if CKPT.run("verify", a, b).code:
+            return f"{a.name} and {b.name} differ: {CKPT.run('verify', a, b)}"
+    for path in there.rglob("*config.json"):
+        path.unlink()
+    result = CKPT.run("convert", there, back, "--to", "safetensors", "--dialect",
+                      "hf", "--no-fsync")
+    if result.code or CKPT.run("verify", plain, back).code:
+        return f"home alone: {result} {CKPT.run('verify', plain, back)}"
+    return None
+
+
+def of_other_types(folder, family):
+    """What the type's class does not read is no fact, however other types'
+    classes read it: transformers computes the same."""
+    models = models_of(family)
+    config, plain = models.config_of(family), folder / "a"
+    models.model_of(config).save_pretrained(plain)
+    want, _ = logits_at(models, plain)
+    usual, keys = type(config)(), {}
+    for key, value in OF_OTHER_TYPES.items():
+        if hasattr(usual, key):
+            continue
+        changed(plain, folder / "b", **{key: value})
+        got, _ = logits_at(models, folder / "b")
+        if got is None or not is_same(got, want):
+            continue  # code for all types reads it
+        result = CKPT.run("convert", folder / "b", folder / "there", "--to",
+                          "megatron_torch_dist", "-n", "--allow-unsaid", "*")
+        # It is read to be refused.
+        refused = result.code == 5 and f"says {key} " in result.err
+        check(refused or result.code == 0, f"{key}: {result}")
+        if not refused and f"says {key} " not in result.err:
+            keys[key] = value
+    check(len(keys) > 8, str(keys))
+    changed(plain, folder / "b", **keys)
+    problem = home_alone(folder, folder / "b", plain, family)
+    check(not problem, f"{keys}: {problem}")
+
+
+def aliases(folder, family):
+    """A second name that a class has for a key says the same, or is refused."""
+    models = models_of(family)
+    config, plain = models.config_of(family), folder / "a"
+    models.model_of(config).save_pretrained(plain)
+    said = json.loads((plain / "config.json").read_text())
+    want, _ = logits_at(models, plain)
+    wrong = []
+    for alias, real in type(config).attribute_map.items():
+        if real not in said or alias in said:
+            continue
+        changed(plain, folder / "b", **{alias: said[real]})
+        path = folder / "b/config.json"
+        table = json.loads(path.read_text())
+        del table[real]
+        path.write_text(json.dumps(table))
+        got, _ = logits_at(models, folder / "b")
+        if got is None or not is_same(got, want):
+            continue
+        problem = home_alone(folder, folder / "b", plain, family)
+        if problem and problem[:2] not in ("4 ", "5 "):
+            wrong.append(f"{alias} for {real}: {problem}")
+        print(f"{family}: {alias} for {real}: "
+              + ("refused" if problem else "the same"))
+    check(not wrong, "\n".join(wrong))
+
+
+# What a class makes of other keys where a config.json does not say it.
+FOLLOWING = ("layer_types", "layers_block_type", "mlp_layer_types",
+             "mlp_only_layers", "no_rope_layers", "moe_layers",
+             "hybrid_override_pattern", "indexer_types")
+# Lists that say how many layers there are: sizes, which must be given.
+DEPTHS = {"nemotron_h": ("layers_block_type",)}
+
+
+def short_form(folder, family):
+    """A config.json without the lists that follow from its other keys, or from
+    the class, says what transformers writes when it has read that file."""
+    from transformers import AutoConfig
+
+    models, wrong, told = models_of(family), [], 0
+    plain = models.config_of(family)
+    switched = {key: True for key in ("use_sliding_window",)
+                if hasattr(plain, key)}
+    layers = "num_hidden_layers" if hasattr(plain, "num_hidden_layers") else ""
+    deep = {layers: max(4, plain.num_hidden_layers)} if layers else {}
+    for changes in [{}, {**deep}, {**deep, **switched}, *(
+            {**deep, **switched, field: value}
+            for field in models.fields_of(family)
+            for value in models.values_for(plain, field))]:
+        shutil.rmtree(folder, ignore_errors=True)
+        whole, short = folder / "whole", folder / "short"
+        short.mkdir(parents=True)
+        path = short / "config.json"
+        try:
+            said = models.config_of(family, **changes).to_diff_dict()
+            path.write_text(json.dumps({
+                key: value for key, value in said.items()
+                if key not in FOLLOWING or key in DEPTHS.get(family, ())}))
+            read = AutoConfig.from_pretrained(
+                short, attn_implementation="eager")
+            models.model_of(read).save_pretrained(whole)
+            # Gemma 3 halves a window each time that it reads it.
+            again = AutoConfig.from_pretrained(whole)
+            if getattr(again, "sliding_window", None) != getattr(
+                    read, "sliding_window", None):
+                continue
+        except Exception:  # the class has no such model
+            continue
+        os.link(whole / "model.safetensors", short / "model.safetensors")
+        result = CKPT.run("verify", short, whole)
+        told += 1
+        if result.code:
+            wrong.append(f"{changes}: {result.out} {result.err}")
+    check(not wrong, "\n".join(wrong))
+    check(told > 4, f"{told} models")
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -234,6 +380,9 @@ def prepare(suite, ckpt):
         suite.add(f"verify {family}", verify, family)
         suite.add(f"keys of the base class: {family}", base_keys, family)
         suite.add(f"sizes {family}", sizes, family)
+        suite.add(f"keys of other types: {family}", of_other_types, family)
+        suite.add(f"second names: {family}", aliases, family)
+        suite.add(f"what follows from other keys: {family}", short_form, family)
 
 
 FULL = "--full" in sys.argv

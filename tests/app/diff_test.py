@@ -186,6 +186,31 @@ def padding(folder):
     folder.mkdir()
 
 
+def verified(folder):
+    """verify says as much about two in a line for each pattern, not in one for
+    each tensor, and what a cast of the one would make of the other."""
+    one = model()
+    cast = {k: v.to(torch.bfloat16) for k, v in one.items()}
+    off = {k: v + 1 if "gate" in k else v for k, v in cast.items()}
+    a = save(folder, "a.safetensors", one)
+    said = CKPT.run("verify", a, save(folder, "b.safetensors", cast)).want(1).out
+    lines = said.splitlines()
+    check(len(lines) <= 12, said)
+    check_equal(sum("equal after cast to bf16" in l for l in lines),
+                len(lines) - 1, said)
+    gate = next(l for l in lines if "gate_proj" in l)
+    check(gate.startswith(f"dtype: {folder}/b.safetensors: model.layers."
+                          f"{{0-{LAYERS - 1}}}.mlp.gate_proj.weight (×{LAYERS})"),
+          gate)
+    check(lines[-1].startswith("mismatch: ")
+          and lines[-1].endswith(f" {len(one)} problems"), said)
+    every = CKPT.run("verify", a, folder / "b.safetensors", "-vv").want(1).out
+    check_equal(len(every.splitlines()), len(one) + 1, "lines of -vv")
+    said = CKPT.run("verify", a, save(folder, "c.safetensors", off)).want(1).out
+    claims = [l for l in said.splitlines() if "equal after cast" in l]
+    check(claims and not any("gate" in l for l in claims), said)
+
+
 def habits(folder):
     """What a container says about itself isn't a difference; all else is."""
     from safetensors.torch import save_file
@@ -215,7 +240,8 @@ def habits(folder):
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
-    for case in (two_steps, some_layers, only_in_one, padding, habits):
+    for case in (two_steps, some_layers, only_in_one, padding, verified,
+                 habits):
         suite.add(case.__name__, case)
     for name, row in SENTENCES.items():
         suite.add(f"says {name}", sentence, *row)

@@ -66,8 +66,17 @@ def figures(folder):
             check(f"| {cell} |" in source, f"{cells[0]}: {cell} is not measured")
 
 
+def suites(folder):
+    """CTest runs every suite: one that no list has, nothing runs."""
+    lists = (DATA.parent / "CMakeLists.txt").read_text()
+    for path in sorted(DATA.parent.glob("app/*_test.py")):
+        name = path.name[:-len("_test.py")]
+        check(re.search(rf"(?m)^ +{name}$|{re.escape(path.name)}", lists),
+              f"tests/CMakeLists.txt does not have {path.name}")
+
+
 def prepare(suite, ckpt):
-    for case in (links, site, figures):
+    for case in (links, site, figures, suites):
         suite.add(case.__name__, case)
 
 

@@ -7,7 +7,6 @@ arguments and GitHub's steps are read from their files, and the checkpoints that
 result must be the same as the source.
 """
 
-import ast
 import json
 import os
 import re
@@ -17,6 +16,8 @@ import signal
 import subprocess
 import sys
 import time
+import types
+import unittest.mock
 
 from support import DATA, HERE, Failure, Skip, Suite, check, check_equal
 
@@ -283,35 +284,58 @@ def version():
                      (ROOT / "CMakeLists.txt").read_text())[1]
 
 
+# A module file in its own language, its directives noted.
+INTERPRETERS = {
+    "": (["tclsh"], "proc ModulesHelp {} {}; proc module-whatis args {}\n"
+                    "proc conflict args {}\n"
+                    "proc prepend-path args {puts [join \"prepend $args\"]}\n"
+                    "proc append-path args {puts [join \"append $args\"]}\n"),
+    ".lua": (["lua5.4", "-"],
+             "function help() end function whatis() end\n"
+             "function subprocess() return 'x86_64\\n' end\n"
+             "function pathJoin(...) return table.concat({...}, '/') end\n"
+             "function prepend_path(n, v) print('prepend ' .. n .. ' ' .. v) "
+             "end\n"
+             "function append_path(n, v) print('append ' .. n .. ' ' .. v) "
+             "end\n")}
+
+
+def loaded(ending, **env):
+    """The variables after `module load` in a shell that has those."""
+    argv, stubs = INTERPRETERS[ending]
+    text = (EXAMPLES / f"modulefiles/{version()}{ending}").read_text()
+    said = subprocess.run(argv, input=stubs + text, text=True, check=True,
+                          capture_output=True,
+                          env={"PATH": os.environ["PATH"], **env}).stdout
+    for line in said.splitlines():
+        way, name, value = line.split(" ")
+        parts = [env[name]] if env.get(name) else []
+        parts.insert(0 if way == "prepend" else len(parts), value)
+        env[name] = ":".join(parts)
+    return env
+
+
 def module_files(_):
-    """Lmod's and Environment Modules' files say the same."""
-    lua = (EXAMPLES / f"modulefiles/{version()}.lua").read_text()
-    tcl = (EXAMPLES / f"modulefiles/{version()}").read_text()
-    of_lua = set(re.findall(r'prepend_path\("(\w+)", pathJoin\(root, "(.*?)"',
-                            lua))
-    of_tcl = set(re.findall(r"^prepend-path (\w+) \$root/(\S+)", tcl, re.M))
-    check_equal(of_tcl, of_lua, "what the Tcl module sets")
-    check(("PATH", "bin") in of_lua, "ckpt is not on the PATH")
-    check(f"ckpt-{version()}-linux-" in lua and
-          f"ckpt-{version()}-linux-" in tcl, "the version of the root")
-    if shutil.which("lua5.4"):
-        program = ("function help() end function whatis() end\n"
-                   "function subprocess() return 'x86_64\\n' end\n"
-                   "function pathJoin(...) return table.concat({...}, '/') end\n"
-                   "function prepend_path(n, v) print(n .. ' ' .. v) end\n")
-        said = subprocess.run(["lua5.4", "-"], input=program + lua, text=True,
-                              capture_output=True, check=True).stdout
-        root = f"/apps/ckpt/ckpt-{version()}-linux-x86_64"
-        check_equal(set(said.splitlines()),
-                    {f"{name} {root}/{path}" for name, path in of_lua},
-                    "paths that Lua set")
-    if not shutil.which("tclsh"):
-        return
-    program = ("proc module-whatis args {}; proc conflict args {}\n"
-               "proc prepend-path {name value} {puts \"$name $value\"}\n" + tcl)
-    said = subprocess.run(["tclsh"], input=program, text=True,
-                          capture_output=True, check=True).stdout
-    check_equal(len(said.splitlines()), len(of_tcl), "paths that Tcl set")
+    """Lmod's and Environment Modules' files do the same, and a variable that
+    replaces a default when it is set still has it."""
+    root = f"/apps/ckpt/ckpt-{version()}-linux-x86_64"
+    own = {"PATH": f"{root}/bin", "PYTHONPATH": f"{root}/share/ckpt/python",
+           "CKPT_MODULE_PATH": f"{root}/lib",
+           "XDG_DATA_DIRS": f"{root}/share:/usr/local/share:/usr/share"}
+    tried = 0
+    for ending, (argv, _stubs) in INTERPRETERS.items():
+        if not shutil.which(argv[0]):
+            continue
+        tried += 1
+        for given in ({}, {"MANPATH": "", "XDG_DATA_DIRS": ""}):
+            got = {name: value for name, value in loaded(ending, **given).items()
+                   if value}
+            check_equal(got, own, f"what {ending or 'Tcl'} sets")
+        check_equal(loaded(ending, MANPATH="/m:", XDG_DATA_DIRS="/d"),
+                    {**own, "MANPATH": f"{root}/share/man:/m:",
+                     "XDG_DATA_DIRS": f"{root}/share:/d"}, "what was set")
+    if not tried:
+        raise Skip("neither tclsh nor lua5.4")
 
 
 # find_package and pkg_check_modules of CMakeLists.txt -> Spack's name.
@@ -321,12 +345,67 @@ SPACK = {"PkgConfig": "pkgconfig", "Threads": None, "ZLIB": "zlib-api",
          "isal": "isa-l"}
 
 
+class SpackRecipe:
+    """Runs the recipe as Spack would, noting its directives. Before 1.0,
+    spack.package has all that a recipe uses; since then, build systems are
+    modules of another package."""
+
+    DIRECTIVES = ("license", "version", "variant", "depends_on", "conflicts")
+    BUILD_SYSTEM = ("CMakePackage", "generator")
+    NEWER = ("spack_repo", "spack_repo.builtin",
+             "spack_repo.builtin.build_systems",
+             "spack_repo.builtin.build_systems.cmake")
+
+    def __init__(self, recipe, since_1_0):
+        self.said = []
+
+        class CMakePackage:
+            def define(self, name, value):
+                return f"-D{name}={value}"
+
+            def define_from_variant(this, name, variant):
+                check(variant in self.named("variant"), f"no variant {variant}")
+                return this.define(name, True)
+
+        names = {name: self.note(name) for name in self.DIRECTIVES}
+        build = {"CMakePackage": CMakePackage,
+                 "generator": self.note("generator")}
+        modules = {name: types.ModuleType(name)
+                   for name in ("spack", "spack.package",
+                                *(self.NEWER if since_1_0 else ()))}
+        vars(modules["spack.package"]).update(names)
+        vars(modules[self.NEWER[-1] if since_1_0 else
+                     "spack.package"]).update(build)
+        scope = {"__name__": "package"}
+        with unittest.mock.patch.dict(sys.modules, modules):
+            exec(compile(recipe, "package.py", "exec"), scope)
+        self.arguments = scope["Ckpt"]().cmake_args()
+
+    def note(self, directive):
+        def noted(*values, **options):
+            self.said.append((directive, values, options))
+        return noted
+
+    def named(self, directive):
+        return [values[0] for name, values, _ in self.said if name == directive]
+
+
+# Variants of others' recipes come and go: without them, no newer Spack refuses
+# the recipe.
 def spack(_):
     text = (EXAMPLES / "spack/packages/ckpt/package.py").read_text()
-    calls = [node for node in ast.walk(ast.parse(text))
-             if isinstance(node, ast.Call) and
-             getattr(node.func, "id", "") == "depends_on"]
-    has = {re.split(r"[@ +~]", call.args[0].value)[0] for call in calls}
+    old, new = (SpackRecipe(text, since) for since in (False, True))
+    check_equal(new.said, old.said, "directives since Spack 1.0")
+    check_equal(new.arguments, old.arguments, "cmake_args since Spack 1.0")
+    specs = old.named("depends_on")
+    for one in specs:
+        check(re.fullmatch(r"[a-z0-9-]+(@[0-9.:]+)?", one),
+              f"more than a name and versions: {one}")
+    for _, _, options in old.said:
+        when = options.get("when", "")
+        check(not when or when[1:] in old.named("variant"),
+              f"no such variant: {when}")
+    has = {one.split("@")[0] for one in specs}
     cmake = (ROOT / "CMakeLists.txt").read_text()
     needs = re.findall(r"(?:find_package|pkg_check_modules)\((\S+) REQUIRED",
                        cmake)
@@ -336,7 +415,8 @@ def spack(_):
             raise Failure(f"no Spack name is known for {name}")
         check(SPACK[name] is None or SPACK[name] in has,
               f"the Spack recipe lacks {SPACK[name]}")
-    for option in re.findall(r'"(CKPT_\w+)"', text):
+    for argument in old.arguments:
+        option = argument[2:].split("=")[0]
         check(option == "CKPT_TESTS" or
               option.removeprefix("CKPT_WITH_") in ("TORCH", "MPI", "CUDA",
                                                     "CURL"),

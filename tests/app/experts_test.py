@@ -9,6 +9,7 @@ Hugging Face's names and from Megatron's, and transformers computes the same
 with it.
 """
 
+import json
 import os
 import sys
 
@@ -211,11 +212,38 @@ def refused(folder):
     check("there is no expert 7; the source has 7, 0 to 6"
           in said(2, "--experts", "7"), "out of range")
     check("keeps 1, the router picks 2" in said(5, "--experts", "0"), "picks")
+    without(big, "num_experts_per_tok")  # 2 in transformers' class
+    check("keeps 1, the router picks 2" in said(5, "--experts", "0"), "default")
     dense = DATA / "safetensors"
     first = sorted(dense.iterdir())[0]
     run = CKPT.run("convert", first, folder / "no", "--to", "safetensors",
                    "--experts", "0")
     check(run.code in (3, 5), str(run))
+
+
+def without(folder, *keys):
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(
+        {key: value for key, value in config.items() if key not in keys}))
+
+
+def groups_by_default(folder):
+    """config.json does not say the groups: the class has 8, and picks 4."""
+    from transformers import AutoConfig
+
+    tiny = models()
+    key, own = TYPES["deepseek_v3"]
+    config = AutoConfig.for_model("deepseek_v3", **{
+        **BASE, **own, key: 24, "n_group": 8, "topk_group": 4})
+    tiny.model_of(config).save_pretrained(folder / "big")
+    without(folder / "big", "n_group", "topk_group")
+    for kept, code in (("0-15", 0), ("0-14", 5), ("0-7", 5)):
+        run = CKPT.run("convert", folder / "big", folder / f"o{kept}", "--to",
+                       "safetensors", "--experts", kept, "-q", "--no-fsync")
+        run.want(code)
+        if code:
+            check("8 groups" in run.err, run.err)
 
 
 def groups(folder):
@@ -277,6 +305,7 @@ def prepare(suite, ckpt):
               "moe_optim_buckets_ep2_pp2_v0161")
     suite.add("refused", refused)
     suite.add("groups of experts", groups)
+    suite.add("groups of the class", groups_by_default)
     suite.add("expert-parallel ranks", ranks)
     suite.add("again", resume)
 

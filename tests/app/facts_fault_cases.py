@@ -65,6 +65,17 @@ SURVIVE = {
         "mistral", dict(sliding_window=4), "fairseq2", True),
 }
 
+# Keys that transformers' classes don't save, as people write them.
+BY_HAND = {
+    "layer_types of a mistral, a ministral to AutoConfig, are left out": (
+        "mistral", dict(sliding_window=4),
+        dict(layer_types=["sliding_attention", "full_attention"])),
+    "a base beside that of layers with windows takes its place": (
+        "gemma3_text", dict(rope_parameters={
+            "full_attention": THETA, "sliding_attention": dict(
+                THETA, rope_theta=70.0)}), dict(rope_local_base_freq=500.0)),
+}
+
 # What the target can't say.
 REFUSED = {
     "longrope goes to Megatron without a word": (
@@ -91,6 +102,22 @@ REFUSED = {
         "llama", dict(rope_parameters=LONG), "fairseq2", "rope_type"),
     "mistral's base is lost in fairseq2's": (
         "mistral", dict(rope_parameters=THETA), "fairseq2", "rope_theta"),
+    "attention looks ahead by is_causal, in Megatron": (
+        "llama", dict(is_causal=False), "megatron_torch_dist", "bidirectional"),
+    "attention looks ahead by is_causal, in Meta's": (
+        "llama", dict(is_causal=False), "meta", "bidirectional"),
+    "attention looks ahead by is_causal, in fairseq2's": (
+        "qwen3", dict(is_causal=False), "fairseq2", "bidirectional"),
+    "attention looks ahead by is_causal, in OLMo-core's": (
+        "olmo2", dict(is_causal=False), "olmo_core", "bidirectional"),
+    "layers with windows lose the scaling of their own": (
+        "gemma3_text", dict(rope_parameters={
+            "full_attention": THETA, "sliding_attention": LINEAR}),
+        "megatron_torch_dist", "rope_local_type"),
+    "a window of no token becomes none": (
+        "mistral", dict(sliding_window=0), "megatron_torch_dist", "window"),
+    "a window of no token becomes none in Meta's": (
+        "mistral", dict(sliding_window=0), "meta", "window"),
     "fairseq2 has another epsilon": (
         "llama", dict(rms_norm_eps=0.1), "fairseq2", "norm_epsilon"),
 }
@@ -103,6 +130,20 @@ OTHERS = {
     "squared relu": dict(swiglu=False, squared_relu=True),
     "layers without rotary": dict(no_rope_freq=4),
     "sinks": dict(softmax_type="learnable"),
+    "muP's scores": dict(use_mup=True),
+    "muP's embeddings": dict(
+        use_mup=True, mup_embedding_mult=2.0, mup_attn_scale_power=0.5),
+    "muP's logits": dict(
+        use_mup=True, mup_base_hidden_size=16, mup_attn_scale_power=0.5),
+}
+
+# The same for a qwen3_moe.
+OTHER_EXPERTS = {
+    "gate and up in turns": dict(moe_mlp_glu_interleave_size=32),
+    "shared gate and up in turns": dict(
+        use_grouped_gemm_for_shared_expert=True,
+        moe_shared_expert_glu_interleave_size=32),
+    "a router of limited devices": dict(moe_router_topk_limited_devices=1),
 }
 
 # Args under Megatron's own names, as another run would have them, beside a

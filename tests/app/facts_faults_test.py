@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from facts_fault_cases import (
-    ARGS, ARG_TYPES, LINEAR, LLAMA3, NUMBERS, OTHER_FAMILIES, OTHERS, REFUSED,
-    SURVIVE, TYPES, UNKNOWN)
+    ARGS, ARG_TYPES, BY_HAND, LINEAR, LLAMA3, NUMBERS, OTHER_EXPERTS,
+    OTHER_FAMILIES, OTHERS, REFUSED, SURVIVE, THETA, TYPES, UNKNOWN)
 from support import Suite, check, check_equal, read_safetensors
 
 CKPT = None  # set by prepare
@@ -91,13 +91,54 @@ def says_no(folder, family, changes, target, word):
     check(not (folder / "there").exists(), "something was written")
 
 
-def args_of_others(folder, changes):
-    source, _ = model(folder / "source", "llama")
+def args_of_others(folder, changes, family="llama"):
+    source, _ = model(folder / "source", family)
     there = folder / "there"
     CKPT.ok("convert", source, there, "-q", "--to", "megatron_torch_dist")
     take_config(there)
     edit_args(there, **changes)
-    refused(there, folder / "back", "--to", "safetensors", "--family", "llama")
+    refused(there, folder / "back", "--to", "safetensors", "--family", family)
+
+
+def beside_text_config(folder):
+    """What stands beside a text_config is no part of the language model, even
+    if the text_config lacks it: transformers goes by its class then."""
+    from facts_vision_models import config_of, logits_at, model_of
+
+    source = folder / "source"
+    model_of(config_of("llava, llama")).save_pretrained(source)
+    whole = config_at(source)
+    for i, (beside, without) in enumerate((
+            (dict(rope_scaling=LINEAR), ()),
+            (dict(num_attention_heads=8, num_key_value_heads=8, head_dim=2,
+                  hidden_size=16, vocab_size=3), ()),
+            (dict(rms_norm_eps=0.5, hidden_act="gelu"),
+             ("rms_norm_eps", "hidden_act")),
+            (dict(rope_theta=77.0, rope_parameters=dict(THETA, rope_theta=7.0)),
+             ("rope_parameters",)))):
+        text = {k: v for k, v in whole["text_config"].items()
+                if k not in without}
+        (source / "config.json").write_text(
+            json.dumps({**whole, **beside, "text_config": text}))
+        there, back = folder / f"there{i}", folder / f"back{i}"
+        CKPT.ok("convert", source, there, "-q", *MEGATRON)
+        take_config(there)
+        CKPT.ok("convert", there, back, "-q", "--to", "safetensors")
+        want, got = logits_at(source), logits_at(back)
+        off = float((got - want).abs().max() / want.abs().max())
+        check(off < 1e-5, f"{beside}: logits are off by {off:.2g}")
+
+
+def by_hand(folder, family, changes, edits):
+    from facts_models import logits_at
+
+    source, _ = model(folder / "source", family, **changes)
+    edit_config(source, **edits)
+    there, back = folder / "there", folder / "back"
+    CKPT.ok("convert", source, there, "-q", *MEGATRON)
+    take_config(there)
+    CKPT.ok("convert", there, back, "-q", "--to", "safetensors")
+    same_logits(back, logits_at(source))
 
 
 def heads_of_others(folder):
@@ -267,6 +308,27 @@ def layers_follow(folder):
     CKPT.ok("convert", source, folder / "args", "-q", "--to",
             "megatron_torch_dist", "--layers", "0-1")
     check_equal(args_of(folder / "args")["num_layers"], 2, "args.num_layers")
+
+
+def infinity_outlasts(folder):
+    """Python's json module writes what JSON has no number for: such a file is
+    followed and kept as others are."""
+    source, _ = model(folder / "source", "llama", num_hidden_layers=4)
+    odd = {"limits": [0.0, float("inf"), -float("inf")],
+           "words": ["Infinity", 'a "NaN"', "-Infinity \\"]}
+    edit_config(source, **odd)
+    before = config_at(source)
+    for target in ("safetensors", "torch", "vllm"):
+        there = folder / target
+        CKPT.ok("convert", source, there, "-q", "--to", target, "--layers",
+                "0-1")
+        check_equal(config_at(there), {**before, "num_hidden_layers": 2},
+                    target)
+    CKPT.ok("convert", source, folder / "args", "-q", *MEGATRON)
+    CKPT.ok("verify", source, folder / "args")
+    CKPT.ok("convert", folder / "args", folder / "back", "-q", "--to",
+            "safetensors")
+    check_equal(config_at(folder / "back"), before, "config.json")
 
 
 def config_is_rewritten(folder, parallel):
@@ -586,6 +648,13 @@ def prepare(suite, ckpt):
         suite.add(name, survives, *case)
     for name, case in REFUSED.items():
         suite.add(name, says_no, *case)
+    for name, case in BY_HAND.items():
+        suite.add(name, by_hand, *case)
+    suite.add("what is beside a text_config becomes its own",
+              beside_text_config)
+    for name, changes in OTHER_EXPERTS.items():
+        suite.add(f"args of another run, {name}", args_of_others, changes,
+                  "qwen3_moe")
     for name, changes in OTHERS.items():
         suite.add(f"args that contradict the family are taken: {name}",
                   args_of_others, changes)
@@ -618,6 +687,7 @@ def prepare(suite, ckpt):
                   + ("kept" if kept else "away"), token_ids_travel, target,
                   kept)
     suite.add("num_layers stays 4 after --layers 0-1", layers_follow)
+    suite.add("Infinity of a config.json becomes null", infinity_outlasts)
     for parallel in (False, True):
         suite.add(f"use_parallel_residual {parallel} is rewritten",
                   config_is_rewritten, parallel)

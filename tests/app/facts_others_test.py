@@ -70,6 +70,29 @@ def vision_tower(folder):
     refused(strange, folder / "no", *MEGATRON, word="adapter.weight")
 
 
+TOWERS = ("llava, llama", "internvl, qwen2", "llama4", "aya_vision",
+          "cohere2_vision")
+
+
+def towers_are_said(folder, name):
+    """No code builds both: a warning names what is left to whoever loads it, and
+    --strict-config refuses it."""
+    import facts_vision_models as models
+
+    source, there = folder / "source", folder / "there"
+    models.model_of(models.config_of(name)).save_pretrained(source)
+    allow = [word for fact in models.UNSAID.get(name, ())
+             for word in ("--allow-unsaid", fact) if fact != "tower"]
+    result = refused(source, there, *MEGATRON, *allow, "--strict-config",
+                     word="tower is a tower and a projector")
+    check("--allow-unsaid tower" in result.err, result.err)
+    result = CKPT.ok("convert", source, there, *MEGATRON, *allow)
+    check("tower is a tower and a projector beside the language model (there: a "
+          "language model alone)" in result.err, result.err)
+    check("load into code of your own" in result.err, result.err)
+    CKPT.ok("verify", source, there)
+
+
 # ------------------------------------------------------- args of another run
 def from_args(folder, family, args, changes=None):
     """A model of another run's args, without a config.json: where they are."""
@@ -98,6 +121,11 @@ ARGS = {
     "groups of experts": (
         "mixtral", dict(moe_router_num_groups=2, moe_router_group_topk=1),
         "router_groups is 2"),
+    "routing by sinkhorn": (
+        "mixtral", dict(moe_router_load_balancing_type="sinkhorn"),
+        "router_sinkhorn"),
+    "an indexer without relu": (
+        "deepseek_v32", dict(dsa_indexer_scoring_relu=False), "indexer_relu"),
     "a bias of the router": (
         "mixtral", dict(moe_router_enable_expert_bias=True), "expert_bias"),
 }
@@ -106,6 +134,37 @@ ARGS = {
 def args_say(folder, family, args, word):
     there, _ = from_args(folder, family, args)
     refused(there, folder / "back", *HF, "--family", family, word=word)
+
+
+def latent_epsilon(folder):
+    """Norms inside latent attention: 1e-6 in transformers' code, in GPTModel the
+    model's. A small difference is said, a large one refused, in both ways."""
+    for value, code in ((1e-6, 0), (1e-5, 0), (1e-3, 5)):
+        source, want = model(folder / f"{value}", "deepseek_v3",
+                             rms_norm_eps=value)
+        there = folder / f"{value} there"
+        result = CKPT.run("convert", source, there, *MEGATRON).want(code)
+        check_equal("latent_epsilon is 1e-06" in result.err, value != 1e-6,
+                    result.err)
+        if value == 1e-6:
+            continue
+        refused(source, folder / "strict", *MEGATRON, "--strict-config",
+                word="latent_epsilon")
+        CKPT.ok("convert", source, folder / "vllm", "--to", "vllm", "-q",
+                "--strict-config", "--overwrite")
+        if code:
+            continue
+        CKPT.ok("verify", source, there)
+        for alone in (False, True):
+            if alone:
+                take_config(there)
+            back = folder / f"back {alone}"
+            result = CKPT.ok("convert", there, back, *HF)
+            check_equal("latent_epsilon" in result.err, alone, result.err)
+            same_logits(back, want)
+        edit_args(there, norm_epsilon=1e-3, layernorm_epsilon=1e-3)
+        refused(there, folder / "no", *HF, "--dialect", "hf",
+                word="latent_epsilon")
 
 
 def flags_of_others(folder):
@@ -372,11 +431,15 @@ def prepare(suite, ckpt):
     CKPT = ckpt
     faults.prepare(Suite(""), ckpt)  # its paths, and its ckpt
     suite.add("a vision tower vanishes", vision_tower)
+    for name in TOWERS:
+        suite.add(f"the tower goes to Megatron without a word: {name}",
+                  towers_are_said, name)
     for name, case in SAID.items():
         suite.add(f"{name} of the args is lost", rope_of_args, *case)
     for name, case in ARGS.items():
         suite.add(f"args that contradict the family are taken: {name}",
                   args_say, *case)
+    suite.add("the epsilon inside latent attention is another", latent_epsilon)
     suite.add("flags of mixers for a model without them", flags_of_others)
     suite.add("OLMo's configuration becomes HF's config.json", olmo_config)
     for case in ("hf_llama", "hf_olmo2", "hf_olmo3", "hf_qwen3",

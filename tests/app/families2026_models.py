@@ -32,6 +32,10 @@ GRANITE = dict(embedding_multiplier=12.0, attention_multiplier=0.125,
 DEEP = dict(num_hidden_layers=4)
 NOT_LLAMA = dict(intermediate_size=None, num_key_value_heads=None)
 
+MIXED = dict(HEAD, global_head_dim=16, sliding_window=4, num_hidden_layers=6)
+KEYS = dict(attention_k_eq_v=True, num_global_key_value_heads=1,
+            hidden_size_per_layer_input=0)
+
 # What a type's tiny model has beside BASE (GPT, where n_embd is its width).
 TYPES = {
     # like Llama
@@ -69,12 +73,26 @@ TYPES = {
                         interleave_moe_layer_step=2, intermediate_size_mlp=40,
                         num_hidden_layers=4),
     "gpt_oss": dict(HEAD, **STACKED, sliding_window=4),
-    # latent attention
-    "glm4_moe_lite": dict(MLA, **ROUTED),
-    "glm_moe_dsa": dict(MLA, **ROUTED, **INDEXER),
+    # latent attention; an epsilon that GPTModel has inside it, too
+    "glm4_moe_lite": dict(MLA, **ROUTED, rms_norm_eps=1e-6),
+    "glm_moe_dsa": dict(MLA, **ROUTED, **INDEXER, rms_norm_eps=1e-6),
     # It has as many experts as both keys say.
     "deepseek_v32": dict(MLA, **ROUTED, **INDEXER, num_experts=4),
     "youtu": MLA,
+}
+# Models whose layers are not alike: not every suite is for them. The type is
+# the name before the comma.
+VARIANTS = {
+    # embeddings by layer, and layers that share keys
+    "gemma4_text": dict(
+        MIXED, num_kv_shared_layers=2, use_double_wide_mlp=True,
+        hidden_size_per_layer_input=8, vocab_size_per_layer_input=64,
+        layer_types=["sliding_attention", "full_attention"] * 3),
+    "gemma4_text, keys are values": dict(
+        MIXED, **KEYS, final_logit_softcapping=20.0),
+    "gemma4_text, experts": dict(
+        MIXED, **KEYS, enable_moe_block=True, num_experts=4, top_k_experts=2,
+        moe_intermediate_size=8, use_bidirectional_attention="vision"),
 }
 
 # What Megatron's GPTModel has no argument for: the args hold it for the way
@@ -98,11 +116,11 @@ UNSAID["granitemoe"] = UNSAID["granitemoeshared"] = UNSAID["granite"]
 
 
 def config_of(model_type, **changes):
-    own = TYPES[model_type]
+    own = {**TYPES, **VARIANTS}[model_type]
     base = {} if "n_embd" in own else BASE
     keys = {**base, **own, **changes}
     return AutoConfig.for_model(
-        model_type, **{k: v for k, v in keys.items() if v is not None})
+        model_type.split(",")[0], **{k: v for k, v in keys.items() if v is not None})
 
 
 def with_weights(model, seed):

@@ -49,7 +49,8 @@ def program_of(model_type):
         return "code of your own"
     table = json.loads((DATA.parent.parent / "models/families/facts.json"
                         ).read_text())["megatron"]
-    name = {"granitemoeshared": "granitemoe"}.get(model_type, model_type)
+    name = model_type.split(",")[0]
+    name = {"granitemoeshared": "granitemoe"}.get(name, name)
     [row] = [row for row in table if name in row["families"]]
     return row["model"]
 
@@ -159,18 +160,110 @@ def layers_that_differ(folder):
     compare(tensors_of(folder / "few"), tensors_of(folder / "cut"), "cut")
 
 
+def gemma4_names(folder, model_type):
+    """Names and values are those of Bridge's mapping, and files as on the hub,
+    which have keys and values that nobody reads, are the same model."""
+    import torch
+    from dist_readers import read_dcp
+    from gemma4_models import bridge_of
+    from safetensors.torch import load_file, save_file
+
+    tiny = models()
+    config = tiny.config_of(model_type)
+    tiny.model_of(config).save_pretrained(folder / "source")
+    path = folder / "source" / "model.safetensors"
+    saved = load_file(path)
+    hf = {name.removeprefix("model."): value for name, value in saved.items()}
+    unread = {
+        f"model.layers.{layer}.self_attn.{part}.weight": torch.randn(8, 32)
+        for layer in range(config.num_hidden_layers
+                           - config.num_kv_shared_layers,
+                           config.num_hidden_layers)
+        for part in ("k_proj", "v_proj", "k_norm")}
+    for extra in ({}, unread) if unread else ({},):
+        save_file({**saved, **extra}, path, {"format": "pt"})
+        there, back = folder / f"there{len(extra)}", folder / f"back{len(extra)}"
+        result = CKPT.ok("convert", folder / "source", there, "--to",
+                         "megatron_torch_dist", "--tp", 2, "--no-fsync")
+        check_equal("does not read" in result.err, bool(extra), result.err)
+        tensors, _ = read_dcp(next(there.rglob(".metadata")).parent)
+        want = bridge_of(config, hf)
+        check_equal(sorted(tensors), sorted(want), "names")
+        for name, value in want.items():
+            got = torch.frombuffer(bytearray(tensors[name].data),
+                                   dtype=torch.float32
+                                   ).reshape(tensors[name].shape)
+            if name.startswith("embedding."):  # padded
+                check(not got[len(value):].any(), "rows past the vocabulary")
+                got = got[:len(value)]
+            check_equal(tuple(got.shape), tuple(value.shape), name)
+            check(torch.equal(got, value), name)
+        CKPT.ok("convert", there, back, "-q", "--to", "safetensors",
+                "--no-fsync")
+        check_equal(sorted(tensors_of(back)), sorted(saved), "names at home")
+    CKPT.run("convert", folder / "source", folder / "no", "--to",
+             "megatron_legacy", "--no-fsync").want(5)
+
+
+def gemma4_layers(folder):
+    """Its first layers are a model if they have keys of their own, no part in
+    an embedding of all layers, and end with one without a window."""
+    name = "gemma4_text, keys are values"
+    kinds = ["sliding_attention", "full_attention"] * 4
+    tiny = models()
+    model = tiny.model_of(tiny.config_of(
+        name, num_hidden_layers=8, layer_types=kinds, num_kv_shared_layers=4))
+    source, there = folder / "source", folder / "there"
+    model.save_pretrained(source)
+    CKPT.ok("convert", source, there, "-q", "--to", "megatron_torch_dist",
+            "--no-fsync")
+    for path in list(there.rglob("*config.json")):
+        path.unlink()
+    want = {name: value for name, value in tensors_of(source).items()
+            if not any(f"layers.{n}." in name for n in range(4, 8))}
+    for start in (source, there):
+        home = folder / f"{start.name}_home"
+        CKPT.ok("convert", start, home, "-q", "--to", "safetensors", "--layers",
+                "0-3", "--no-fsync")
+        compare(tensors_of(home), want, start.name)
+        config = config_of(home)
+        check_equal((config["num_hidden_layers"], config["layer_types"],
+                     config.get("num_kv_shared_layers", 0)), (4, kinds[:4], 0),
+                    "config.json")
+        loaded, told = type(model).from_pretrained(home,
+                                                   output_loading_info=True)
+        check(not told["missing_keys"] and not told["unexpected_keys"]
+              and not told["mismatched_keys"], str(told))
+        for layers, why in (("0-5", "layer 4 has no keys of its own"),
+                            ("0-2", "which has a window")):
+            result = CKPT.run("convert", start, folder / "no", "--to",
+                              "safetensors", "--layers", layers,
+                              "--no-fsync").want(5)
+            check(why in result.err, result.err)
+    tiny.model_of(tiny.config_of("gemma4_text")).save_pretrained(folder / "e2b")
+    result = CKPT.run("convert", folder / "e2b", folder / "no", "--to",
+                      "safetensors", "--layers", "0-1", "--no-fsync").want(5)
+    check("the embeddings of all 6 layers" in result.err, result.err)
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
     try:
-        types = list(models().TYPES)
+        types = [*models().TYPES, *models().VARIANTS]
     except Skip as skip:
         print("skipped:", skip)
         sys.exit(77)
     for model_type in types:
         suite.add(model_type, there_and_back, model_type)
-        suite.add(f"{model_type}, fewer layers", fewer_layers, model_type)
+        if not model_type.startswith("gemma4"):
+            suite.add(f"{model_type}, fewer layers", fewer_layers,
+                      model_type)
     suite.add("nemotron_nas", layers_that_differ)
+    for model_type in types:
+        if model_type.startswith("gemma4"):
+            suite.add(f"{model_type}, Bridge's names", gemma4_names, model_type)
+    suite.add("gemma4_text, fewer layers", gemma4_layers)
 
 
 if __name__ == "__main__":

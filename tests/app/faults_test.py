@@ -372,7 +372,7 @@ def bad_sectors(folder):
     return tried
 
 
-def readers(folder, share):
+def readers(folder, share, every=False):
     """Every command that only reads: where a call fails, the command fails, or
     prints what it would have printed. A truncated listing or a file that can't
     be examined is never taken for a missing one."""
@@ -422,7 +422,11 @@ def readers(folder, share):
             check(f"readers: {words[1:]}", plain.returncode in (0, 1),
                   plain.stderr)
             for kind in READS:
-                for n in sample(rng, counts[kind]):
+                all_of_kind = range(1, counts[kind] + 1)
+                some = sample(rng, counts[kind])
+                if kind == "stat":  # what is there is looked up late, too
+                    some += rng.sample(all_of_kind, min(6, counts[kind]))
+                for n in all_of_kind if every else some:
                     error = rng.choice([5, 116, 13])
                     for fault in (f"{kind}@{n}={error}", f"{kind}@{n}=4"):
                         if rng.random() > share:
@@ -487,14 +491,17 @@ def main():
     parser.add_argument("--ckpt", required=True)
     parser.add_argument("--faults", required=True)
     parser.add_argument("--share", type=float, default=0.5,
-                        help="of the faults; 1.0: all of them")
+                        help="of the sampled faults")
+    parser.add_argument("--every", action="store_true",
+                        help="in commands that read, every call and not a "
+                        "sample: a quarter of an hour with --share 1")
     args = parser.parse_args()
     CKPT, SHIM = Path(args.ckpt).resolve(), Path(args.faults).resolve()
     if not SHIM.exists():
         sys.exit(f"no {SHIM}: build the target ckpt_faults")
     with tempfile.TemporaryDirectory(prefix="ckpt_faults_") as temp:
         for test, more in ((power_cuts, []), (limits, []),
-                           (bad_sectors, []), (readers, [args.share]),
+                           (bad_sectors, []), (readers, [args.share, args.every]),
                            (all_faults, [args.share])):
             place = Path(temp) / test.__name__
             place.mkdir()

@@ -7,11 +7,9 @@ several releases of transformers, leftovers, keys of the hub's own code) is
 what the published file has.
 """
 
-COMMON = dict(
-    attention_dropout=0.0, bos_token_id=1, eos_token_id=2, hidden_size=32,
-    initializer_range=0.02, intermediate_size=48, num_attention_heads=8,
-    num_hidden_layers=2, num_key_value_heads=2, torch_dtype="bfloat16",
-    transformers_version="4.42.3", use_cache=True, vocab_size=64)
+from hub_configs_common import COMMON, less
+from hub_configs_newer import NEWER
+
 LLAMA = dict(
     COMMON, architectures=["LlamaForCausalLM"], attention_bias=False,
     hidden_act="silu", model_type="llama", mlp_bias=False, pretraining_tp=1,
@@ -113,11 +111,6 @@ GEMMA3_4B = dict(
         rope_scaling={"factor": 8.0, "rope_type": "linear"}),
     torch_dtype="float32", transformers_version="4.50.0.dev0",
     vision_config=SIGLIP)
-
-
-def less(config, *keys, **changes):
-    """The same without some keys."""
-    return {k: v for k, v in {**config, **changes}.items() if k not in keys}
 
 
 HUB = {
@@ -387,15 +380,21 @@ HUB = {
         num_attention_heads=4, num_hidden_layers=2, parallel_attn=True,
         torch_dtype="bfloat16", use_cache=True, vocab_size=64),
 }
+HUB.update(NEWER)
 # What GPTModel has no argument for, allowed with --allow-unsaid.
 UNSAID = {
     "Granite 3": "config.*", "Granite 3 MoE": "config.*",
     "Command R": "*", "Command R7B": "*",
     "Phi 2": "parallel_residual", "Phi 4 mini": "lm_head_bias",
+    **dict.fromkeys((
+        "Llama 4 Scout's text", "Granite 4 Tiny", "Granite 4 Micro",
+        "Hunyuan A13B", "ERNIE 4.5 21B", "Ministral 3's text", "Apertus",
+        "Falcon H1"), "*"),
 }
 # What no dialect but transformers' has: to each of them, or to one.
 NOWHERE = {
     "Llama with dynamic positions": "rope_type is dynamic",
+    "Hunyuan 7B": "rope_type is dynamic",
     "Phi 3 mini 128k": "longrope", "Phi 4 mini": "longrope",
     "OLMo 7B": "clip_qkv", "Pythia": "parallel_residual",
     "Command R plus": "a norm for each head",

@@ -35,7 +35,8 @@ KEEPS = (MCORE, "fairseq2", "vllm")  # have config.json beside them
 CHOSEN = (
     "Llama 3.1 70B", "Llama of both spellings", "Qwen 2.5 72B", "DeepSeek V3.1",
     "Mistral Nemo", "Gemma 7B, first release", "Gemma 3 1B", "Phi 4 mini",
-    "Command R7B", "GLM 4.5")
+    "Command R7B", "GLM 4.5", "Nemotron H", "MiniMax M2",
+    "Llama 4 Scout's text")
 
 
 def saved(folder, config):
@@ -103,7 +104,8 @@ def hub(folder, name, target, change=None):
     if target in ("vllm", "olmo_core"):
         return  # it is the only configuration there
     take_config(there)
-    family = {"olmo3": "olmo2"}.get(config["model_type"], config["model_type"])
+    family = {"olmo3": "olmo2", "qwen3_5_text": "qwen3_5"}.get(
+        config["model_type"], config["model_type"])
     CKPT.ok("convert", there, folder / "alone", *home, "--family", family)
     same_logits(folder / "alone", want, "config.json away")
 

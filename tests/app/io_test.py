@@ -154,6 +154,30 @@ def test_shards_of_ours(folder):
         subprocess.run(["umount", mount], check=False)
 
 
+def test_no_size(folder):
+    """A file system that does not say how much is free has not none: ramfs, and
+    some that are served through FUSE."""
+    mount = folder / "ramfs"
+    mount.mkdir()
+    if os.geteuid() != 0 or subprocess.run(
+            ["mount", "-t", "ramfs", "ramfs", mount], capture_output=True,
+            check=False).returncode:
+        raise Skip("mounting ramfs needs root")
+    try:
+        source = folder / "a.safetensors"
+        safetensors(source, 504)
+        target = mount / "b.safetensors"
+        plan = CKPT.ok("convert", source, target, "-n", "--json").json()
+        check("free_space" not in plan, "free space that is not known")
+        CKPT.ok("convert", source, target)
+        CKPT.ok("verify", source, target)
+        said = CKPT.ok("doctor", mount).out
+        check(any(line.split()[:3] == ["free", "space", "unknown"]
+                  for line in said.splitlines()), said)
+    finally:
+        subprocess.run(["umount", mount], check=False)
+
+
 def test_no_digests(folder):
     """--no-manifest: the same bytes; what needs digests still gets them."""
     source = folder / "a.safetensors"
@@ -333,6 +357,7 @@ def prepare(suite, ckpt):
     suite.add("--io: the same bytes, other caches", test_read_modes)
     suite.add("--io auto: what is read once", test_auto_mode)
     suite.add("--io: a file system without direct reads", test_no_direct_reads)
+    suite.add("a file system without a size", test_no_size)
     suite.add("--no-manifest: no digests but where needed", test_no_digests)
     suite.add("--no-manifest: replicas are compared", test_only_replicas)
 

@@ -69,6 +69,8 @@ CASES = {
     "no_rope_layers": by_list("no_rope_layers", [1, 1, 1, 0, 1, 1, 1, 0]),
     "no_rope_freq": by_list("no_rope_freq", [0, 0, 0, 1, 0, 0, 0, 1]),
     "moe_layer_freq": by_list("moe_layer_freq", [0, 1, 1, 1, 1, 0, 1, 1]),
+    "window_attn_skip_freq": by_list("window_attn_skip_freq",
+                                     [1, 1, 1, 0, 1, 1, 1, 0]),
     "linear_attention_freq": by_list("linear_attention_freq",
                                      [1, 1, 1, 0, 1, 1, 1, 0]),
     "block_configs": by_list("block_configs", [{"n": i} for i in range(8)]),

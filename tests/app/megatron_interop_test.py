@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""megatron-core itself loads what ckpt writes as megatron_torch_dist, on one to
-four processes, at other topologies than it was written for, and every element
-matches the goldens."""
+"""megatron-core itself, the version that most goldens are from and the newest,
+loads what ckpt writes as megatron_torch_dist, on one to four processes, at
+other topologies than it was written for, and every element matches the
+goldens."""
 
 import importlib.util
 import json
 import pickle
 import re
+import sys
 import types
+from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -21,9 +24,18 @@ CKPT = None
 GOLDENS = DATA / "megatron_torch_dist"
 
 
-def require_peer():
-    if importlib.util.find_spec("megatron") is None:
-        raise Skip("megatron-core is not installed")
+# Each has its own form of the common part, of flat buffers and of groups.
+CORES = {"0.16": None, "0.19": Path(sys.prefix) / "megatron_core_0.19.2"}
+PROGRAMS = {core: Peer("megatron_peer.py",
+                       **({"PYTHONPATH": str(folder)} if folder else {}))
+            for core, folder in CORES.items()}
+
+
+def require_peer(core="0.16"):
+    folder = CORES[core]
+    if not (folder.exists() if folder else
+            importlib.util.find_spec("megatron") is not None):
+        raise Skip(f"megatron-core {core} is not installed")
 
 
 def expected_files(case, data):
@@ -37,15 +49,16 @@ def iteration_of(path):
     return inner[0] if inner else path
 
 
-def run_peer(kind, path, expected, topology, world, case, model=None, **more):
+def run_peer(kind, path, expected, topology, world, case, model=None,
+             core="0.16", **more):
     description = json.loads((case / "case.json").read_text())
     model = model or description.get("model") or {}
-    wrong = PROGRAM.ask(
+    wrong = PROGRAMS[core].ask(
         dict(kind=kind, path=str(iteration_of(path)), expected=expected,
              topology=topology, world=world, model=model,
              gated=model.get("swiglu", True), **more))
     if wrong:
-        raise Failure(f"{kind} of megatron-core on {world} processes "
+        raise Failure(f"{kind} of megatron-core {core} on {world} processes "
                       f"({topology}): {wrong}")
 
 
@@ -77,14 +90,14 @@ CASES = (
 )
 
 
-def test_case(scratch, case, options, loads):
-    require_peer()
+def test_case(scratch, core, case, options, loads):
+    require_peer(core)
     out = scratch / "out"
     CKPT.ok("reshard", GOLDENS / case / "ckpt", out, *options.split())
     CKPT.ok("verify", out, "--deep")
     for kind, topology, world in loads:
         run_peer(kind, out, expected_files(case, GOLDENS), topology, world,
-                 GOLDENS / case)
+                 GOLDENS / case, core=core)
 
 
 # Optimizer state in forms that today's core no longer accepts.
@@ -97,14 +110,14 @@ RESCUES = (
 )
 
 
-def test_rescue(scratch, form, case, topology, world):
-    require_peer()
+def test_rescue(scratch, core, form, case, topology, world):
+    require_peer(core)
     out = scratch / "out"
     source = DATA / form / case
     CKPT.ok("convert", source / "ckpt", out, "--to", "megatron_torch_dist",
             "--optim", "fully_reshardable")
     run_peer("optim", out, expected_files(case, DATA / form), topology, world,
-             source, main_weight="param")
+             source, main_weight="param", core=core)
 
 
 # A distributed checkpoint with its optimizer, as ranks' files of a topology.
@@ -121,10 +134,10 @@ TO_RANKS = (
 )
 
 
-def test_to_ranks(scratch, form, case, topology, world):
+def test_to_ranks(scratch, core, form, case, topology, world):
     """Megatron-Core's model and optimizer load ranks' files, and hold the
     golden's values: each main weight, each moment, the step count."""
-    require_peer()
+    require_peer(core)
     out, source = scratch / "out", DATA / form / case
     grid = {"tp": 1, "pp": 1, **topology}
     ranks = grid["tp"] * grid["pp"]
@@ -135,8 +148,32 @@ def test_to_ranks(scratch, form, case, topology, world):
     CKPT.ok("verify", out, "--deep")
     flat = "float16" not in case
     run_peer("legacy", out, expected_files(case, DATA / form), topology, world,
-             source, flat=flat, step=7,
+             source, flat=flat, step=7, core=core,
              main_weight="param" if flat else "fp32_param")
+
+
+def test_training(scratch, form, case, topology, world):
+    """Megatron-LM's own load_checkpoint continues from ranks' files and from a
+    distributed checkpoint: model, optimizer, iteration."""
+    require_peer("0.19")
+    out, source = scratch / "out", DATA / form / case
+    grid = {"tp": 1, "pp": 1, **topology}
+    ranks = grid["tp"] * grid["pp"]
+    sizes = [part for key, size in {**grid, "dp": world // ranks}.items()
+             for part in (f"--{key}", size)]
+    flat = "float16" not in case
+    for to, main in (("megatron_legacy", "param" if flat else "fp32_param"),
+                     ("megatron_torch_dist", "param")):
+        if to == "megatron_torch_dist" and not flat:
+            continue
+        path = out / to
+        out.mkdir(exist_ok=True)
+        options = ["--optim", "fully_reshardable"] if "dist" in to else []
+        CKPT.ok("convert", source / "ckpt", path, "--to", to, *sizes, *options)
+        run_peer("training", path, expected_files(case, DATA / form), topology,
+                 world, source, core="0.19", flat=flat, step=7, root=str(path),
+                 form="torch" if to == "megatron_legacy" else "torch_dist",
+                 main_weight=main)
 
 
 LLAMA = dict(layers=2, hidden=12, heads=6, groups=2, kv=4, ffn=20, vocab=48,
@@ -294,18 +331,21 @@ def test_carried(scratch):
     check_equal((out / tracker).read_bytes(), b"7", tracker)
 
 
-PROGRAM = Peer("megatron_peer.py")
-
-
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
-    for case, options, loads in CASES:
-        suite.add(f"{case} {options}", test_case, case, options, loads)
-    for form, case, topology, world in RESCUES:
-        suite.add(f"rescue {case}", test_rescue, form, case, topology, world)
-    for form, case, topology, world in TO_RANKS:
-        suite.add(f"ranks' files of {case}", test_to_ranks, form, case,
+    for core in CORES:
+        for case, options, loads in CASES:
+            suite.add(f"{core}: {case} {options}", test_case, core, case,
+                      options, loads)
+        for form, case, topology, world in RESCUES:
+            suite.add(f"{core}: rescue {case}", test_rescue, core, form, case,
+                      topology, world)
+        for form, case, topology, world in TO_RANKS:
+            suite.add(f"{core}: ranks' files of {case}", test_to_ranks, core,
+                      form, case, topology, world)
+    for form, case, topology, world in TO_RANKS[:3] + TO_RANKS[4:5]:
+        suite.add(f"Megatron-LM continues {case}", test_training, form, case,
                   topology, world)
     suite.add("legacy", test_legacy)
     suite.add("legacy with torch's Adam", test_adam_steps)

@@ -11,12 +11,15 @@ keys   ShardedTensors made by hand, cut as a job of that topology cuts them
 vocabulary  embeddings with less and with more rows than are stored
 gpt    a GPTModel, loaded strictly
 optim  the same with its distributed optimizer
+legacy  ranks' files, model and optimizer
+training  the same by Megatron-LM's load_checkpoint
 """
 
 import importlib
 import os
 import sys
 import tempfile
+import types
 import warnings
 
 from peer import on_processes, serve
@@ -58,8 +61,6 @@ def shim():
 def import_optimizer():
     """Megatron's optimizer wants apex's, which keeps the step per group rather
     than per parameter; nothing steps here."""
-    import types
-
     import torch
 
     class FusedAdam(torch.optim.AdamW):
@@ -82,6 +83,14 @@ def import_optimizer():
     import megatron.core.optimizer  # noqa: F401
 
     del sys.modules["apex"], sys.modules["apex.optimizers"]
+
+
+def leave_kernels_out():
+    """Later cores import kernels for GPUs that need triton; nothing here calls
+    them."""
+    kernels = types.ModuleType("megatron.core.transformer.moe.ops.paged_stash")
+    kernels.__getattr__ = lambda name: None
+    sys.modules[kernels.__name__] = kernels
 
 
 def read_expected(paths):
@@ -355,14 +364,14 @@ def with_optimizer(job):
         return {"model": model, "optimizer": optimizer.sharded_state_dict(
             {"model": model}, metadata=metadata, **options)}
 
-    return gpt, optimizer, sharded
+    return gpt, optimizer, sharded, ddp
 
 
 def run_optim(job, expected):
     import torch
     from megatron.core import dist_checkpointing as dc
 
-    gpt, optimizer, sharded = with_optimizer(job)
+    gpt, optimizer, sharded, _ = with_optimizer(job)
     loaded = dc.load(sharded(is_loading=True), job["path"])
     gpt.load_state_dict(loaded["model"], strict=True)
     optimizer.load_state_dict(loaded["optimizer"])
@@ -429,7 +438,7 @@ def run_legacy(job, expected):
     import torch
     from megatron.core import parallel_state
 
-    gpt, optimizer, sharded = with_optimizer(job)
+    gpt, optimizer, _, _ = with_optimizer(job)
     sizes = job["topology"]
     name = f"mp_rank_{parallel_state.get_tensor_model_parallel_rank():02}"
     if sizes["pp"] > 1:
@@ -445,6 +454,58 @@ def run_legacy(job, expected):
         optimizer.load_parameter_state(
             os.path.join(folder, "distrib_optim.pt"))
     compare_states(gpt, optimizer, expected)
+    require_steps(optimizer, job["step"])
+
+
+def trainers_args(job, root):
+    """The command line of a Megatron-LM run that continues from `root`."""
+    import argparse
+
+    import torch
+    from megatron.core import parallel_state
+    from megatron.training import arguments
+
+    model, sizes = job["model"], job["topology"]
+    words = ["--load", root, "--no-load-rng", "--exit-on-missing-checkpoint",
+             "--auto-detect-ckpt-format", "--bf16",
+             "--num-layers", model["layers"], "--hidden-size", model["hidden"],
+             "--num-attention-heads", model["heads"],
+             "--tensor-model-parallel-size", sizes["tp"],
+             "--pipeline-model-parallel-size", sizes["pp"]]
+    words += ["--use-distributed-optimizer"] if job.get("flat", True) else []
+    args = arguments.add_megatron_arguments(
+        argparse.ArgumentParser(allow_abbrev=False)).parse_args(
+            [str(word) for word in words])
+    # What its checks of arguments add.
+    args.world_size = torch.distributed.get_world_size()
+    args.data_parallel_size = parallel_state.get_data_parallel_world_size()
+    args.use_dist_ckpt = job["form"] != "torch"
+    args.add_position_embedding = True  # where a checkpoint doesn't say
+    return args
+
+
+def run_training(job, expected):
+    """Megatron-LM's own load_checkpoint, of a run with the optimizer."""
+    import typing
+
+    import typing_extensions
+    if not hasattr(typing, "override"):  # it asks for Python 3.12
+        typing.override = typing_extensions.override
+    from megatron.core.num_microbatches_calculator import (
+        init_num_microbatches_calculator)
+    from megatron.training import checkpointing, global_vars
+
+    gpt, optimizer, sharded, ddp = with_optimizer(job)
+    args = trainers_args(job, job["root"])
+    global_vars.set_args(args)
+    init_num_microbatches_calculator(0, None, args.data_parallel_size, 1,
+                                     args.data_parallel_size)
+    iteration, _ = checkpointing.load_checkpoint([ddp], optimizer, None)
+    require(iteration == job["step"], f"iteration {iteration}")
+    if job["form"] == "torch":
+        compare_states(gpt, optimizer, expected)
+    else:
+        compare_parts(sharded_parts(sharded()), expected, "the trainer")
     require_steps(optimizer, job["step"])
 
 
@@ -476,7 +537,8 @@ def on_rank(number, world, rendezvous, job):
         key.replace("fp32_param", job.get("main_weight", "fp32_param")): value
         for key, value in read_expected(job["expected"]).items()}
     run = {"plain": run_plain, "vocabulary": run_vocabulary, "gpt": run_gpt,
-           "optim": run_optim, "legacy": run_legacy}.get(job["kind"])
+           "optim": run_optim, "legacy": run_legacy,
+           "training": run_training}.get(job["kind"])
     if run:
         run(job, expected)
     else:
@@ -500,6 +562,7 @@ def prepare():
 
     torch.set_num_threads(1)
     shim()
+    leave_kernels_out()
     import_optimizer()
     for module in ("dist_checkpointing", "models.gpt.gpt_layer_specs",
                    "models.gpt.gpt_model", "distributed", "optimizer"):

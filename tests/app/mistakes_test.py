@@ -304,7 +304,7 @@ def listing():
 
 
 def run(line):
-    words = line.replace("\\ ", "\0").split()
+    words = ["" if word == "''" else word for word in line.split()]
     return CKPT.run(*words, cwd=SCENE)
 
 
@@ -316,6 +316,8 @@ def mistake(folder, line, status, first, hint):
     check_equal(len(errors), 1, f"errors of\n{result}")
     check(first in errors[0], f"{first!r} is not in {errors[0]!r}")
     check(line == "" or len(lines) <= 4, f"{len(lines)} lines\n{result}")
+    check(line == "" or any(l.startswith("hint: ") for l in lines),
+          f"no next step\n{result}")
     if hint:
         check(any(h in l for l in lines if l.startswith("hint: ")
                   for h in hint.split("|")), f"no hint {hint!r}\n{result}")

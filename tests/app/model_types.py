@@ -58,7 +58,7 @@ def small_config(model_type):
 
     for module in ("families2026_models", "hybrid_models", "multimodal_models"):
         tiny = __import__(module)
-        if model_type in tiny.TYPES:
+        if model_type in {*tiny.TYPES, *getattr(tiny, "VARIANTS", ())}:
             return (tiny.model_of(tiny.config_of(model_type)),
                     getattr(tiny, "UNSAID", {}).get(model_type, ()))
     import encoders_test
@@ -197,7 +197,7 @@ def main():
 
     types = options.types or sorted(
         {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *OTHERS, *hybrid_models.TYPES,
-         *multimodal_models.TYPES} - {*SKIP})
+         *multimodal_models.TYPES, *multimodal_models.VARIANTS} - {*SKIP})
     rows = []
     for model_type in types:
         rows.append(row(options.ckpt, model_type))

@@ -63,6 +63,14 @@ def intern(text):
                 image_token_id=60, image_seq_length=4)
 
 
+GEMMA4 = dict(TEXT, model_type="gemma4_text", global_head_dim=16,
+              sliding_window=4, num_hidden_layers=4,
+              layer_types=["sliding_attention", "full_attention"] * 2)
+GEMMA4_TOWER = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
+GEMMA4_IDS = dict(image_token_id=60, video_token_id=61, audio_token_id=62,
+                  boi_token_id=57, eoi_token_id=58, boa_token_id=56,
+                  eoa_token_index=55)
+
 # After a comma comes the language model.
 TYPES = {
     "qwen2_vl": dict(text_config=ROPED, vision_config=dict(QWEN, hidden_size=32),
@@ -116,6 +124,33 @@ TYPES = {
                            projector_output_dim=24), **INDICES),
 }
 
+# Not every suite is for them, as in families2026_models.py.
+VARIANTS = {
+    "gemma4": dict(
+        text_config=dict(GEMMA4, num_kv_shared_layers=2,
+                         use_double_wide_mlp=True,
+                         hidden_size_per_layer_input=8,
+                         vocab_size_per_layer_input=64),
+        vision_config=dict(GEMMA4_TOWER, patch_size=4, head_dim=8,
+                           num_key_value_heads=2, intermediate_size=24,
+                           position_embedding_size=16, standardize=True,
+                           use_clipped_linears=True),
+        audio_config=dict(GEMMA4_TOWER, subsampling_conv_channels=[8, 4],
+                          conv_kernel_size=3, output_proj_dims=16),
+        **GEMMA4_IDS),
+    "gemma4, experts": dict(
+        text_config=dict(GEMMA4, attention_k_eq_v=True,
+                         num_global_key_value_heads=1, enable_moe_block=True,
+                         num_experts=4, top_k_experts=2,
+                         moe_intermediate_size=8,
+                         hidden_size_per_layer_input=0,
+                         use_bidirectional_attention="vision"),
+        vision_config=dict(GEMMA4_TOWER, patch_size=4, head_dim=8,
+                           num_key_value_heads=2, intermediate_size=24,
+                           position_embedding_size=16),
+        **GEMMA4_IDS),
+}
+
 # As in families2026_models.py.
 UNSAID = {
     "aya_vision": ["parallel_residual", "config.logit_scale"],
@@ -133,7 +168,8 @@ for _name in TYPES:
 
 
 def config_of(name):
-    return AutoConfig.for_model(name.split(",")[0], **TYPES[name])
+    return AutoConfig.for_model(name.split(",")[0],
+                                **{**TYPES, **VARIANTS}[name])
 
 
 def untrained(config, **options):

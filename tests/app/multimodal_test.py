@@ -13,16 +13,17 @@ import json
 import os
 import sys
 
-from support import Skip, Suite, check, check_equal, compare
+from support import DATA, Skip, Suite, check, check_equal, compare
 from tiny_peer import config_of, models_of, tensors_of
 
 sys.path.insert(0, os.path.join(sys.prefix, "transformers_5.12.1"))
 os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
 CKPT = None  # set by prepare
+FAMILIES = DATA.parents[1] / "models/families"
 
-# Where Megatron-Bridge (0.4, July 2026; 0.7 for Qwen 3.5, EXAONE 4.5 and
-# Qwen2-Audio) puts each tower: names with these prefixes, and no others besides
-# language_model.
+# Where Megatron-Bridge (0.4, July 2026; 0.6.2 for Gemma 4, 0.7 for Qwen 3.5,
+# EXAONE 4.5 and Qwen2-Audio) puts each tower: names with these prefixes, and no
+# others besides language_model.
 TOWERS = {
     "qwen2_vl": {"visual."}, "qwen2_5_vl": {"visual."},
     "qwen3_vl": {"vision_model.decoder.layers.",
@@ -36,6 +37,10 @@ TOWERS = {
     "qwen2_audio": {"audio_tower.", "multi_modal_projector.linear."},
     "gemma3": {"vision_tower.", "multi_modal_projector.proj.",
                "multi_modal_projector.mm_soft_embed_norm."},
+    "gemma4": {"vision_tower.", "audio_tower.",
+               "embed_vision.embedding_projection.",
+               "embed_audio.embedding_projection."},
+    "gemma4, experts": {"vision_tower.", "embed_vision.embedding_projection."},
     "mistral3": {"vision_tower.", "multi_modal_projector."},
     "glm4v_moe": {"visual."},
     # It doesn't have these: transformers' names.
@@ -74,7 +79,7 @@ def names_at(directory):
 
 
 def check_names(directory, name):
-    towers = TOWERS[name.split(",")[0]]
+    towers = TOWERS.get(name) or TOWERS[name.split(",")[0]]
     used = set()
     for tensor in names_at(directory):
         if tensor.startswith("language_model."):
@@ -195,6 +200,17 @@ def strict_tower(folder):
     check("tower is" in result.err, result.err)
     check("--allow-unsaid tower" in result.err, result.err)
     result = CKPT.ok("convert", source, folder / "there", *options)
+    check("can't say all of the model: tower is" in result.err, result.err)
+    # So does a file of one's own, of which no table knows, around a family that
+    # GPTModel is.
+    own = folder / "own.json"
+    own.write_text((FAMILIES / "llava.json").read_text().replace(
+        '"family": "llava"', '"family": "seeing_llama"'))
+    options += ("--family-file", own)
+    result = CKPT.run("convert", source, folder / "no", *options,
+                      "--strict-config").want(5)
+    check("--allow-unsaid tower" in result.err, result.err)
+    result = CKPT.ok("convert", source, folder / "own", *options)
     check("can't say all of the model: tower is" in result.err, result.err)
 
 
@@ -345,13 +361,15 @@ def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
     try:
-        types = list(models().TYPES)
+        types = [*models().TYPES, *models().VARIANTS]
     except Skip as skip:
         print("skipped:", skip)
         sys.exit(77)
     for name in types:
         suite.add(name, there_and_back, name)
     for name in TOWERS:
+        if "," in name:
+            continue
         every = name in ("llava", "gemma3", "llama4")
         suite.add(f"{name}, other formats", every_format,
                   next(t for t in types if t.split(",")[0] == name),

@@ -21,7 +21,7 @@ from support import DATA, Skip, Suite, check, check_equal
 
 CKPT = None
 LEGACY = DATA / "megatron_legacy/llama_te_tp2_pp2/ckpt"
-VOID = {"meta", "input", "br", "link", "img"}
+VOID = {"meta", "input", "br", "link", "img", "wbr"}
 
 
 class Page(HTMLParser):
@@ -84,6 +84,22 @@ def data_is_the_catalog(folder):
     check_equal(got, want, "the heat map")
 
 
+def heat_of_stacks(folder):
+    """A piece that has several layers of a stack is shown in each of them."""
+    CKPT.ok("convert", DATA / "hf/llama/ckpt", folder / "out", "--to",
+            "megatron_torch_dist")
+    heat = json.loads(page_of(folder / "out", folder)[1].scripts["data"])["heat"]
+    tensors = CKPT.inspect(folder / "out")["tensors"]
+    sums = {}
+    for _, column, size in heat["cells"]:
+        sums[heat["columns"][column]] = (
+            sums.get(heat["columns"][column], 0) + size)
+    stacked = sum(t["bytes"] for t in tensors if ".layers." in t["name"])
+    rest = sum(t["bytes"] for t in tensors) - stacked
+    check_equal(sums, {"layer 0": stacked // 2, "layer 1": stacked // 2,
+                       "other tensors": rest}, "bytes of each layer")
+
+
 def page_is_alone(folder):
     """With a page, all that is printed is that it was written."""
     page = folder / "page.html"
@@ -94,6 +110,11 @@ def page_is_alone(folder):
         check_equal(done.out, "", f"stdout of\n{done}")
         check(re.fullmatch(rf"note: wrote {page} \([\d.]+ KiB\), to open in a "
                            r"browser\n", done.err), done.err)
+
+
+    both = CKPT.run("inspect", LEGACY, "--html", "-", "--json").want(2)
+    check("both write to standard output" in both.err, both.err)
+    check_equal(both.out, "", "stdout of a page and JSON at once")
 
 
 def page_is_safe(folder):
@@ -343,6 +364,15 @@ def print_in_browser(folder):
             cut = browser.eval("""[...document.querySelectorAll('.scroll')]
               .filter(e => e.scrollHeight > e.clientHeight + 1).length""")
             check_equal(cut, 0, f"{page.name}: lists that are cut")
+            over = browser.eval("""(() => {
+              const map = document.getElementById('map');
+              if (!map) return 0;
+              const m = map.getBoundingClientRect();
+              return [...map.children].map(e => e.getBoundingClientRect())
+                .filter(r => r.right > m.right + 1 || r.bottom > m.bottom + 1)
+                .length;
+            })()""")
+            check_equal(over, 0, f"{page.name}: tiles over what is below")
             shown = browser.eval("""[...document.querySelectorAll('.tools')]
               .filter(e => e.offsetHeight > 0).length""")
             check_equal(shown, 0, f"{page.name}: buttons on paper")
@@ -457,9 +487,8 @@ def flow_in_browser(folder):
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
-    for case in (data_is_the_catalog, page_is_alone, page_is_safe, drawing,
-                 map_in_browser,
-                 filter_in_browser, hostile_in_browser, print_in_browser,
+    for case in (data_is_the_catalog, heat_of_stacks, page_is_alone,
+                 page_is_safe, drawing, map_in_browser, filter_in_browser, hostile_in_browser, print_in_browser,
                  policy_in_browser,
                  diff_in_browser, flow_in_browser):
         suite.add(case.__name__, case)

@@ -19,7 +19,9 @@ import ckpt
 import numpy as np
 import torch
 
+from object_server import Objects
 from python_values import refused
+from remote_servers import Server
 from support import DATA, check, check_equal
 
 LLAMA = DATA / "hf/llama/ckpt"
@@ -361,5 +363,186 @@ def verdicts(folder):
                     "skipped")
 
 
+FORKS = """
+import os, sys, ckpt
+target = sys.argv[1]
+source = ckpt.open(target + "/source.safetensors")
+array = source["w"].read()
+want = bytes(array.bytes)
+ckpt.save_async({"a": array}, target + "/first.pt").result()
+
+def child(task):
+    sys.stdout.flush()
+    process = os.fork()
+    if process == 0:
+        task()
+        sys.exit(0)  # with destructors, as os._exit has none
+    assert os.waitpid(process, 0)[1] == 0, task
+
+def reads():
+    assert bytes(source["w"].read().bytes) == want
+    assert sum(part.nbytes for _, part in source.shards()) == len(want)
+    source.close()
+
+def saves():
+    ckpt.save_async({"a": array}, target + "/child.pt").result()
+
+def pending_of_parent():
+    for call in (pending.finish, pending.written):
+        try:
+            call()
+        except ckpt.errors.UsageError:
+            continue
+        raise AssertionError(call)
+    pending.drop()
+
+def nothing():
+    pass
+
+pending = ckpt.begin_save({"a": array}, target + "/parent.pt")
+for task in (reads, saves, pending_of_parent, nothing):
+    child(task)
+pending.finish()
+for name in ("first", "child", "parent"):
+    assert bytes(ckpt.open(f"{target}/{name}.pt")["a"].read().bytes) == want
+"""
+
+
+def forks(folder):
+    """A fork's child reads and saves as before; how it ends is no matter to the
+    parent's save."""
+    os.rename(checkpoint_of(folder) / "model.safetensors",
+              folder / "source.safetensors")
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS, str(folder)], capture_output=True,
+        text=True, timeout=60, env=dict(
+            os.environ, PYTHONPATH=str(Path(ckpt.__file__).parents[1])))
+    check_equal(done.returncode, 0, done.stderr)
+
+
+SPELLED = """
+import os, sys, ckpt
+folder = sys.argv[1]
+assert ckpt.open(folder).path == folder
+assert ckpt.verify(folder) and os.path.exists(
+    ckpt.convert(folder, folder + ".pt").path)
+for call in (ckpt.open, ckpt.verify):
+    try:
+        call(folder + "/none")
+    except ckpt.Error as error:
+        assert error.path == folder + "/none", ascii(error.path)
+        continue
+    raise AssertionError(call)
+"""
+
+
+def spelled(folder):
+    """Paths are spelled as this process does, whatever its locale."""
+    for name in ("d\xfc".encode(), b"d\xfc", b"a\nb \xff"):
+        place = os.path.join(os.fsencode(folder), name)
+        os.mkdir(place)
+        ckpt.save({"w": np.ones(1)}, place + b"/model.safetensors")
+        for env in ({}, {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0",
+                         "PYTHONUTF8": "0"}):
+            done = subprocess.run(
+                [sys.executable, "-c", SPELLED, place], capture_output=True,
+                text=True, env={**os.environ, **env, "PYTHONPATH": str(
+                    Path(ckpt.__file__).parents[1])})
+            check_equal(done.returncode, 0, done.stderr)
+            os.unlink(place + b".pt")
+
+
+# ---------------------------------------------------------------------- places
+class Signed(Server):
+    """Serves who has a user, a password and a signature."""
+
+    def answer(self, handler, request, fault):
+        if "sig=hunter2" not in request.path or \
+                not request.headers.get("authorization", "").startswith("Basic"):
+            return handler.reply(403, b"")
+        super().answer(handler, request, fault)
+
+
+def places(folder):
+    """Paths and URLs mean what they do on the command line."""
+    tensors = {"w": np.arange(6, dtype="f4")}
+    ckpt.save(tensors, f"file://{folder}/a%20b.safetensors")
+    check_equal((folder / "a b.safetensors").is_file(), True, "file://")
+    for url in (f"file://{folder}/a%20b.safetensors",
+                f"file://localhost{folder}/a b.safetensors"):
+        with ckpt.open(url) as c, pickle.loads(pickle.dumps(c)) as again:
+            check_equal(c["w"][2:].numpy().tolist(), [2, 3, 4, 5], url)
+            check_equal(again.path, str(folder / "a b.safetensors"), url)
+    for name in ("m.pt", "m.pth", "m.bin", "m.ckpt"):
+        ckpt.save(tensors, folder / name)
+        check_equal(torch.load(folder / name)["w"].tolist(), [*range(6)], name)
+    with working_in(folder):
+        before = sorted(os.listdir())
+        for place in ("", "-", "/dev/stdout", "m.gguf", "m.npz", "m.SAFETENSORS",
+                      "hf://a/b", "https://h/x", "az://c/x", "S3://b/x",
+                      "ftp://h/x", "file://other/x"):
+            for save in (ckpt.save, ckpt.begin_save):
+                refused(None, USAGE, save, tensors, place)
+        for place in ("", "S3://b/x", "ftp://h/x", "file://other/x"):
+            refused(None, USAGE, ckpt.open, place)
+        check_equal(sorted(os.listdir()), before, "files")
+        for keys in ({"w"}, iter(["w"]), dict.fromkeys(["w"]).keys()):
+            done = ckpt.convert("m.pt", "k.safetensors", keys=keys,
+                                overwrite=True)
+            check_equal(done.tensors, 1, "keys")
+    with Signed(folder) as server:
+        url = server.url.replace("//", "//me:hunter2@") + "/m.pt?sig=hunter2"
+        with ckpt.open(url) as c:
+            check_equal(c["w"].read().numpy().tolist(), [*range(6)],
+                        "signed")
+            check("hunter2" not in c.path + repr(c), c.path)
+        try:
+            ckpt.open(url.replace("m.pt", "none.pt"))
+        except ckpt.Error as error:
+            check("hunter2" not in str(error) + str(error.path), "a secret")
+
+
+SENT = """
+import sys
+import ckpt, numpy as np
+tensors = {"w": np.arange(3 << 20, dtype="f4"), "b": np.ones(3, "f4")}
+ckpt.save(tensors, "s3://b/run/a.safetensors")
+with ckpt.begin_save(tensors, "s3://b/run/b", "dcp") as pending:
+    tensors["w"][:] = 0  # it was copied
+tensors["w"][:] = np.arange(3 << 20)
+ckpt.save_async(tensors, "s3://b/run/c.pt").result()
+ckpt.begin_save(tensors, "s3://b/run/d", "dcp").drop()
+try:
+    ckpt.begin_save(tensors, "s3://b/run/c.pt")
+except ckpt.errors.UnfaithfulError as error:
+    print(error.message)
+for name in "a.safetensors", "b", "c.pt":
+    with ckpt.open("s3://b/run/" + name) as c:
+        assert c["w"].read().numpy().tolist() == tensors["w"].tolist(), name
+"""
+
+
+def sent(folder):
+    """All ways to save go to an object store, too, and leave nothing here."""
+    spool = folder / "spool"
+    spool.mkdir()
+    with Objects() as server:
+        done = subprocess.run(
+            [sys.executable, "-c", SENT], capture_output=True, text=True,
+            env={**os.environ, **server.env, "CKPT_SPOOL": str(spool),
+                 "CKPT_NET_PART_MIB": "5", "PYTHONPATH": str(
+                     Path(ckpt.__file__).parents[1])})
+        check_equal(done.returncode, 0, done.stderr)
+        check_equal(done.stdout, "already exists\n", "a second one")
+        keys = {k.split("/")[1].removesuffix(".ckpt-manifest.json")
+                for k in server.objects}
+        check_equal(keys, {"a.safetensors", "b", "c.pt"}, "objects")
+        (folder / "c.pt").write_bytes(server.objects["run/c.pt"][0])
+        check_equal(server.uploads, {}, "uploads that were left")
+    check_equal(torch.load(folder / "c.pt")["w"].tolist(),
+                [*range(3 << 20)], "torch")
+    check_equal([p for p in spool.rglob("*") if p.is_file()], [], "spool")
+
+
 CASES = (closing, walks, views, copies, saves_once, indices, arrays, callbacks,
-         later, dashes, verdicts)
+         later, dashes, verdicts, forks, spelled, places, sent)

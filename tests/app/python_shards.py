@@ -156,6 +156,10 @@ def chosen(_):
     with ckpt.open(DATA / "hf/llama/ckpt") as source:
         check_equal([name for name, _ in source.shards(tp=2, keys=keys)], keys,
                     "keys")
+        # Layer 1 of two is on the second of two stages, whatever else is asked.
+        for stage, count in enumerate((0, 9)):
+            check_equal(len(list(source.shards(
+                pp=2, pp_rank=stage, keys=["*layers.1.*"]))), count, "stage")
         for call, kind in (
                 (lambda: source.in_dialect("klingon"), ckpt.Error),
                 (lambda: source.in_dialect(3), TypeError),
@@ -163,6 +167,8 @@ def chosen(_):
                  UnfaithfulError),
                 (lambda: source.select(keys=[3]), TypeError),
                 (lambda: source.select(layers="9-1"), ckpt.Error),
+                (lambda: next(source.shards(keys=["nothing"])), UnfaithfulError),
+                (lambda: source.shards(keys=[3]), TypeError),
                 (lambda: next(source.shards(tp=3)), UnfaithfulError)):
             try:
                 call()

@@ -101,6 +101,32 @@ def loads(_folder, case):
         same(tensor, wanted[name], name)
 
 
+# Goldens that are no one checkpoint, or whose tensors are flat without
+# --flat-params.
+APART = ("torch_pt/", "torch_legacy/", "fsdp/", "dcp/fsdp1_w4_local",
+         "safetensors/all_dtypes")
+
+
+def loads_goldens(_):
+    """dcp.load from each golden whose tensors its own framework has saved."""
+    from ckpt.dcp import Reader
+    tried = set()
+    for path in sorted(DATA.glob("*/*/expected.safetensors")):
+        case = str(path.parent.relative_to(DATA))
+        if case.startswith(APART):
+            continue
+        wanted = load_file(path)
+        reader = Reader(path.parent / "ckpt")
+        check(wanted.keys() <= reader._source.keys(), f"{case}: names")
+        state = {name: torch.empty_like(tensor)
+                 for name, tensor in wanted.items() if tensor.numel()}
+        dcp.load(state, storage_reader=reader, no_dist=True)
+        for name, tensor in state.items():
+            same(tensor, wanted[name], f"{case}: {name}")
+        tried.add(reader._source.format)
+    check(len(tried) >= 14, f"only the formats {sorted(tried)}")
+
+
 def alive(_):
     """Memory outlives the array, the tensor and the checkpoint it came from."""
     case = "hf/llama"
@@ -281,7 +307,7 @@ def prepare(suite, binary):
     for case in CASES:
         for check_of in (whole, slices, loads):
             suite.add(f"{case}: {check_of.__name__}", check_of, case)
-    for check_of in (alive, saves, errors, commands, shards,
+    for check_of in (loads_goldens, alive, saves, errors, commands, shards,
                      *python_values.CASES, *python_cases.CASES,
                      *python_dcp.CASES, *python_parts.CASES,
                      *python_shards.CASES, typed):

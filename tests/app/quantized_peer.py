@@ -51,11 +51,13 @@ def fp8_block(g, rows, columns, block=(128, 128), dtype="float32"):
              "fmt": "e4m3", "weight_block_size": list(block)})
 
 
-def compressed(kind, bits=8, block=None):
+def compressed(kind, bits=8, block=None, group=None):
     weights = {"num_bits": bits, "type": "float" if kind == "fp8" else "int",
                "symmetric": True, "strategy": "channel"}
     if block:
         weights |= {"strategy": "block", "block_structure": list(block)}
+    if group:
+        weights |= {"strategy": "group", "group_size": group}
     return {"quant_method": "compressed-tensors",
             "format": "float-quantized" if kind == "fp8" else "int-quantized",
             "config_groups": {"group_0": {"targets": ["Linear"],
@@ -102,7 +104,8 @@ def int8(g, rows, columns, zeros, group=None):
         parts["weight_zero_point"] = points
         number = number - points.float().repeat_interleave(
             group or columns, 1)[:, :columns]
-    return parts, "weight", number * wide, compressed("int8")
+    return (parts, "weight", number * wide,
+            compressed("int8", group=group))
 
 
 def mxfp4(g, experts, rows, groups):

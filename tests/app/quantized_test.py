@@ -10,6 +10,7 @@ both where they are installed.
 
 import json
 import random
+import shutil
 import sys
 from pathlib import Path
 
@@ -38,6 +39,8 @@ KINDS = {
     "int8_channel": (peer.int8, (40, 30, False)),
     "int8_zeros": (peer.int8, (41, 64, True)),
     "int8_group": (peer.int8, (24, 96, True, 32)),
+    # as many groups as 128 would make
+    "int8_96": (peer.int8, (24, 192, False, 96)),
     "mxfp4": (peer.mxfp4, (3, 18, 5)),
     "mxfp4_wide": (peer.mxfp4, (2, 130, 40)),
     "gptq": (peer.gptq, (48, 256)),
@@ -49,6 +52,12 @@ KINDS = {
     "gptq_bf16": (peer.gptq, (48, 128, 4, 128, True, "gptq", "bfloat16")),
     "awq": (peer.awq, (48, 256)),
     "awq_g32": (peer.awq, (264, 96, 32)),
+}
+# Whose names they are: compressed-tensors' and vLLM's, ModelOpt's, AutoFP8's.
+CACHE_SCALES = {
+    "compressed-tensors": ("k_scale", "v_scale", "q_scale"),
+    "modelopt": ("k_proj.k_scale", "v_proj.v_scale"),
+    "autofp8": ("kv_scale",),
 }
 
 
@@ -299,6 +308,10 @@ SAID = {
                            "groups of 64"),
     "another group size, AWQ": ("awq_g32", {"group_size": 16}, None, 4,
                                 "groups of 16"),
+    "another group size, compressed-tensors": (
+        "int8_group", {"config_groups": {"group_0": {"weights": {
+            "num_bits": 8, "strategy": "group", "group_size": 64}}}}, None, 4,
+        "in blocks of 1x64"),
     "other bits": ("gptq", {"bits": 8}, None, 5, "codes of 8 bits"),
     "three bits said": ("gptq", {"bits": 3}, None, 5, "2, 4 and 8 bits"),
     "act-order lost": ("gptq_act", {}, lambda t: t.pop(STEM + "g_idx"), 4,
@@ -432,6 +445,39 @@ def test_experts(folder, kind, dtype):
             t[kept].contiguous()), end)
 
 
+def test_cache_scales(folder, ways):
+    """Scales of an fp8 cache go with the configuration that makes one, aloud."""
+    import torch
+
+    source, numbers = source_of(folder / "src", "fp8_tensor")
+    scales = {f"model.layers.0.self_attn.{way}": torch.tensor([0.4])
+              for way in ways}
+    edit(source, lambda tensors: tensors.update(scales))
+    kept = CKPT.ok("convert", source, folder / "kept", "--to", "safetensors")
+    check("left out" not in kept.err, str(kept))
+    check(set(scales) <= set(written(folder / "kept")), "scales are kept")
+    made = CKPT.ok("convert", source, folder / "out", "--to", "safetensors",
+                   "--dtype", "bf16")
+    compare(written(folder / "out"), wanted(numbers, "bf16"), "numbers")
+    check(f"{len(ways)} such tensors are left out" in made.err, str(made))
+
+
+def test_smaller_block(folder):
+    """184 rows with two scales: 128 and 56, which transformers' own
+    dequantization takes for 92 and 92. Said, since it is silent there."""
+    import torch
+
+    for rows, columns, said in ((184, 128, True), (128, 192, True),
+                                (256, 128, False), (100, 60, False),
+                                (184, 300, True), (184, 257, False)):
+        source = write(folder / f"{rows}x{columns}", {
+            STEM + "weight": torch.ones(rows, columns), **others()}, None)
+        result = CKPT.ok("convert", source, folder / f"{rows}x{columns}_fp8",
+                         "--to", "safetensors", "--quantize", "fp8-block")
+        check_equal("takes all blocks for equal" in result.err, said,
+                    f"{rows}x{columns}: {result.err}")
+
+
 def test_zero_block(folder):
     """A block of zeros may have scale zero, as its maker wrote it."""
     import torch
@@ -450,6 +496,25 @@ def test_zero_block(folder):
     compare(written(folder / "out"), wanted(numbers, "bf16"), "zeros")
 
 
+def test_another_meaning(folder):
+    """The same codes under another configuration are other numbers."""
+    for kind, change, name in (
+            ("gptq", {"checkpoint_format": "gptq_v2"}, "checkpoint_format"),
+            ("gptq", {"damp_percent": 0.5}, None),
+            ("fp8_64x32", {"weight_block_size": [32, 64]}, "weight_block_size"),
+            ("awq", {"version": "gemv"}, "version")):
+        source, _ = source_of(folder / f"{kind} {name}", kind)
+        other = folder / f"{kind} {name}, changed"
+        shutil.copytree(source, other)
+        path = other / "config.json"
+        config = json.loads(path.read_text())
+        config["quantization_config"].update(change)
+        path.write_text(json.dumps(config))
+        result = CKPT.run("verify", source, other).want(1 if name else 0)
+        check(not name or f"quantization_config.{name}:" in result.out,
+              str(result))
+
+
 def test_no_convention(folder):
     """GPTQ without its configuration: the zeros could follow either version."""
     source, _ = source_of(folder / "src", "gptq")
@@ -457,6 +522,21 @@ def test_no_convention(folder):
     result = CKPT.run("convert", source, folder / "out", "--to", "safetensors",
                       "--dtype", "bf16").want(5)
     check("gptq_v2" in result.err, str(result))
+
+
+def test_no_size(folder):
+    """AWQ without its configuration, where the last group is smaller: four
+    groups of 104 rows may be of 26."""
+    parts, name, _, _ = peer.awq(torch_generator(), 64, 104, 32)
+    tensors = {STEM + end: t.contiguous() for end, t in parts.items()}
+    source = write(folder / "src", {**tensors, **others()}, None)
+    is_refused(folder, source, 4, "does not fit")
+
+
+def torch_generator(seed=0):
+    import torch
+
+    return torch.Generator().manual_seed(seed)
 
 
 def test_too_large(folder):
@@ -515,7 +595,10 @@ def block_fp8(weight):
     return codes, (amax / 448.0).view(blocks.shape[0], blocks.shape[2])
 
 
-STAY = ("lm_head.weight", "model.embed_tokens.weight",
+STAY = ("lm_head.weight", "model.embed_tokens.weight", "embed_out.weight",
+        "shared.weight", "model.embed_vision.embedding_projection.weight",
+        "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+        "model.layers.0.mlp.gate.wg.weight", "model.layers.0.router.proj.weight",
         "model.layers.0.input_layernorm.weight",
         "model.layers.0.mlp.gate.weight",
         "model.layers.0.mlp.shared_expert_gate.weight",
@@ -530,9 +613,11 @@ def test_quantize(folder, dtype, shape, files):
 
     g = torch.Generator().manual_seed(11)
     to = getattr(torch, dtype)
-    tensors = {name: torch.randn(*((130,) if "norm" in name or "bias" in name
+    # A tied head is in no file, and no fp8 layer either.
+    stay = STAY[1:] if dtype == "float16" else STAY
+    tensors = {name: torch.randn(*((130,) if "norm" in name or name.endswith("bias")
                                    else (130, 140)), generator=g).to(to)
-               for name in STAY}
+               for name in stay}
     weights = {STEM + "weight": shape,
                "model.layers.0.self_attn.kv_a_proj_with_mqa.weight": (140, 30),
                "model.layers.0.mlp.experts.3.up_proj.weight": (1, 300)}
@@ -556,8 +641,8 @@ def test_quantize(folder, dtype, shape, files):
                 "the rest of config.json")
     kept = made.pop("modules_to_not_convert")
     check_equal(set(kept), {n.removesuffix(".weight") for n in STAY
-                            if n.endswith(".weight") and "norm" not in n
-                            and "embed" not in n}, "modules that stay")
+                            if n.endswith(".weight") and "norm" not in n},
+                "modules that stay")
     check_equal(made, {"quant_method": "fp8", "fmt": "e4m3",
                        "activation_scheme": "dynamic",
                        "weight_block_size": [128, 128]}, "what it says")
@@ -590,6 +675,13 @@ def test_quantize_refused(folder):
         check(words in result.err, str(result))
     CKPT.run("convert", source, out, "--to", "dcp", "--quantize",
              "fp8-block").want(5)
+    for name in ("gpt2", "falcon"):  # transformers has no fp8 of their classes
+        other = write(folder / name, tensors, None)
+        path = other / "config.json"
+        path.write_text(path.read_text().replace("llama", name))
+        result = CKPT.run("convert", other, out, "--to", "safetensors",
+                          "--quantize", "fp8-block").want(5)
+        check(f"matrices of a {name}" in result.err, str(result))
     CKPT.run("convert", source, out, "--to", "safetensors", "--quantize",
              "int3").want(2)
     fp8, _ = source_of(folder / "fp8", "fp8_128")
@@ -749,11 +841,14 @@ def prepare(suite, ckpt):
         suite.add(f"hostile {name}", test_hostile, *row)
     for kind, dtype in (("mxfp4", "bf16"), ("fp8", "f32"), ("fp8", "bf16")):
         suite.add(f"experts {kind} {dtype}", test_experts, kind, dtype)
+    for name, ways in CACHE_SCALES.items():
+        suite.add(f"cache scales {name}", test_cache_scales, ways)
     for name, row in SAID.items():
         suite.add(f"said {name}", test_said, *row)
     for name, row in UNKNOWN.items():
         suite.add(f"unknown {name}", test_unknown, *row)
-    for function in (test_overrides, test_zero_block, test_no_convention, test_too_large,
+    for function in (test_overrides, test_zero_block, test_no_convention, test_another_meaning, test_no_size, test_too_large,
+                     test_smaller_block,
                      test_quantize_refused, test_model,
                      test_transformers, test_compressed_tensors):
         suite.add(function.__name__[5:].replace("_", " "), function)

@@ -4,13 +4,17 @@
 each command x each lasting fault x each file. What can't be read is neither
 damage, nor a difference, nor a smaller checkpoint."""
 
+import os
 import random
 import re
 import shutil
+import subprocess
+import time
+import urllib.request
 
 import remote_test as remote
 from remote_servers import Server
-from support import DATA, Suite, check, check_equal
+from support import DATA, Result, Suite, check, check_equal
 
 # What a server, or the way to it, does every time it is asked, with the exit
 # statuses that report it.
@@ -55,6 +59,7 @@ COMMANDS = {
     "unshard": ["unshard", "{url}", "{out}", "-q",
                 "--allow-replica-mismatch"],
     "run": ["run", "{plan}", "-q"],
+    "view": ["view", "{url}"],
     "fetch": ["fetch", "{url}", "{out}", "-q"],
     "fetch verify": ["fetch", "{url}", "{out}", "--verify", "-q"],
 }
@@ -96,7 +101,8 @@ class Case:
                 what if request.path == "/twin/" + file
                 # The HEAD reply is right: nothing else can tell.
                 and (fault[0], request.method) != ("empty", "HEAD") else None)
-        done = remote.run(*argv, env=QUICK, timeout=60)
+        done = (view_once(argv) if command == "view" else
+                remote.run(*argv, env=QUICK, timeout=60))
         self.server.fault = None
         got = None
         if out.is_dir():
@@ -114,6 +120,23 @@ class Case:
         return sorted({r.path.removeprefix("/twin/") for r in
                        self.server.requests if r.status in (200, 206)
                        and not r.path.endswith("/")})
+
+
+def view_once(argv):
+    """`ckpt view` runs until it is stopped: its first page, or its error."""
+    start = time.monotonic()
+    child = subprocess.Popen([remote.CKPT.path, *argv], text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                             env={**os.environ, **remote.CLEAN, **QUICK})
+    url, page = child.stdout.readline().strip(), ""
+    if url:
+        with urllib.request.urlopen(url) as answer:
+            # Each page has words of its own, for its scripts.
+            page = re.sub("[0-9a-f]{32}", "", answer.read().decode())
+        child.kill()
+    err = child.communicate(timeout=60)[1]
+    return Result(argv, 0 if url else child.returncode, page, err,
+                  time.monotonic() - start, 0)
 
 
 def test_command(folder, command, golden, every):

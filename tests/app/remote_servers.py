@@ -31,6 +31,9 @@ class Request:
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 30
+    # Head and body are two packets: the second would wait for the client's
+    # kernel to acknowledge the first, 40 ms.
+    disable_nagle_algorithm = True
     most = None  # bytes of a body without a length
 
     def log_message(self, *_):
@@ -52,7 +55,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         fault = server.fault(request, number) if server.fault else None
         server.answer(self, request, fault)
 
-    do_HEAD = do_PUT = do_GET
+    do_HEAD = do_PUT = do_CONNECT = do_GET
 
     def reply(self, status, body=b"", headers=(), length=None):
         self.request_.status = status
@@ -282,7 +285,8 @@ class Hub(Server):
         if not root.is_dir():
             return handler.reply(404, b"{}", {"X-Error-Code": "RepoNotFound"})
         if what == "revision":
-            if parts[5] not in ("main", "v1", self.SHA):
+            if "/".join(parts[5:]) not in ("main", "v1", "refs/pr/7",
+                                           self.SHA):
                 return handler.reply(404, b"{}",
                                      {"X-Error-Code": "RevisionNotFound"})
             return handler.reply(200, json.dumps({"sha": self.SHA}).encode())

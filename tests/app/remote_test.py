@@ -780,7 +780,7 @@ KEY, SECRET = "AKIDEXAMPLE", "hunter2hunter2"
 class S3:
     """SeaweedFS with one key, and files put by its own filer."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, volumes=60):
         weed = seaweed()
         config = folder / "s3.json"
         config.write_text(json.dumps({"identities": [
@@ -799,7 +799,7 @@ class S3:
              "-filer", f"-filer.port={filer}", "-s3", f"-s3.port={s3}",
              # These two have one port for all servers of a machine.
              "-s3.port.iceberg=0", "-s3.port.lance=0",
-             f"-s3.config={config}", "-volume.max=60",
+             f"-s3.config={config}", f"-volume.max={volumes}",
              "-master.volumeSizeLimitMB=64"],
             stdout=self.log, stderr=self.log, cwd=folder)
         self.url = f"http://127.0.0.1:{s3}"

@@ -171,6 +171,51 @@ def test_automodel(folder):
     check_equal(again, {n: t["digest"] for n, t in got.items()}, "again")
 
 
+def test_automodel_marks(folder):
+    """`.incomplete` is there while Automodel saves, and its loader goes by
+    LATEST, a link or a text, unless what that leads to is incomplete."""
+    import shutil
+
+    step, _, _ = save_automodel(folder)
+    root = step.parent
+    newer = step.with_name("epoch_0_step_9")
+    shutil.copytree(step, newer)
+    mark = newer / ".incomplete"
+
+    def check_read(number, *words):
+        found = CKPT.inspect(root)
+        check_equal(found["trainer"]["step"], number, "step")
+        said = [p["message"] for p in found["problems"]
+                if p["kind"] == "unfinished_save"]
+        check_equal(bool(said), bool(words), str(said))
+        check(all(word in said[0] for word in words), f"{said}")
+
+    check_read(9)
+    mark.touch()
+    check_read(7, "epoch_0_step_9", ".incomplete")
+    rows = {r["step"]: r for r in CKPT.ok("ls", root, "--json").json()["entries"]}
+    check_equal([rows[n]["complete"] for n in (7, 9)], [True, False], "whole")
+    check(".incomplete" in rows[9]["why"], rows[9])
+    result = CKPT.run("verify", newer).want(1)
+    check(str(mark) in result.out, f"{result}")
+    link, text = root / "LATEST", root / "LATEST.txt"
+    link.symlink_to(newer.name)
+    check_read(7, "epoch_0_step_9", ".incomplete")
+    mark.unlink()
+    check_read(9)
+    for target in (step.name, str(step)):
+        link.unlink()
+        link.symlink_to(target)
+        check_read(7, "epoch_0_step_9", "LATEST leads to epoch_0_step_7")
+    link.unlink()
+    text.write_text(step.name + "\n")
+    check_read(7, "LATEST leads to")
+    text.write_text("epoch_0_step_8")
+    check_read(9)
+    link.symlink_to("epoch_0_step_8")
+    check_read(9)
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -178,6 +223,7 @@ def prepare(suite, ckpt):
         suite.add(f"{case} {Path(inside).name}".strip() + ": as a model",
                   test_model, case, inside, prefix, facts)
     suite.add("automodel's folder", test_automodel)
+    suite.add("automodel's marks", test_automodel_marks)
 
 
 if __name__ == "__main__":

@@ -280,6 +280,262 @@ def test_other_counts(folder):
                     f"verl's ranks {ranks}")
 
 
+def rate(value):
+    """Of a state dict of an optimizer, as an earlier save had it."""
+    for group in value["param_groups"]:
+        group["lr"] = group["lr"] / 2 + 0.125
+
+
+def set_last(value, key="lr_scheduler"):
+    value[key]["_last_lr"] = [one / 2 + 0.125 for one in
+                              value[key]["_last_lr"]]
+
+
+def test_rates(folder):
+    """A scheduler sets the rates of the optimizer's groups: what was saved with
+    it has them, whatever the optimizer counts, or whether it does."""
+    def said(step):
+        found = CKPT.run("verify", step, "--json").want(0).json()
+        return [p["message"] for p in found["problems"]
+                if p["kind"] == "stale_part" and "learning rate" in
+                p["message"]]
+
+    def uncounted(value):
+        rate(value)
+        for one in value["state"].values():
+            one.pop("step")
+
+    check_equal(len(said(copied(folder, QWEN, (OPTIMIZER, uncounted)))), 1,
+                "the Trainer's, without counts")
+    check_equal(len(said(copied(folder, QWEN, (SCHEDULER, lambda value:
+                                               set_last({"lr_scheduler":
+                                                         value}))))), 1,
+                "the Trainer's scheduler")
+    check_equal(len(said(copied(folder, ACCELERATE, ("scheduler.bin",
+                lambda value: set_last({"lr_scheduler": value}))))), 1,
+                "Accelerate's beside DCP")
+    names = [(f"actor/extra_state_world_size_2_rank_{r}.pt", set_last)
+             for r in (0, 1)]
+    step = copied(folder, VERL, *names)
+    check_equal(len(said(step)), 1, "verl's actor")
+    ranks = sorted(str(p.relative_to(NANOTRON))
+                   for p in (NANOTRON / "optimizer").glob("optimizer_pp*.pt"))
+    check_equal(len(said(copied(folder, NANOTRON,
+                                *((name, rate) for name in ranks)))), 1,
+                "nanotron's")
+
+    # Schedulers within one have rates of earlier turns; a rate may be a tensor,
+    # and one of two optimizers may have no scheduler.
+    import torch
+
+    def nested(value):
+        value.update(_schedulers=[{"_last_lr": [0.5, 0.5], "last_epoch": 4}])
+
+    def as_tensor(value):
+        for group in value["param_groups"]:
+            group["lr"] = torch.tensor(0.5)
+
+    def of_evaluations(value):
+        del value["_last_lr"]
+
+    for edits in ((SCHEDULER, nested), (OPTIMIZER, as_tensor),
+                  (SCHEDULER, of_evaluations)):
+        check_equal(said(copied(folder, QWEN, edits)), [], f"{edits}")
+
+
+def test_newer_tag(folder):
+    """DeepSpeed writes `latest` last: a folder of a larger number beside the
+    one that it names was not finished."""
+    step = copied(folder, ZERO)
+    tag = (step / "latest").read_text()
+    stem = tag.rstrip("0123456789")
+    number = int(tag[len(stem):])
+    for other, newer in ((number - 1, False), (number * 10, True)):
+        shutil.copytree(step / tag, step / f"{stem}{other}")
+        for opened in (step, step.parent):
+            found = CKPT.inspect(opened)["problems"]
+            names = [Path(p["file"]).name for p in found
+                     if p["kind"] == "unfinished_save"]
+            check_equal(names, [f"{stem}{other}"] if newer else [],
+                        f"{opened}: {found}")
+    check(f"{stem}{number * 10}" in CKPT.run("verify", step).want(0).err +
+          CKPT.run("verify", step).out, "verify")
+    shutil.rmtree(step / f"{stem}{number * 10}")
+    (step / f"{stem}{number * 10}").mkdir()  # nobody has begun
+    check_equal([p for p in CKPT.inspect(step)["problems"]
+                 if p["kind"] == "unfinished_save"], [], "an empty folder")
+
+
+def test_broken_pointer(folder):
+    """A save that broke off may leave `latest` empty, or its folder away."""
+    for text in ("", "\n", "global_step77"):
+        step = copied(folder, ZERO)
+        (step / "latest").write_text(text)
+        for opened in (step, step.parent):
+            said = CKPT.run("inspect", opened).want(4).err
+            check("latest" in said and (text.strip() or "empty") in said, said)
+            CKPT.run("verify", opened).want(1)
+            CKPT.run("convert", opened, folder / "out", "--to",
+                     "dcp").want(4)
+
+
+# --------------------------------------------------- the step beside tells
+def step_of(case):
+    known = json.loads((RUNS / case / "case.json").read_text())
+    return RUNS / case / "ckpt" / known["newest"]
+
+
+# Whatever a step of the trainer has of what is trained.
+TRAINED = {
+    "accelerate_fsdp2_w2": ["optimizer_0/__0_0.distcp",
+                            "pytorch_model_fsdp_0/__1_0.distcp"],
+    "hf_trainer_fsdp2_w2": ["optimizer_0/__1_0.distcp",
+                            "pytorch_model_fsdp_0/__0_0.distcp"],
+    "hf_trainer_lora": ["optimizer.pt", "adapter_model.safetensors"],
+    "hf_trainer_moe_qwen3": ["optimizer.pt", "model.safetensors"],
+    "hf_trainer_qwen2": ["optimizer.pt", "model.safetensors"],
+    "hf_trainer_zero3_w2": [
+        "global_step3/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"],
+    "lightning_mp_w2": ["__0_0.distcp", "__1_0.distcp"],
+    "nanotron_tp2": [
+        "optimizer/optimizer_pp-0-of-1_tp-1-of-2_exp-0-of-1.pt",
+        "model/model/lm_head/pp_block/"
+        "model_weight_pp-rank-0-of-1_tp-rank-0-of-2.safetensors"],
+    "torchtitan_w2": ["__0_0.distcp", "__1_0.distcp"],
+    "verl_fsdp1_flat_w2": ["actor/optim_world_size_2_rank_0.pt",
+                           "actor/model_world_size_2_rank_1.pt"],
+    "verl_fsdp2_w2": ["critic/optim_world_size_2_rank_1.pt",
+                      "actor/model_world_size_2_rank_0.pt"],
+}
+
+
+def pair(folder, case):
+    """The step, and an older one of other bytes beside it."""
+    golden = step_of(case)
+    if golden.suffix == ".ckpt" or (golden / "meta.pt").is_file():
+        names = "epoch=0-step=3.ckpt", golden.name
+    else:
+        stem = golden.name.rstrip("0123456789")
+        names = stem + str(int(golden.name[len(stem):]) - 1), golden.name
+    older, step = folder / names[0], folder / names[1]
+    for one in (older, step):
+        shutil.copytree(golden, one)
+    for file in older.rglob("*"):
+        data = bytearray(file.read_bytes() if file.is_file() else b"")
+        if data:
+            data[len(data) // 2] ^= 1
+            file.chmod(0o644)
+            file.write_bytes(data)
+    return older, step
+
+
+def test_shared(folder, case):
+    """A file with the bytes of the step before, among others of its own."""
+    older, step = pair(folder, case)
+    before = counted(step)
+    check_equal(before, [], "of two whole steps")
+    for name in TRAINED[case]:
+        kept = (older / name).read_bytes()
+        shutil.copyfile(step / name, older / name)
+        said = [p for p in CKPT.run("verify", step, "--json").want(0).json()
+                ["problems"] if p["kind"] == "stale_part"]
+        check(len(said) == 1 and said[0]["file"] == str(step / name)
+              and older.name in said[0]["message"], f"{name}: {said}")
+        (older / name).write_bytes(kept)
+    # A copy of the step is no mix of two.
+    shutil.rmtree(older)
+    shutil.copytree(step, older)
+    check_equal(counted(step), [], "beside a copy")
+
+
+def recount(folder, file, by):
+    """DCP's items that are counts, in one file of a rank."""
+    import io as memory
+
+    import torch
+    from torch.distributed.checkpoint import FileSystemReader
+
+    path = folder / file
+    path.chmod(0o644)
+    data = bytearray(path.read_bytes())
+    known = FileSystemReader(str(folder)).read_metadata().storage_data
+    for key, at in known.items():
+        if at.relative_path != file or not (
+                key.fqn.startswith("optimizer.") and key.fqn.endswith(".step")):
+            continue
+        item = data[at.offset:at.offset + at.length]
+        value = torch.load(memory.BytesIO(bytes(item)), weights_only=True)
+        out = memory.BytesIO()
+        torch.save(value - by, out)
+        check_equal(len(out.getvalue()), at.length, "bytes of an item")
+        data[at.offset:at.offset + at.length] = out.getvalue()
+    path.write_bytes(data)
+
+
+def test_files_of_ranks(folder):
+    """A rank's file of an earlier save in a directory of DCP."""
+    for case, inside in (("accelerate_fsdp2_w2", "optimizer_0"),
+                         ("hf_trainer_fsdp2_w2", "optimizer_0"),
+                         ("torchtitan_w2", "")):
+        step = folder / case / step_of(case).name
+        shutil.copytree(step_of(case), step)
+        for file in ("__0_0.distcp", "__1_0.distcp"):
+            kept = (step / inside / file).read_bytes()
+            recount(step / inside, file, 1)
+            said = CKPT.run("verify", step, "--json").want(0).json()["problems"]
+            check([p for p in said if p["kind"] == "mixed_steps"
+                   and Path(p["file"]).name == file], f"{case}: {said}")
+            (step / inside / file).write_bytes(kept)
+        for file in ("__0_0.distcp", "__1_0.distcp"):
+            recount(step / inside, file, 1)
+        found = {"torchtitan_w2": [".metadata"],
+                 "hf_trainer_fsdp2_w2": [".metadata"]}.get(case, [])
+        check_equal(counted(step), found, f"{case}: all files")
+
+
+def test_left_ranks(folder):
+    """What a save of more ranks left, of one alone, or of another world."""
+    for case, source, left in (
+            ("accelerate_fsdp2_w2", "random_states_0.pkl",
+             "random_states_2.pkl"),
+            ("hf_trainer_fsdp2_w2", "rng_state_0.pth", "rng_state_2.pth"),
+            ("hf_trainer_fsdp2_w2", "rng_state_0.pth", "rng_state.pth"),
+            ("hf_trainer_zero3_w2", "rng_state_1.pth", "rng_state_2.pth")):
+        step = folder / left / case / step_of(case).name
+        shutil.copytree(step_of(case), step)
+        shutil.copy(step / source, step / left)
+        check_equal(counted(step), [left], case)
+        found = CKPT.inspect(step)
+        check_equal(found["topology"]["dp"], 2, f"{case}: ranks")
+    for role in ("actor", "critic"):
+        step = folder / role / VERL.name
+        shutil.copytree(VERL, step)
+        name = f"extra_state_world_size_2_rank_{int(role == 'critic')}.pt"
+        source = step / "actor" / name
+        left = step / role / "extra_state_world_size_4_rank_0.pt"
+        shutil.copy(source, left)
+        said = CKPT.run("verify", step, "--json").want(1).json()["problems"]
+        check([p for p in said if p["kind"] == "mixed_ranks"
+               and p["file"] == str(left)], f"{said}")
+    # DCP's own: a file that the index does not name.
+    for case, inside in (("accelerate_fsdp2_w2", "optimizer_0"),
+                         ("torchtitan_w2", "")):
+        step = folder / "dcp" / case / step_of(case).name
+        shutil.copytree(step_of(case), step)
+        shutil.copy(step / inside / "__1_0.distcp",
+                    step / inside / "__2_0.distcp")
+        said = CKPT.ok("verify", step).out
+        check("__2_0.distcp" in said, f"{case}: {said}")
+
+
+def test_loops_of_ranks(folder):
+    """accelerate's ranks count the steps of their loops alike."""
+    step = copied(folder, ACCELERATE,
+                  ("random_states_1.pkl",
+                   lambda value: value.update(step=value["step"] + 3)))
+    check_equal(counted(step), ["checkpoint_10"], "a rank's loop")
+
+
 def test_numbers(folder):
     """DCP of an optimizer's own state dict: numbers are not names."""
     import torch
@@ -335,8 +591,12 @@ def prepare(suite, ckpt):
                                   test_beside, name, case, kind, index, number)
     suite.add("a state of another step", test_other_step)
     suite.add("DCP by number", test_numbers)
+    for case in TRAINED:
+        suite.add(f"the step beside {case}", test_shared, case)
     for test in (test_goldens, test_written_counts, test_hf_counts,
-                 test_hf_honest_counts, test_other_counts):
+                 test_hf_honest_counts, test_other_counts, test_rates,
+                 test_newer_tag, test_broken_pointer,
+                 test_files_of_ranks, test_left_ranks, test_loops_of_ranks):
         suite.add(test.__name__[5:].replace("_", " "), test)
 
 

@@ -87,7 +87,12 @@ def test_nemo_rl(folder):
     # A newer one that has not been renamed yet.
     shutil.copytree(step, step.with_name("tmp_step_9"))
     for path in (step, step.parent):
-        check_run(path, "nemo_rl", wanted(*policy), 7)
+        found = check_run(path, "nemo_rl", wanted(*policy), 7)
+    said = [p for p in found["problems"] if p["kind"] == "unfinished_save"]
+    check_equal([Path(p["file"]).name for p in said], ["tmp_step_9"], "skipped")
+    rows = CKPT.ok("ls", step.parent, "--json").json()["entries"]
+    check_equal([(r["step"], r["complete"]) for r in rows],
+                [(7, True), (9, False)], "rows")
     value = nemo_rl_role(step / "value", 5)
     found = check_run(step, "nemo_rl", {
         **wanted(*policy, "policy."), **wanted(*value, "value.")}, 7)
@@ -129,6 +134,16 @@ def test_nemo(folder):
     for path in (step, root):
         check_as_alone(path, "nemo", 20)
     CKPT.ok("verify", step)
+    # NeMo's mark of a save in progress is beside the folder.
+    newer = root / "model--val_loss=1.25-step=30-consumed_samples=60.0"
+    shutil.copytree(step, newer)
+    check_equal(CKPT.inspect(root)["trainer"]["step"], 30, "step")
+    mark = newer.with_name(newer.name + "-unfinished")
+    mark.touch()
+    said = check_as_alone(root, "nemo", 20)["problems"]
+    check([p for p in said if p["kind"] == "unfinished_save"
+           and mark.name in p["message"]], f"{said}")
+    check(mark.name in CKPT.run("verify", newer).want(1).out, "not said")
 
 
 def test_megatron_bridge(folder):
@@ -209,12 +224,39 @@ def test_composer_file(folder):
     check_equal(got, set(model.state_dict()), "model")
 
 
+def test_composer_weights(folder):
+    """save_weights_only: the model, and where it was saved. Only the name has
+    the number of the step."""
+    import torch
+
+    model, _ = train()
+    state = {"state": {
+        "model": model.state_dict(), "integrations": {},
+        "metadata": {"composer_env_info": {"composer_version": "0.32.1"},
+                     "world_size": 1}}}
+    step = folder / "run" / "ep1-ba8-rank0.pt"
+    step.parent.mkdir()
+    torch.save(state, step)
+    shards = folder / "sharded" / "ep1-ba8"
+    save_dcp(state, shards)
+    # What is opened by its own path is known by its values alone.
+    for path, number in ((step, None), (step.parent, 8), (shards, None),
+                         (shards.parent, 8)):
+        check_run(path, "composer", model.state_dict(), number)
+
+
 def test_composer_shards(folder):
     root = folder / "run"
     model, optimizer = train()
     save_dcp(composer_state(model, optimizer, True), root / "ep1-ba8")
     for path in (root / "ep1-ba8", root):
         check_run(path, "composer", wanted(model, optimizer), 8)
+    # Its link has a file's name, and the steps are listed with it.
+    (root / "latest-rank0.pt").symlink_to("ep1-ba8")
+    check_run(root, "composer", wanted(model, optimizer), 8)
+    rows = CKPT.ok("ls", root, "--json").json()["entries"]
+    check_equal([Path(r["name"]).name for r in rows],
+                ["ep1-ba8", "latest-rank0.pt"], "rows")
 
 
 def save_weights(tensors, path):
@@ -470,6 +512,126 @@ def test_sentence_transformers(folder):
     check_missing(root, "2_Dense/model.safetensors", "2_Dense")
 
 
+def test_component_forms(folder):
+    """Hubs have a component as safetensors, as .bin and in 16 bits: the first is
+    read, the others are noted."""
+    import torch
+
+    root = folder / "model"
+    tensors = random_weights(1, embeddings=(7, 4))
+    save_weights(tensors, root / "model.safetensors")
+    torch.save(tensors, root / "pytorch_model.bin")
+    (root / "modules.json").write_text(json.dumps([
+        {"idx": 0, "name": "0", "path": "",
+         "type": "sentence_transformers.models.Transformer"}]))
+    found = check_run(root, "sentence_transformers", tensors)
+    said = {Path(p["file"]).name for p in found["problems"]
+            if p["kind"] == "second_copy"}
+    check_equal(said, {"pytorch_model.bin"}, "noted")
+    CKPT.ok("verify", root)
+    root, want = folder / "pipeline", {}
+    for name, stem in (("unet", "diffusion_pytorch_model"),
+                       ("text_encoder", "model")):
+        tensors = random_weights(2, x=(3, 4))
+        save_weights(tensors, root / name / f"{stem}.safetensors")
+        save_weights({n: t.half() for n, t in tensors.items()},
+                     root / name / f"{stem}.fp16.safetensors")
+        torch.save(tensors, root / name / (
+            "pytorch_model.bin" if stem == "model" else f"{stem}.bin"))
+        want.update({f"{name}.{n}": t for n, t in tensors.items()})
+    (root / "model_index.json").write_text(json.dumps({
+        "_class_name": "StableDiffusionPipeline",
+        "unet": ["diffusers", "UNet2DConditionModel"],
+        "text_encoder": ["transformers", "CLIPTextModel"]}))
+    found = check_run(root, "diffusers", want)
+    check_equal(sum(p["kind"] == "second_copy" for p in found["problems"]), 4,
+                "noted")
+    CKPT.ok("verify", root)
+
+
+def test_weights_below(folder):
+    """Weights in folders of a step that its trainer's model does not have: said
+    in every command, of each folder."""
+    runs = DATA / "runs"
+    for case, below, kind in (
+            ("hf_trainer_qwen2/ckpt/checkpoint-10", "2_Dense",
+             "unread_weights"),
+            ("hf_trainer_lora/ckpt/checkpoint-4", "second_adapter",
+             "unread_weights"),
+            ("accelerate_fsdp2_w2/ckpt/checkpoints/checkpoint_10",
+             "unwrapped", "unread_weights"),
+            ("verl_fsdp2_w2/ckpt/global_step_10", "actor/lora_adapter",
+             "unread_weights"),
+            ("verl_fsdp2_w2/ckpt/global_step_10", "actor/huggingface",
+             "second_copy")):
+        step = folder / below / Path(case).name
+        shutil.copytree(runs / case, step)
+        name = ("adapter_model.safetensors" if "adapter" in below
+                else "model.safetensors")
+        (step / below).mkdir(exist_ok=True)
+        save_weights(random_weights(4, x=(3, 4)), step / below / name)
+        said = [p for p in CKPT.inspect(step)["problems"] if p["kind"] == kind
+                and p["file"] == str(step / below / name)]
+        check(said, f"{case}, {below}: nothing")
+        if kind == "unread_weights":
+            said = CKPT.ok("convert", step, folder / below / "out", "--to",
+                           "dcp", "-n").err
+            check(name in said, f"{case}, {below}: {said}")
+    # A directory of DCP, as Automodel's of averaged weights.
+    step = folder / "dcp"
+    shutil.copytree(runs / "accelerate_fsdp2_w2/ckpt/checkpoints/checkpoint_10",
+                    step)
+    shutil.copytree(step / "pytorch_model_fsdp_0", step / "ema")
+    said = CKPT.inspect(step)["problems"]
+    check_equal([p["file"] for p in said if p["kind"] == "unread_weights"],
+                [str(step / "ema/.metadata")], "a directory of DCP")
+
+
+def test_batch_norm(folder):
+    """torch's batch norms have averages of a parameter's shape. They are never
+    trained, which the count beside them tells."""
+    import torch
+
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 5),
+        torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model(torch.randn(3, 6)).square().mean().backward()
+    optimizer.step()
+    state = {"pytorch-lightning_version": "2.6.6", "global_step": 1,
+             "state_dict": model.state_dict(),
+             "optimizer_states": [optimizer.state_dict()]}
+    torch.save(state, folder / "epoch=0-step=1.ckpt")
+    check_run(folder, "lightning", wanted(model, optimizer), 1)
+    # Without the counts they may be parameters.
+    state["state_dict"] = {n: t for n, t in state["state_dict"].items()
+                           if not n.endswith("num_batches_tracked")}
+    torch.save(state, folder / "epoch=0-step=1.ckpt")
+    found = CKPT.inspect(folder)
+    check([p for p in found["problems"] if p["kind"] == "numbered_state"],
+          f"{found['problems']}")
+
+
+def test_lightning_deepspeed(folder):
+    """DeepSpeedStrategy's folder has the tag "checkpoint" (lightning/pytorch/
+    strategies/deepspeed.py)."""
+    root = folder / "run"
+    step = root / "checkpoints" / "epoch=0-step=3.ckpt"
+    [tag] = [p for p in DEEPSPEED.iterdir() if p.is_dir()]
+    shutil.copytree(tag, step / "checkpoint")
+    (step / "latest").write_text("checkpoint")
+    want = CKPT.inspect(DEEPSPEED, "--digest", "--trainer", "none")
+    for path in (step, root):
+        found = CKPT.inspect(path, "--digest")
+        check_equal(found["trainer"],
+                    {"name": "lightning_deepspeed", "step": 3}, "trainer")
+        check_equal([(t["name"], t["digest"]) for t in found["tensors"]],
+                    [(t["name"], t["digest"]) for t in want["tensors"]],
+                    "tensors")
+    CKPT.ok("verify", root)
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -480,6 +642,7 @@ def prepare(suite, ckpt):
     suite.add("Megatron-Bridge", test_megatron_bridge)
     suite.add("OpenRLHF", test_openrlhf)
     suite.add("Composer, one file", test_composer_file)
+    suite.add("Composer's weights alone", test_composer_weights)
     suite.add("Composer, shards", test_composer_shards)
     suite.add("Trainer with FSDP, full state dicts", test_full_fsdp)
     suite.add("LLaMA-Factory, axolotl, ms-swift, TRL", test_beside)
@@ -487,6 +650,10 @@ def prepare(suite, ckpt):
     suite.add("nanotron with ZeRO 1", test_nanotron_zero)
     suite.add("diffusers", test_diffusers)
     suite.add("sentence-transformers", test_sentence_transformers)
+    suite.add("batch norms", test_batch_norm)
+    suite.add("Lightning with DeepSpeed", test_lightning_deepspeed)
+    suite.add("components in several forms", test_component_forms)
+    suite.add("weights in folders below", test_weights_below)
 
 
 if __name__ == "__main__":

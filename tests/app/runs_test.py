@@ -113,8 +113,26 @@ def test_model_only(folder, case):
     model, _ = wanted(case)
     for name, tensor in model.items():
         check(name in got and got[name].data == tensor.data, name)
-    extra = [name for name in got if name not in model]
-    check(not any("exp_avg" in name for name in extra), f"{extra}")
+    check_equal(sorted(set(got) - set(model)), [], "more than the model")
+
+
+def test_model_of_callbacks(folder):
+    """Lightning's ModelCheckpoint keeps its best metric as a tensor."""
+    import torch
+
+    step = folder / "step.ckpt"
+    value = torch.load(step_of("lightning_ckpt"), weights_only=False)
+    value["callbacks"] = {"ModelCheckpoint{'monitor': None}": {
+        "kth_value": torch.tensor(0.5), "best_k_models": {}}}
+    torch.save(value, step)
+    for option in ("--model-only", None):
+        target = folder / "model.safetensors"
+        CKPT.ok("unshard", step, target, *([option] if option else []))
+        more = set(read_safetensors(target)) - set(wanted("lightning_ckpt")[0])
+        check_equal(any("kth_value" in name for name in more), not option,
+                    f"{option}: {more}")
+        check(option is None or not more, f"{more}")
+        target.unlink()
 
 
 def test_unshard(folder, case):
@@ -320,27 +338,134 @@ def test_hole(folder):
         check(name in result.out + result.err, f"{name}: {result}")
 
 
-def test_stranger(folder):
-    """A stranger's training_args.bin is read as data, never run."""
+def test_stranger(folder, case):
+    """A stranger's pickle in the place of any file that may be one is read as
+    data, never run."""
     copy, mark = folder / "ckpt", folder / "mark"
-    shutil.copytree(root_of("hf_trainer_qwen2"), copy)
+    shutil.copytree(root_of(case), copy)
+    import pickle
+
     import torch
 
     class Stranger:
         def __reduce__(self):
             return (open, (str(mark), "w"))
 
-    for name in ("training_args.bin", "scheduler.pt", "rng_state.pth"):
-        torch.save({"x": Stranger()}, copy / "checkpoint-10" / name)
-    for command in ("inspect", "verify"):
-        CKPT.run(command, copy)
-    CKPT.run("convert", copy, folder / "out", "--to", "dcp")
-    CKPT.run("convert", copy, folder / "hf", "--to", "safetensors")
-    check(not mark.exists(), "it was run")
+    aside = folder / "aside"
+    for path in sorted(copy.rglob("*")):
+        if not path.is_file() or path.suffix in (
+                ".json", ".safetensors", ".py", ".md", ".txt"):
+            continue
+        path.rename(aside)
+        if path.name == ".metadata":
+            path.write_bytes(pickle.dumps(Stranger()))
+        else:
+            torch.save({"x": Stranger()}, path)
+        for command in ("inspect", "verify"):
+            CKPT.run(command, copy)
+        CKPT.run("convert", copy, folder / "out", "--to", "dcp", "--dry-run")
+        check(not mark.exists(), f"{path.name} was run")
+        aside.replace(path)
+    args = next(copy.rglob("training_args.bin"), None)
+    if args is not None:  # all of it: carried, or said to be left out
+        torch.save({"x": Stranger()}, args)
+        for to in ("dcp", "safetensors"):
+            CKPT.run("convert", copy, folder / to, "--to", to)
+        check(not mark.exists(), "it was run")
 
 
-def test_index_lists_less(folder):
-    """Weights that the index does not list are reported."""
+def plain_step(folder, trainer, weights):
+    """What each trainer leaves that saves a model as transformers does, by its
+    signature: the folder of the weights."""
+    from torch.nn import Linear
+    from torch.optim import AdamW
+
+    import torch
+
+    optimizer = AdamW(Linear(3, 2).parameters()).state_dict()
+    step = folder / {"hf_trainer": "checkpoint-10", "automodel":
+                     "epoch_0_step_10", "torchtune": "epoch_1",
+                     "accelerate": "checkpoint_10"}[trainer]
+    step.mkdir()
+    if trainer == "hf_trainer":
+        (step / "trainer_state.json").write_text('{"global_step": 10}')
+    elif trainer == "accelerate":
+        torch.save({"step": 0}, step / "random_states_0.pkl")
+    elif trainer == "torchtune":
+        torch.save({"epochs_run": 2, "optimizer": optimizer},
+                   step / "recipe_state.pt")
+    home = step
+    if trainer == "automodel":
+        import torch.distributed.checkpoint as dcp
+
+        home = step / "model"
+        home.mkdir()
+        dcp.save({"optim": {"state": {}}, "a": torch.ones(2)},
+                 checkpoint_id=str(step / "optim"), no_dist=True)
+    for name in weights:
+        save_weights(home, name)
+    return step
+
+
+def save_weights(home, name):
+    """A file of two tensors, or an index and its shards."""
+    import torch
+    from safetensors.torch import save_file
+
+    tensors = {"a.weight": torch.ones(2, 3), "b.weight": torch.ones(3)}
+    save = (lambda t, path: save_file(t, path, {"format": "pt"})) \
+        if ".safetensors" in name else torch.save
+    if not name.endswith(".index.json"):
+        return save(tensors, home / name)
+    stem, _, end = name[:-len(".index.json")].rpartition(".")
+    shards = {n: f"{stem}-0000{i + 1}-of-00002.{end}"
+              for i, n in enumerate(tensors)}
+    for n, shard in shards.items():
+        save({n: tensors[n]}, home / shard)
+    (home / name).write_text(json.dumps(
+        {"metadata": {"total_size": 36}, "weight_map": shards}))
+
+
+SAFE = ("model.safetensors", "model.safetensors.index.json")
+BIN = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+def test_two_forms(folder, trainer):
+    """safetensors beside .bin, each alone or in shards: two saves."""
+    for safe in SAFE:
+        for old in BIN:
+            below = folder / safe / old
+            below.mkdir(parents=True)
+            step = plain_step(below, trainer, (safe, old))
+            said = CKPT.run("inspect", step).want(4).err
+            check(safe in said and old in said and "two models" in said, said)
+
+
+def test_index_lists_less(folder, trainer):
+    """Weights that the index does not list are reported, in a shard and as a
+    shard that nothing lists."""
+    for name in (SAFE[1], BIN[1]):
+        if trainer == "automodel" and name == BIN[1]:
+            continue  # it writes none
+        below = folder / name
+        below.mkdir()
+        step = plain_step(below, trainer, (name,))
+        [path] = step.rglob(name)
+        CKPT.ok("inspect", step)
+        index = json.loads(path.read_text())
+        shard = index["weight_map"].pop("b.weight")
+        path.write_text(json.dumps(index))
+        result = CKPT.run("verify", step)
+        check(shard in result.out + result.err, f"no shard: {result}")
+        index["weight_map"] = {"a.weight": shard}
+        path.write_text(json.dumps(index))
+        result = CKPT.run("verify", step)
+        check(result.code != 0 and "a.weight" in result.out + result.err,
+              f"another's: {result}")
+
+
+def test_index_of_golden(folder):
+    """The same with the golden of transformers."""
     copy = folder / "ckpt"
     shutil.copytree(root_of("hf_trainer_qwen2"), copy)
     step = copy / "checkpoint-10"
@@ -490,6 +615,115 @@ def test_newest(folder, case):
               f"{newer.name} is not named: {found['problems']}")
 
 
+# Names that Lightning's ModelCheckpoint gives, by the user's pattern, and the
+# newest of them. A new run in the same folder gets a new version.
+LIGHTNING_ROOTS = {
+    "epochs alone": (["epoch=1-val_loss=0.25.ckpt",
+                      "epoch=10-val_loss=0.30.ckpt",
+                      "epoch=2-val_loss=0.15.ckpt"], 1),
+    "a prefix": (["checkpoints/mnist-epoch=02-val_loss=0.32.ckpt",
+                  "checkpoints/mnist-epoch=03-val_loss=0.31.ckpt"], 1),
+    "steps before epochs": (["epoch=9.ckpt", "epoch=1-step=3.ckpt"], 1),
+    "last": (["last.ckpt", "epoch=9-val_loss=0.1.ckpt"], 0),
+    "last of three runs": (["last.ckpt", "last-v1.ckpt", "last-v10.ckpt",
+                            "last-v2.ckpt", "epoch=9-step=3.ckpt"], 2),
+    "logs": (["lightning_logs/version_0/checkpoints/epoch=9-step=90.ckpt",
+              "lightning_logs/version_10/checkpoints/epoch=0-step=4.ckpt",
+              "lightning_logs/version_10/checkpoints/epoch=0-step=3.ckpt",
+              "lightning_logs/version_2/checkpoints/epoch=1-step=8.ckpt"], 1),
+    "logs with last": (
+        ["lightning_logs/version_1/checkpoints/last.ckpt",
+         "lightning_logs/version_1/checkpoints/epoch=0-loss=4.ckpt"], 0),
+    "the logs' folder": (["version_0/checkpoints/epoch=2.ckpt",
+                          "version_1/checkpoints/epoch=1.ckpt"], 1),
+}
+
+
+def test_lightning_root(folder, case):
+    names, newest = LIGHTNING_ROOTS[case]
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(step_of("lightning_ckpt"), path)
+    found = check_contents("lightning_ckpt", folder)
+    check_equal(found["path"], str(folder / names[newest]), "the newest")
+
+
+def test_link_to_nothing(folder):
+    """A step's name whose target is gone is skipped aloud, and listed."""
+    for case, name in (("hf_trainer_lora", "checkpoint-100"),
+                       ("lightning_ckpt", "checkpoints/last.ckpt"),
+                       ("lightning_mp_w2", "checkpoints/epoch=9-step=90.ckpt"),
+                       ("torchtitan_w2", "checkpoint/step-100"),
+                       ("accelerate_fsdp2_w2", "checkpoints/checkpoint_99")):
+        copy = folder / case
+        shutil.copytree(root_of(case), copy)
+        (copy / name).symlink_to("nowhere")
+        found = check_contents(case, copy)
+        check([p for p in found["problems"] if p["kind"] == "unfinished_save"
+               and p["file"] == str(copy / name)
+               and "leads nowhere" in p["message"]], f"{found['problems']}")
+        rows = CKPT.ok("ls", copy, "--json").json()["entries"]
+        check_equal([r["why"] for r in rows if not r["complete"]],
+                    ["a link that leads nowhere"], case)
+
+
+def test_own_link(folder):
+    """People put links of their own beside the steps: one that leads nowhere is
+    skipped aloud, whatever trainer knows its name."""
+    for name in ("latest", "pytorch_model.bin", "meta.pt", "last"):
+        copy = folder / name
+        shutil.copytree(root_of("hf_trainer_qwen2"), copy)
+        (copy / name).symlink_to("nowhere")
+        found = check_contents("hf_trainer_qwen2", copy)
+        said = [p["file"] for p in found["problems"]
+                if p["kind"] == "unfinished_save"]
+        check_equal(said, [] if name in ("last", "pytorch_model.bin")
+                    else [str(copy / name)], name)
+        CKPT.run("inspect", copy / name).want(3)
+
+
+def test_draft(folder):
+    """The folder of a save that the Trainer had not renamed yet."""
+    copy = folder / "ckpt"
+    shutil.copytree(root_of("hf_trainer_qwen2"), copy)
+    shutil.copytree(copy / "checkpoint-10", copy / "tmp-checkpoint-20")
+    found = check_contents("hf_trainer_qwen2", copy)
+    check([p for p in found["problems"] if p["kind"] == "unfinished_save"
+           and "tmp-checkpoint-20" in p["message"]], f"{found['problems']}")
+    shutil.copytree(copy / "checkpoint-10", copy / "checkpoint-30")
+    state = copy / "checkpoint-30/trainer_state.json"
+    state.write_text(state.read_text().replace(
+        '"global_step": 10', '"global_step": 30'))
+    said = [p["kind"] for p in CKPT.inspect(copy)["problems"]]
+    check("unfinished_save" not in said, f"an older one: {said}")
+
+
+def test_lost_optimizer(folder):
+    """Without optimizer and scheduler a step looks as save_only_model leaves
+    it, but for the step beside."""
+    for case, older, newer, names in (
+            ("hf_trainer_qwen2", "checkpoint-9", "checkpoint-10",
+             ["optimizer.pt", "scheduler.pt"]),
+            ("accelerate_fsdp2_w2", "checkpoints/checkpoint_9",
+             "checkpoints/checkpoint_10", ["optimizer_0"]),
+            ("verl_fsdp2_w2", "global_step_9", "global_step_10",
+             ["critic/optim_world_size_2_rank_0.pt",
+              "critic/optim_world_size_2_rank_1.pt"])):
+        copy = folder / case
+        shutil.copytree(root_of(case), copy)
+        shutil.copytree(copy / newer, copy / older, dirs_exist_ok=True)
+        for name in names:
+            path = copy / newer / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        said = CKPT.ok("verify", copy).out
+        check(f"missing_part: {copy / newer / names[0]}" in said
+              and "the step beside has it" in said, f"{case}: {said}")
+        shutil.rmtree(copy / older)
+        said = CKPT.ok("verify", copy).out
+        check("the step beside" not in said, f"{case}, alone: {said}")
+
+
 def test_list(folder):
     """A root's steps: complete or not, and why not."""
     copy = folder / "ckpt"
@@ -551,6 +785,7 @@ def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
     check_equal(len(CASES), 12, "goldens")
+    suite.add("--model-only of a file with callbacks", test_model_of_callbacks)
     for case in CASES:
         suite.add(f"{case}: from the step", test_contents, case, step_of(case))
         suite.add(f"{case}: from the root", test_contents, case, root_of(case))
@@ -562,6 +797,7 @@ def prepare(suite, ckpt):
                       test_drop, case, root)
         suite.add(f"{case}: the newest step", test_newest, case)
         suite.add(f"{case}: damaged files", test_mutants, case)
+        suite.add(f"{case}: a stranger's pickles", test_stranger, case)
         for to in ("safetensors", "dcp", "pt"):
             suite.add(f"{case}: convert to {to}", test_convert, case, to)
     suite.add("without all files of a kind", test_drop_all)
@@ -570,13 +806,23 @@ def prepare(suite, ckpt):
     suite.add("names of what is missing", test_names)
     suite.add("two roles as weights", test_roles)
     suite.add("a hole in numbers", test_hole)
-    suite.add("a stranger's pickles", test_stranger)
-    suite.add("an index that lists less", test_index_lists_less)
+    suite.add("an index that lists less", test_index_of_golden)
+    for trainer in ("accelerate", "automodel", "hf_trainer", "torchtune"):
+        suite.add(f"{trainer}: an index that lists less",
+                  test_index_lists_less, trainer)
+        if trainer != "automodel":
+            suite.add(f"{trainer}: two forms", test_two_forms, trainer)
     suite.add("files of two world sizes", test_two_worlds)
     suite.add("a rank's file of another step", test_two_steps)
     suite.add("safetensors beside .bin", test_mixed)
     suite.add("an unknown family", test_unknown_family)
     suite.add("a tracker", test_tracker)
+    for case in LIGHTNING_ROOTS:
+        suite.add(f"Lightning's names: {case}", test_lightning_root, case)
+    suite.add("a link to nothing", test_link_to_nothing)
+    suite.add("a link of one's own to nothing", test_own_link)
+    suite.add("a save with its first name", test_draft)
+    suite.add("a lost optimizer", test_lost_optimizer)
     suite.add("a list of steps", test_list)
     suite.add("a list of steps of ranks", test_list_ranks)
     suite.add("no tensors", test_no_tensors)

@@ -185,6 +185,11 @@ HEADERS = {
          "padding", "5"),
     "runs/verl_fsdp2_w2/ckpt":
         ("1 layer, hidden 16, 4 heads, 2 kv heads, vocabulary 53", "10 (verl)"),
+    # Their trainers keep no configuration of the model: what shapes say.
+    "runs/torchtitan_w2/ckpt":
+        ("1 layer, hidden 16, vocabulary 53", "10 (torchtitan)"),
+    "runs/lightning_ckpt/ckpt":
+        ("2 layers, hidden 12, vocabulary 53", "16 (lightning)"),
     "runs/hf_trainer_moe_qwen3/ckpt":
         ("1 layer, hidden 16, 4 heads, 2 kv heads, 4 experts, vocabulary 53",
          "3 (hf_trainer)"),
@@ -266,6 +271,33 @@ def test_colours(folder):
     marks = shown(("diff", *pair), 80) + shown(("diff", *pair[::-1]), 80)
     for mark in ("\x1b[1;31m-", "\x1b[32m+", "\x1b[1;33m!"):
         check(mark in marks, f"no {mark!r} in\n{marks}")
+
+
+def test_messages(folder):
+    """A message is one line, however narrow the terminal is: the terminal wraps
+    it, and what is copied from it (a path, the next step) is whole."""
+    path = "no/such/" + "very_long_name_of_a_directory_" * 3
+    for argv in (("inspect", path),
+                 ("convert", "hf/llama/ckpt", folder / "out", "--to",
+                  "megatron_torch_dist", "--tp", "3")):
+        plainly = CKPT.run(*argv, cwd=DATA)
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ,
+                    struct.pack("4H", 50, 60, 0, 0))
+        subprocess.run([CKPT.path, *argv], cwd=DATA, stdin=subprocess.DEVNULL,
+                       stdout=subprocess.DEVNULL, stderr=theirs, check=False,
+                       env={"LC_ALL": "C.UTF-8", "NO_COLOR": "1"})
+        os.close(theirs)
+        said = b""
+        while True:
+            try:
+                said += os.read(ours, 1 << 16)
+            except OSError:
+                break
+        os.close(ours)
+        said = said.decode().replace("\r\n", "\n").replace("\r\x1b[K", "")
+        check_equal(said, plainly.err, "on a terminal of 60 columns")
+        check(max(map(len, said.splitlines())) > 60, said)
 
 
 def bar_at(folder, width):
@@ -393,6 +425,7 @@ def prepare(suite, ckpt):
     suite.add("long names", test_long_names)
     suite.add("objects of parameters", test_objects_of_parameters)
     suite.add("colours", test_colours)
+    suite.add("messages", test_messages)
     suite.add("bars", test_bars)
     if suite.full:
         suite.add("a line each minute", test_minutes)

@@ -15,6 +15,7 @@ from remote_servers import Http
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 60
+    disable_nagle_algorithm = True  # as in remote_servers
 
     def log_message(self, *_):
         pass

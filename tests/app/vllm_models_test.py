@@ -436,6 +436,10 @@ def refusals(folder):
     refused(DATA / "hf/deepseek_v3_mtp_bf16/ckpt", 5, "--exclude",
             "--tp", 2)
     refused(DATA / "hf/deepseek_v3_bf16/ckpt", 5, "heads", "--tp", 16)
+    # A base model has no "model." before its names, vLLM's models always.
+    rules = folder / "rules.json"
+    rules.write_text(json.dumps({"model.*": "*"}))
+    refused(moe, 5, 'below "model." only', "--rename", rules)
 
 
 def counted(folder):

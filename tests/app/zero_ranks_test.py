@@ -44,10 +44,10 @@ def peer(mode, stage, directory, out, ranks, sub_group,
         check(one.returncode == 0, f"{mode} at {ranks}: {said[-3000:]}")
 
 
-def resumed(stage, directory, out, ranks, sub_group, **script):
+def resumed(stage, directory, out, ranks, sub_group, mode="resume", **script):
     import torch
 
-    peer("resume", stage, directory, out, ranks, sub_group, **script)
+    peer(mode, stage, directory, out, ranks, sub_group, **script)
     return torch.load(out, weights_only=True)
 
 
@@ -79,6 +79,29 @@ def test_loaded(folder, case, stage, ranks):
         if name.startswith(("frozen", "scale")):
             continue  # the peer widens them
         check_equal(got[name].numpy().tobytes(), bytes(tensor.data), name)
+
+
+def test_universal(folder, case, stage, ranks):
+    """DeepSpeed's engine continues from the universal checkpoint that ckpt
+    makes as it does from the one that its own ds_to_universal made, and the
+    masters are those of the source."""
+    import torch
+
+    out, source = folder / "out", GOLDENS / case
+    CKPT.ok("convert", source / "ckpt", out, "--to", "deepspeed")
+    got, want = (resumed(stage, path, folder / "state.pt", ranks, 0,
+                         "universal")
+                 for path in (out, source / "other/universal"))
+    check_equal(got["loss"], want["loss"], "loss")
+    for when in ("loaded", "stepped"):
+        check_equal(sorted(got[when]), sorted(want[when]), "names")
+        for name, tensor in want[when].items():
+            check(torch.equal(got[when][name], tensor), f"{name}, {when}")
+    for name, tensor in read_safetensors(source / "expected.safetensors").items():
+        if name.startswith(("frozen", "scale")):
+            continue  # not in a universal checkpoint of DeepSpeed's
+        check_equal(got["loaded"][name].numpy().tobytes(), bytes(tensor.data),
+                    name)
 
 
 def test_golden(folder, case, stage, before, after):
@@ -280,6 +303,11 @@ def prepare(suite, ckpt):
     suite.add("ZeRO 1 of 2 ranks: DeepSpeed loads it with 3", test_loaded,
               "zero1_dp2", 1, 3)
     if suite.full:
+        for case, stage, ranks in (
+                ("zero1_dp2", 1, 1), ("zero1_dp2", 2, 3), ("zero2_dp4", 2, 2),
+                ("zero2_dp4", 1, 1), ("zero3_dp2", 3, 1), ("zero3_dp2", 3, 3)):
+            suite.add(f"universal of {case}: ZeRO {stage} with {ranks}",
+                      test_universal, case, stage, ranks)
         suite.add("ZeRO 1 of 2 ranks: DeepSpeed resumes with 4", test_golden,
                   "zero1_dp2", 1, 2, [4])
         suite.add("ZeRO 3 of 2 ranks: DeepSpeed resumes with 4", test_golden,

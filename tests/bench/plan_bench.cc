@@ -14,7 +14,7 @@
 #include <cstdlib>
 
 #include "reshard/journal.h"
-#include "reshard/plan.h"
+#include "reshard/planner.h"
 #include "reshard/work.h"
 
 namespace ckpt {

@@ -24,7 +24,7 @@ TYPES = ("llama qwen2 qwen3 mistral mixtral qwen2_moe qwen3_moe deepseek_v2 "
          "qwen2_5_vl_text qwen3_vl_text qwen3_vl_moe_text "
          "glm4v_moe_text flex_olmo qwen3_next qwen3_5_text qwen3_5_moe_text "
          "nemotron_h mamba2 bamba granitemoehybrid falcon_h1 cwm persimmon "
-         "exaone_moe hy_v3 opt bloom megatron-bert t5 mt5").split()
+         "exaone_moe hy_v3 opt bloom megatron-bert t5 mt5 gemma4_text").split()
 # Lists that follow from other keys, as T5's last three do, and what no model is
 # without.
 DERIVED = ["layer_types", "layers_block_type", "mtp_layers_block_type",

@@ -79,6 +79,14 @@ rm "$work/backend/"*.npy
 status=0
 "$ckpt" inspect "$work/backend" 2>"$work/log" || status=$?
 [ $status = 4 ] && grep -q 'supported are torch_dist 1, zarr 1, npy 1' "$work/log"
+# Its family is known before any checkpoint is opened, and converts.
+"$ckpt" family list | grep -q npy_llama
+cp -r "$here/../data/hf/llama/ckpt" "$work/llama"
+sed -i 's/"llama"/"npy_llama"/; s/"LlamaForCausalLM"/"NpyLlama"/' \
+  "$work/llama/config.json"
+"$ckpt" convert "$work/llama" "$work/megatron" --to megatron_torch_dist --tp 2 -q
+"$ckpt" convert "$work/megatron" "$work/again" --to safetensors -q
+"$ckpt" verify "$work/llama" "$work/again" -q
 # One that lies of its bytes is refused, and so is what is not a module.
 mkdir "$work/short" "$work/wrong"
 first=$(find "$work/npy" -name '*.npy' | sort | head -1)

@@ -65,6 +65,41 @@ TEST_CASE("staging: a single file and what stands beside it") {
         std::vector<std::string>{"m.pt", "m.pt.note"});
 }
 
+// Whatever the length, it is written whole, twice, or refused before a byte is.
+TEST_CASE("staging: a name that leaves no room for those beside it") {
+  const StagingOptions folder{.overwrite = true};
+  const StagingOptions file{.single_file = true,
+                            .overwrite = true,
+                            .companions = {".ckpt-manifest.json"}};
+  size_t longest = 0;
+  for (const StagingOptions& options : {folder, file})
+    for (size_t size = 230; size <= 258; ++size) {
+      const test::TempDir dir;
+      const std::string name(size, 'n');
+      CAPTURE(size);
+      const auto write = [&] {
+        Staging staging(dir.file(name), options);
+        if (options.single_file) {
+          staging.create(name, 1);
+          staging.create(name + options.companions[0], 1);
+        } else {
+          staging.create("x", 1);
+        }
+        staging.publish();
+      };
+      if (code_of(dir.file(name), options) == ExitCode::kUsage) {
+        CHECK_THROWS_AS(Staging::check(dir.file(name), options), Error);
+        CHECK(list_directory(dir.path).empty());
+        continue;
+      }
+      longest = size;
+      write();
+      write();
+      CHECK(list_directory(dir.path).size() == options.companions.size() + 1);
+    }
+  CHECK(longest >= 236);
+}
+
 TEST_CASE("staging: an existing target is replaced only if asked, at the end") {
   const test::TempDir dir;
   dir.write("out/old", "old");

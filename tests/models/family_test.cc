@@ -93,7 +93,9 @@ TEST_CASE("family files: mistakes are shown at their place") {
       {rule(
            R"({"to": "a.{l}", "hf": ["x"], "op": {"name": "cat", "sizes": [-1]}})"),
        ":8:62", "-1 is not between"},
-      {rule(R"({"to": "a.{l}", "hf": ["x", "y"], "op": "qkv"})"), ":8:23",
+      {rule(R"({"to": "a.{l}", "hf": ["w", "x", "y", "z"], "op": "qkv"})"),
+       ":8:23", "not 4 names"},
+      {rule(R"({"to": "a.{l}", "hf": ["x", "y"], "op": "qkv_gated"})"), ":8:23",
        "3 names, not 2"},
       {rule(R"({"to": "a.{l}", "hf": ["x", "y"]})"), ":8:23",
        "2 names, but copy takes one"},

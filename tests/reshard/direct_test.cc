@@ -9,7 +9,7 @@
 #include "lib/io/read_queue.h"
 #include "reshard/caching.h"
 #include "reshard/engine.h"
-#include "reshard/plan.h"
+#include "reshard/planner.h"
 #include "tests/support/random_catalog.h"
 #include "tests/support/temp_file.h"
 

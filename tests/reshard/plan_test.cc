@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "reshard/plan.h"
-
 #include <doctest/doctest.h>
 
 #include "ckpt/error.h"
 #include "reshard/plan_size.h"
+#include "reshard/planner.h"
 
 namespace ckpt::reshard {
 namespace {

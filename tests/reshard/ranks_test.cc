@@ -8,7 +8,7 @@
 #include "lib/io/file.h"
 #include "lib/io/staging.h"
 #include "reshard/journal.h"
-#include "reshard/plan.h"
+#include "reshard/planner.h"
 #include "reshard/ranks/pulse.h"
 #include "reshard/ranks/run.h"
 #include "reshard/ranks/share.h"

@@ -9,7 +9,7 @@
 
 #include "ckpt/error.h"
 #include "reshard/cast.h"
-#include "reshard/plan.h"
+#include "reshard/planner.h"
 #include "tests/support/recut.h"
 
 namespace ckpt::reshard {

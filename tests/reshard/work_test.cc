@@ -59,11 +59,12 @@ TEST_CASE("work: what peek says comes next") {
   Plan plan;
   for (uint32_t i = 0; i < 20; ++i) add_copy(plan, i / 10, kNone);
   WorkQueue queue(plan, cut_items(plan, 4096), 3);
-  CHECK(!queue.peek(1));
+  CHECK(queue.peek(1, 1).size() == 1);
   while (const auto item = queue.next(1)) {
-    const auto next = queue.peek(1);
-    CHECK(next.has_value() == (item->number % 10 != 9));
-    if (next) CHECK(next->number == item->number + 1);
+    const auto next = queue.peek(1, 4);
+    CHECK(next.size() == std::min<size_t>(4, 19 - item->number));
+    for (size_t i = 0; i < next.size(); ++i)
+      CHECK(next[i].number == item->number + 1 + i);
   }
   queue.stop();
   CHECK(!queue.next(2));

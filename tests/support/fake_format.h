@@ -68,8 +68,9 @@ inline void check_pad(const FormatOption& option, const std::string& text) {
   if (!digits) throw usage_error({}, "--{} '{}': a number", option.name, text);
 }
 
-// Registers "fake" and "fake_flat", whose writer ignores ranks. Call it from an
-// initializer, before formats are first looked up.
+// Registers "fake" and "fake_flat", whose writer ignores ranks, and a family
+// "fake_llama". Call it from an initializer, before formats are first looked
+// up.
 inline bool register_fakes() {
   register_format({.name = "fake",
                    .what = "ranks of a test",
@@ -85,6 +86,10 @@ inline bool register_fakes() {
                      .backend = "fake",
                      .version = 2,
                      .format = "fake"});
+  register_family("fake_llama", R"({"schema": "ckpt-family/2",
+    "family": "fake_llama", "extends": "llama",
+    "hf": {"model_type": ["fake_llama"], "architectures": ["FakeLlama"]},
+    "dialects": {"mcore": {}}})");
   return true;
 }
 

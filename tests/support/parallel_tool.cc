@@ -87,6 +87,7 @@ int save(const std::vector<std::string>& words) {
       layout.topology.tp = static_cast<uint32_t>(std::stoul(words[i]));
   }
   SaveOptions options{.threads = 1, .sync = false};
+  options.note = [](const std::string& line) { std::cerr << line << "\n"; };
   PendingSave pending = begin_save(job.ranks, job.state(between == "fail"),
                                    layout, words[1], options);
   if (between == "change")

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <string>
 
-#include "reshard/plan.h"
+#include "reshard/planner.h"
 
 namespace ckpt::test {
 namespace {

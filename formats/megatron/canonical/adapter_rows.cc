@@ -174,4 +174,16 @@ void refuse_adapters(const Catalog& source) {
               "adapter to its base");
 }
 
+void refuse_kinds(const Catalog& source) {
+  for (const Tensor& tensor : source.tensors)
+    for (const std::string_view kind :
+         {".self_attention_global.", ".self_attention_sliding."})
+      if (tensor.name.find(kind) != tensor.name.npos)
+        throw unfaithful_error(
+            {source.path, tensor.name},
+            "is Gemma 4's, which Megatron-Bridge alone builds: it does not "
+            "write ranks' files")
+            .with_hint("ckpt convert SRC DST --to megatron_torch_dist");
+}
+
 }  // namespace ckpt::megatron

@@ -44,5 +44,7 @@ void note_adapter_ranks(Catalog& source, uint64_t ranks);
 void arrange_adapters(Catalog& source, const Layout& layout);
 // For ranks' files, which Bridge does not write: throws unfaithful_error.
 void refuse_adapters(const Catalog& source);
+// The same for attention with a name for each kind of layer (Gemma 4).
+void refuse_kinds(const Catalog& source);
 
 }  // namespace ckpt::megatron

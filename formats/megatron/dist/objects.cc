@@ -60,7 +60,7 @@ std::vector<const Object*> kept_objects(const Catalog& source,
   for (const std::string& key : dropped)
     target.problems.push_back(warning(
         "object_left_out", {{}, key},
-        "belongs to the ranks of {}, and is left out: load with {}",
+        "belongs to the ranks of {}; not written: load with {}",
         to_string(source.topology),
         key.ends_with("rng_state") ? "--no-load-rng" : "a fresh rerun state"));
   if (of_buffers != 0)

@@ -13,13 +13,6 @@ using pickle::Id;
 using pickle::kNoId;
 using pickle::Type;
 
-std::optional<double> number(const Document& document, Id id) {
-  if (document.is(id, Type::kFloat)) return document.real(id);
-  if (const auto whole = document.as_int(id))
-    return static_cast<double>(*whole);
-  return std::nullopt;
-}
-
 bool flag(const Document& document, Id group, const char* key) {
   const Id id = document.find(group, key);
   return document.is(id, Type::kBool) && document.boolean(id);
@@ -68,8 +61,8 @@ GroupRules read_groups(const Document& document, Id groups) {
   GroupRules rules;
   if (!document.is(groups, Type::kList)) return rules;
   for (const Id group : document.items(groups)) {
-    const auto mult = number(document, document.find(group, "wd_mult"));
-    const auto decay = number(document, document.find(group, "weight_decay"));
+    const auto mult = document.as_real(document.find(group, "wd_mult"));
+    const auto decay = document.as_real(document.find(group, "weight_decay"));
     GroupTraits traits;
     // Before wd_mult, the group without weight decay was the second one.
     traits.no_decay =

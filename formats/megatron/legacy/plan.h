@@ -14,20 +14,11 @@
 
 #include "ckpt/catalog.h"
 #include "ckpt/layout.h"
-#include "formats/megatron/legacy/objects.h"
+#include "formats/megatron/legacy/key.h"
 #include "formats/megatron/model/facts.h"
 #include "formats/megatron/model/parts.h"
 
 namespace ckpt::megatron {
-
-// An entry of the target's state dicts.
-struct LegacyKey {
-  std::vector<std::string> path;  // with the model's numbers
-  std::string name;               // joined
-  std::string tensor;             // in the catalog; a copy's: the embedding's
-  KeyKind kind = KeyKind::kTensor;
-  pickle::Id value = pickle::kNoId;  // kValue: in the object "model.keys"
-};
 
 struct LegacyPlan {
   Topology topology;

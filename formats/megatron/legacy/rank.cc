@@ -9,6 +9,7 @@
 #include "ckpt/error.h"
 #include "formats/megatron/legacy/names.h"
 #include "lib/text/format.h"
+#include "lib/text/number.h"
 
 namespace ckpt::megatron {
 namespace {
@@ -108,22 +109,17 @@ double read_version(const LegacyRank& rank) {
   if (is_bare(rank)) return 3;
   const Id node = rank.find("checkpoint_version");
   const Document& document = rank.document();
-  double version = 0;
-  if (node == kNoId) return version;
-  if (document.is(node, Type::kFloat)) {
-    version = document.real(node);
-  } else if (const auto whole = document.as_int(node)) {
-    version = static_cast<double>(*whole);
-  } else {
+  if (node == kNoId) return 0;
+  const auto version = document.as_real(node);
+  if (!version)
     throw input_error({rank.file.path, {}},
                       "checkpoint_version is not a number");
-  }
   // Only these were ever written; rows of query_key_value depend on it.
-  if (version != 0 && version != 1 && version != 2 && version != 3)
+  if (*version != 0 && *version != 1 && *version != 2 && *version != 3)
     throw input_error({rank.file.path, {}},
                       "checkpoint_version {}: 0, 1, 2 and 3 are known",
-                      version);
-  return version;
+                      *version);
+  return *version;
 }
 
 std::optional<int64_t> read_iteration(const LegacyRank& rank) {
@@ -185,8 +181,7 @@ LocalTensor local_tensor(const torch::TensorRef& ref) {
 
 bool is_model_key(std::string_view key) {
   if (!key.starts_with("model")) return false;
-  return std::ranges::all_of(key.substr(5),
-                             [](char c) { return c >= '0' && c <= '9'; });
+  return std::ranges::all_of(key.substr(5), text::is_digit);
 }
 
 LegacyRank read_legacy_rank(const LegacyDir& dir, Catalog& catalog,

@@ -39,8 +39,8 @@ Stack only_stack(const Catalog& source, const Keys& keys, uint32_t pp) {
         .with_hint("keep pp as it is, or use --pp 1");
   if (stack.layers < pp)
     throw unfaithful_error({source.path, {}},
-                           "{} layers for {} pipeline stages", stack.layers,
-                           pp);
+                           "{} layers for {} pipeline stages", stack.layers, pp)
+        .with_hint(fmt::format("--pp {} is the most", stack.layers));
   return stack;
 }
 

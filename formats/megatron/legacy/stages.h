@@ -13,7 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "formats/megatron/legacy/plan.h"
+#include "ckpt/catalog.h"
+#include "formats/megatron/legacy/key.h"
+#include "formats/megatron/model/facts.h"
 #include "formats/megatron/model/stage_split.h"
 
 namespace ckpt::megatron {

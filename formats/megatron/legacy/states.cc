@@ -170,8 +170,8 @@ class PlainReader {
     told_ = true;
     catalog_.problems.push_back(
         warning("optimizer_value", {rank_.file.path, param.name},
-                "the optimizer's state \"{}\" is not a tensor and is left "
-                "out, here and of other parameters",
+                "the optimizer's state \"{}\" is not a tensor; skipped, here "
+                "and of other parameters",
                 printable(state)));
   }
 

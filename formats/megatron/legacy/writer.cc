@@ -42,6 +42,7 @@ class LegacyWriter : public formats::Writer {
   std::string_view name() const override { return "megatron_legacy"; }
   Catalog review(Catalog source, const Layout& layout) const override {
     refuse_adapters(source);
+    refuse_kinds(source);
     if (speaks_canonical(source)) {
       const Facts facts = settle_canonical(source, layout);
       if (has_state(source)) {

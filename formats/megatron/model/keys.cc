@@ -15,22 +15,26 @@ constexpr std::string_view kChained = "chained_";
 // Where the model's own names begin, whatever wraps it.
 constexpr std::string_view kRoots[] = {"embedding", "encoder", "decoder",
                                        "output_layer", "mtp"};
-// What BertModel and T5Model have beside them. Roots by two words, as other
-// people's models have an lm_head, too.
+// What BertModel, T5Model and Bridge's Gemma 4 have beside them. Roots by two
+// words, as other people's models have an lm_head, too.
 constexpr std::string_view kHeads[] = {"lm_head.dense.",
                                        "lm_head.layer_norm.",
                                        "lm_head.output_layer.",
                                        "pooler.dense.",
                                        "binary_head.",
                                        "encoder_relative_pos_emb.",
-                                       "decoder_relative_pos_emb."};
+                                       "decoder_relative_pos_emb.",
+                                       "per_layer_embedding.",
+                                       "per_layer_model_proj.",
+                                       "per_layer_proj_norm."};
 
 // Modules beside the language model, in Megatron's own models and in
 // Megatron-Bridge's.
 constexpr std::string_view kTowers[] = {
     "vision_model",          "vision_tower",         "visual",
     "multi_modal_projector", "multimodal_projector", "vision_projection",
-    "audio_model",           "audio_tower",
+    "audio_model",           "audio_tower",          "embed_vision",
+    "embed_audio",
 };
 
 // Of layers, experts, ranks: one more never overflows.
@@ -157,12 +161,15 @@ Key parse_key(std::string_view text) {
   return key;
 }
 
-std::string layer_prefix(std::string_view text) {
-  const Key key = parse_key(text);
+std::string layer_prefix(const Key& key) {
   if (!key.layer) return {};
   const size_t at = find_component(key.model, "layers", key.prefix.size());
   const size_t dot = key.model.find('.', at + 7);
   return std::string(key.model.substr(0, dot + 1));
+}
+
+std::string layer_prefix(std::string_view text) {
+  return layer_prefix(parse_key(text));
 }
 
 bool replace_front(std::string& text, std::string_view from,
@@ -204,6 +211,7 @@ std::string object_key(std::string_view key, std::span<const uint64_t> offset,
 Where place_of(const Key& key) {
   if (key.tower) return Where::kAnywhere;
   if (key.name.starts_with("embedding.") ||
+      key.name.starts_with("per_layer_") ||
       key.name.starts_with("encoder_relative_pos_emb.") ||
       key.name.starts_with("decoder_relative_pos_emb."))
     return Where::kFirst;

@@ -46,6 +46,7 @@ Key parse_key(std::string_view text);
 
 // The "decoder.layers.3." of a name, with its prefix; "" if it has no numbered
 // layer.
+std::string layer_prefix(const Key& key);
 std::string layer_prefix(std::string_view text);
 
 // Replaces `from` by `to`, if the text begins with it.

@@ -5,6 +5,7 @@
 #include <iterator>
 
 #include "formats/megatron/model/parts.h"
+#include "lib/text/number.h"
 
 namespace ckpt::megatron {
 namespace {
@@ -51,11 +52,6 @@ std::optional<uint32_t> rank_of(string_view word) {
   return static_cast<uint32_t>(found - std::begin(kOrder));
 }
 
-bool is_number(string_view word) {
-  return !word.empty() &&
-         std::ranges::all_of(word, [](char c) { return c >= '0' && c <= '9'; });
-}
-
 std::vector<string_view> split(string_view name) {
   std::vector<string_view> words;
   while (true) {
@@ -89,7 +85,7 @@ void split_parameter(std::vector<string_view>& words, uint8_t& part) {
     last.remove_suffix(2);
   }
   for (const string_view word : {"weight", "bias"})
-    if (last.starts_with(word) && is_number(last.substr(word.size())))
+    if (last.starts_with(word) && text::is_digits(last.substr(word.size())))
       last = word;
 }
 
@@ -117,7 +113,7 @@ std::optional<Order> order_of(const Key& key, const OrderStyle& style) {
   const bool expert = key.is_expert();
   for (size_t i = 0; i < words.size(); ++i) {
     const string_view word = words[i];
-    if (is_number(word) || word == "local_experts") continue;
+    if (text::is_digits(word) || word == "local_experts") continue;
     if (word == "experts" && i > 0 && words[i - 1] == "experts") continue;
     const auto rank = rank_of(word);
     if (!rank || order.rank.size() > 32) return std::nullopt;

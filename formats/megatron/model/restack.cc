@@ -25,12 +25,20 @@ struct LayerStyle {
 
 using Styles = std::unordered_map<std::string, LayerStyle>;
 
-Styles styles_of(const Catalog& catalog) {
+// Optimizer state is named after its parameter, where that is known.
+std::string& own_name(Tensor& tensor) {
+  const bool state = tensor.kind == Kind::optim && !tensor.param.empty();
+  return state ? tensor.param : tensor.name;
+}
+
+// `prefixes`: layer_prefix() of each tensor's name.
+Styles styles_of(const Catalog& catalog,
+                 const std::vector<std::string>& prefixes) {
   Styles styles;
-  for (const Tensor& tensor : catalog.tensors) {
-    if (tensor.kind == Kind::optim) continue;
-    const std::string prefix = layer_prefix(tensor.name);
-    if (prefix.empty()) continue;
+  for (size_t i = 0; i < prefixes.size(); ++i) {
+    const Tensor& tensor = catalog.tensors[i];
+    const std::string& prefix = prefixes[i];
+    if (tensor.kind == Kind::optim || prefix.empty()) continue;
     const std::string_view rest =
         std::string_view(tensor.name).substr(prefix.size());
     LayerStyle& style = styles[prefix];
@@ -89,7 +97,9 @@ class Restacker {
   void run() {
     rename_modules();
     collect([](const Key& key) { return key.expert; },
-            [](const std::string& name) { return without_expert(name); },
+            [](const std::string& name, const Key&) {
+              return without_expert(name);
+            },
             false);
     find_homogeneous();
     split_parts(catalog_);
@@ -103,7 +113,7 @@ class Restacker {
                      ? key.layer
                      : std::nullopt;
         },
-        [](const std::string& name) { return without_layer(name); }, true);
+        without_layer, true);
     finish();
   }
 
@@ -115,20 +125,10 @@ class Restacker {
            key.name.starts_with("encoder.layers.");
   }
 
-  static std::string without_layer(const std::string& name) {
-    const Key key = parse_key(name);
+  static std::string without_layer(const std::string& name, const Key& key) {
     const size_t at = static_cast<size_t>(key.name.data() - name.data()) +
                       key.name.find("layers.") + 7;
     return name.substr(0, at) + name.substr(name.find('.', at) + 1);
-  }
-
-  std::string new_name(const Styles& styles, const std::string& name) const {
-    const std::string prefix = layer_prefix(name);
-    if (prefix.empty()) return name;
-    const auto style = styles.find(prefix);
-    return prefix +
-           sharded_rest(name.substr(prefix.size()),
-                        style == styles.end() ? LayerStyle{} : style->second);
   }
 
   // T5, with an encoder and a decoder, keeps its old names.
@@ -148,16 +148,22 @@ class Restacker {
     std::vector<std::string> old;
     for (const Tensor& tensor : catalog_.tensors) old.push_back(tensor.name);
     rename_old_models();
-    const Styles styles = styles_of(catalog_);
+    std::vector<std::string> prefixes;
+    for (Tensor& tensor : catalog_.tensors)
+      prefixes.push_back(layer_prefix(own_name(tensor)));
+    const Styles styles = styles_of(catalog_, prefixes);
     for (size_t i = 0; i < old.size(); ++i) {
       Tensor& tensor = catalog_.tensors[i];
-      if (tensor.kind == Kind::optim && !tensor.param.empty()) {
-        tensor.param = new_name(styles, tensor.param);
+      std::string& name = own_name(tensor);
+      const std::string& prefix = prefixes[i];
+      const auto style = styles.find(prefix);
+      if (!prefix.empty())
+        name = prefix + sharded_rest(name.substr(prefix.size()),
+                                     style == styles.end() ? LayerStyle{}
+                                                           : style->second);
+      if (&name == &tensor.param)
         tensor.name =
             fmt::format("optimizer.state.{}.{}", tensor.state, tensor.param);
-      } else {
-        tensor.name = new_name(styles, tensor.name);
-      }
       names_[old[i]] = tensor.name;
     }
   }
@@ -167,11 +173,14 @@ class Restacker {
   void collect(NumberOf number_of, Without without, bool layers) {
     std::map<std::string, Group> groups;
     std::vector<std::string> target(catalog_.tensors.size());
+    std::unordered_map<std::string, std::string> renamed;
     for (size_t i = 0; i < catalog_.tensors.size(); ++i) {
       const Tensor& tensor = catalog_.tensors[i];
-      const auto number = number_of(parse_key(tensor.name));
+      const Key key = parse_key(tensor.name);
+      const auto number = number_of(key);
       if (!number) continue;
-      target[i] = without(tensor.name);
+      target[i] = without(tensor.name, key);
+      renamed[tensor.name] = target[i];
       Group& group = groups.try_emplace(target[i], Group{{}, i}).first->second;
       group.by_number[*number].push_back(&tensor);
     }
@@ -185,14 +194,10 @@ class Restacker {
       const Group& group = groups.at(target[i]);
       if (group.first == i) all.push_back(stacked(target[i], group, layers));
     }
-    for (auto& [old, name] : names_) name = renamed(name, number_of, without);
+    for (auto& [old, name] : names_)
+      if (const auto found = renamed.find(name); found != renamed.end())
+        name = found->second;
     catalog_.tensors = std::move(all);
-  }
-
-  template <class NumberOf, class Without>
-  static std::string renamed(const std::string& name, NumberOf number_of,
-                             Without without) {
-    return number_of(parse_key(name)) ? without(name) : name;
   }
 
   // The number of layers in a stack, or of experts; 0: unknown.
@@ -241,7 +246,7 @@ class Restacker {
       const Key key = parse_key(tensor.name);
       if (!key.layer || !is_stack(key) || !key.state.empty()) continue;
       const std::string stack(stack_of(key));
-      Seen& one = seen[without_layer(tensor.name)];
+      Seen& one = seen[without_layer(tensor.name, key)];
       if (!one.first) one.first = &tensor;
       if (one.first->shape != tensor.shape || one.first->dtype != tensor.dtype)
         mixed.insert(stack);

@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "formats/megatron/model/parts.h"
+#include "lib/text/number.h"
 
 namespace ckpt::megatron {
 namespace {
@@ -50,6 +51,10 @@ constexpr Row kRows[] = {
     {"dense_h_to_4h", Cut::kGated, Cut::kGated},
     {"dense_4h_to_h", Cut::kColumns},
     {"dense", Cut::kColumns},
+    {"per_layer_embedding", Cut::kRows},  // Gemma 4's, of each layer
+    {"per_layer_model_proj", Cut::kRows},
+    {"per_layer_input_gate"},
+    {"per_layer_projection"},
     {"self_attention", Cut::kRows, Cut::kRows},  // one matrix instead of it
     {"mlp", Cut::kRows, Cut::kRows},
 };
@@ -72,8 +77,7 @@ Parameter parameter(std::string_view name) {
     return {name.substr(0, name.size() - 2), true};
   for (const std::string_view word : {"weight", "bias"})
     if (name.starts_with(word) &&
-        std::ranges::all_of(name.substr(word.size()),
-                            [](char c) { return c >= '0' && c <= '9'; }))
+        std::ranges::all_of(name.substr(word.size()), text::is_digit))
       return {word, false};
   return {name, false};
 }
@@ -165,7 +169,8 @@ TpRule tp_rule(std::string_view text, const Facts& facts) {
     if (const TpRule found = mixer_rule(key, module, what.word);
         found.state != TpRule::State::kUnknown)
       return found;
-  if (is_norm(module, what.word) || what.word == "gate_weight")
+  if (is_norm(module, what.word) || what.word == "gate_weight" ||
+      what.word == "layer_scalar")
     return TpRule::replicated();
   if (what.word == "softmax_offset") return TpRule::split(key.axes());
   // Whole under transformer_engine, cut by rows in the local spec.

@@ -25,7 +25,7 @@ struct InLayer {
 InLayer cut_layer(std::string_view text) {
   const std::string name = core_name(text);
   const Key key = parse_key(name);
-  InLayer cut{layer_prefix(name), {}};
+  InLayer cut{layer_prefix(key), {}};
   if (cut.prefix.empty()) return {{}, std::string(key.model)};
   cut.rest = std::string(key.model.substr(cut.prefix.size()));
   cut.prefix.erase(0, key.prefix.size());
@@ -106,6 +106,7 @@ Spelling::Spelling(const Catalog& catalog) {
     holds(layer.kv_up, "self_attention.linear_kv_up_proj.weight");
     holds(layer.fc1, "mlp.linear_fc1.weight");
     holds(layer.router, "mlp.router.weight");
+    holds(layer.own_norms, "post_self_attn_layernorm.weight");
   }
 }
 
@@ -128,7 +129,7 @@ std::string Spelling::canonical(std::string_view name) const {
   if (parts.kv_up) fuse(kKeyValue);
   if (parts.router)
     replace_front(cut.rest, kMlp.fused, kMlp.own);
-  else if (parts.fc1)
+  else if (parts.fc1 && !parts.own_norms)
     fuse(kMlp);
   return cut.prefix + cut.rest;
 }

@@ -40,6 +40,7 @@ class Spelling {
     bool kv_up = false;
     bool fc1 = false;
     bool router = false;
+    bool own_norms = false;  // Gemma 4: all norms are modules
   };
   const Layer& layer(const std::string& prefix) const;
 

@@ -81,9 +81,7 @@ Id CommonEditor::import_object(const Object& object) {
 
 std::optional<double> CommonEditor::scalar(Id value) const {
   const Document& document = *document_;
-  if (const auto number = document.as_int(value))
-    return static_cast<double>(*number);
-  if (document.is(value, Type::kFloat)) return document.real(value);
+  if (const auto number = document.as_real(value)) return number;
   if (!document.is_call(value, "torch._utils", "_rebuild_tensor_v2"))
     return std::nullopt;
   const auto args = document.items(document.call(value).args);

@@ -9,7 +9,6 @@
 #include "ckpt/error.h"
 #include "formats/megatron/options.h"
 #include "formats/megatron/state/group_objects.h"
-#include "formats/megatron/state/optimizer.h"
 #include "lib/pickle/json.h"
 #include "lib/text/number.h"
 

@@ -35,13 +35,6 @@ bool is_true(const Document& document, Id value) {
   return document.is(value, Type::kBool) && document.boolean(value);
 }
 
-std::optional<double> number(const Document& document, Id value) {
-  if (const auto whole = document.as_int(value))
-    return static_cast<double>(*whole);
-  if (document.is(value, Type::kFloat)) return document.real(value);
-  return std::nullopt;
-}
-
 }  // namespace
 
 bool decays(const std::string& param, const Shape& shape) {
@@ -75,12 +68,12 @@ void ParamGroups::add(Id optimizer) {
   if (!document.is(list, Type::kList)) return;
   for (const Id group : document.items(list)) add_group(group);
   const Id common = document.find(document.find(inner, "state"), "common_step");
-  if (const auto step = number(document, common)) step_ = step;
+  if (const auto step = document.as_real(common)) step_ = step;
 }
 
 void ParamGroups::add_group(Id dict) {
   const Document& document = *document_;
-  const auto decay = number(document, entry(document, dict, "wd_mult"));
+  const auto decay = document.as_real(entry(document, dict, "wd_mult"));
   Group group{.dict = dict, .decays = decay.value_or(1) != 0};
   group.expert = is_true(document, entry(document, dict, "is_expert_parallel"));
   if (is_true(document, entry(document, dict, "is_decoupled_lr")))
@@ -103,7 +96,7 @@ void ParamGroups::add_group(Id dict) {
       group.text += std::string(name) + "=" +
                     pickle::to_json(document, (*pairs)[i + 1]).dump() + "\n";
   }
-  const auto step = number(document, document.find(dict, "step"));
+  const auto step = document.as_real(document.find(dict, "step"));
   if (step && step_.value_or(*step) != *step)
     throw unfaithful_error({catalog_.path, {}},
                            "groups of parameters were updated {} and {} times",

@@ -58,9 +58,9 @@ Found look_at(const std::string& path) {
 
 // step100, step100-tmp
 std::optional<uint64_t> step_of(std::string_view name) {
-  constexpr std::string_view kWord = "step";
-  if (!name.starts_with(kWord)) return std::nullopt;
-  name.remove_prefix(kWord.size());
+  constexpr std::string_view kStep = "step";
+  if (!name.starts_with(kStep)) return std::nullopt;
+  name.remove_prefix(kStep.size());
   if (name.ends_with("-tmp")) name.remove_suffix(4);
   return text::number(name);
 }

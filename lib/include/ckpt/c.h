@@ -100,6 +100,12 @@ typedef struct ckpt_shards ckpt_shards;
 ckpt_shards* ckpt_shards_open(const ckpt_checkpoint* checkpoint,
                               const ckpt_grid* topology, const ckpt_grid* rank,
                               char** error);
+/* The same for the tensors that a glob of `keys` matches: a list that ends with
+ * a null. Stages and experts are those of the whole model. */
+ckpt_shards* ckpt_shards_open_some(const ckpt_checkpoint* checkpoint,
+                                   const ckpt_grid* topology,
+                                   const ckpt_grid* rank,
+                                   const char* const* keys, char** error);
 /* The next shard; its name and shape live until the next call. Null without an
  * error after the last one. */
 ckpt_data* ckpt_shards_next(ckpt_shards* shards, const char** name,
@@ -108,7 +114,8 @@ ckpt_data* ckpt_shards_next(ckpt_shards* shards, const char** name,
 void ckpt_shards_close(ckpt_shards* shards);
 
 /* Writes whole tensors from memory beside `path`, and renames the result into
- * place. `format` is the target's ("safetensors", "dcp"). Returns the exit
+ * place. `format` is the target's ("safetensors", "dcp"); if it is null, the
+ * ending of `path` says it, and a directory gets safetensors. Returns the exit
  * status that the command line would end with. */
 typedef struct ckpt_array {
   const char* name;

@@ -84,6 +84,7 @@ struct Difference {
   std::string message;
   std::optional<Side> a = {}, b = {};  // where the tensor is
   std::optional<Distance> distance = {};
+  std::string file = {};  // of a replica
 };
 
 // True for differences in storage alone, not in the model: padding, tied.

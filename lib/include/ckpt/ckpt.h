@@ -101,10 +101,13 @@ class Checkpoint {
   //   dp  rows of ceil(rows / dp), as fairseq2 and FSDP have them; buffers and
   //       replicated tensors whole
   //
-  // Other names: into_dialect() first. Some tensors only: select() first.
-  // Throws unfaithful_error, naming the tensor, if a dimension does not divide,
-  // a rank would get part of a head, or no rule says how it is split.
-  LazyLoad lazy_load(const Topology& topology, const Rank& rank) const;
+  // Other names: into_dialect() first. Some tensors only: their names' globs in
+  // `keys`, as in Selection; stages and experts are those of the whole model.
+  // (After select() they are those of what remains.) Throws unfaithful_error,
+  // naming the tensor, if a dimension does not divide, a rank would get part of
+  // a head, no rule says how it is split, or nothing in the model has a key.
+  LazyLoad lazy_load(const Topology& topology, const Rank& rank,
+                     const std::vector<std::string>& keys = {}) const;
 
  private:
   std::shared_ptr<const Catalog> catalog_;

@@ -65,6 +65,9 @@ void register_format(NewFormat format);
 // file makes the first call that looks for families throw.
 void register_family(const std::string& json_file);
 
+// The same for the text of such a file, which need not exist.
+void register_family(const std::string& name, const std::string& json);
+
 // --- Megatron-Core's backends ---
 
 // Which format reads or writes a backend of megatron-core's distributed
@@ -101,14 +104,16 @@ class FormatRegistry {
   virtual ~FormatRegistry() = default;
   virtual void add(NewFormat format) = 0;
   virtual void add_strategy(Strategy strategy) = 0;
+  // As register_family: the text of NAME.json.
+  virtual void add_family(const std::string& name, const std::string& json) = 0;
 };
 
 // Changes whenever modules and program would no longer agree.
 inline constexpr char kFormatAbi[] =
 #ifdef _LIBCPP_VERSION
-    "ckpt format 5 libc++";
+    "ckpt format 6 libc++";
 #else
-    "ckpt format 5 libstdc++";
+    "ckpt format 6 libstdc++";
 #endif
 
 }  // namespace ckpt

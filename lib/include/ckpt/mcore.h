@@ -99,14 +99,14 @@ struct ShardedOptions {
 // counts. Prepended axes come first and are 1 in this process.
 ShardedTensor from_rank_offsets(std::string key, TensorPtr data,
                                 const std::vector<RankOffset>& offsets,
-                                ShardedOptions options = {});
+                                const ShardedOptions& options = {});
 
 // `data` is a run of elements of a tensor of that local shape (cores up to
 // 0.15).
 ShardedTensor from_rank_offsets_flat(std::string key, TensorPtr data,
                                      const Shape& local_shape, FlatRange range,
                                      const std::vector<RankOffset>& offsets,
-                                     ShardedOptions options = {});
+                                     const ShardedOptions& options = {});
 
 // "rng_state/shard_0.1_2.2", the name under which an object is stored, and the
 // object (without a value) that such a name denotes.
@@ -147,7 +147,8 @@ struct ShardedTensorFactory {
 };
 
 // A sharded state dict, or a part of one. A load replaces a ShardedTensor by a
-// TensorPtr.
+// TensorPtr. Copies of one that nests more than 200 levels deep, and functions
+// that walk over it, throw usage_error.
 struct State {
   using Value =
       std::variant<Json, TensorPtr, ShardedTensor, ShardedObject,
@@ -155,9 +156,17 @@ struct State {
   Value value;
 
   State() = default;
+  State(const State& other);
+  State(State&& other) noexcept;
+  State& operator=(const State& other);
+  State& operator=(State&& other) noexcept;
+  ~State();
+  // NOLINTBEGIN(bugprone-forwarding-reference-overload): it takes no State
   template <typename T>
-  requires std::is_constructible_v<Value, T> State(T&& one)
+  requires(!std::is_same_v<std::remove_cvref_t<T>, State> &&
+           std::is_constructible_v<Value, T>) State(T&& one)
       : value(std::forward<T>(one)) {}
+  // NOLINTEND(bugprone-forwarding-reference-overload)
 
   template <typename T>
   const T* as() const {

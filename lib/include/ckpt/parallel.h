@@ -85,7 +85,8 @@ class PendingSave {
 // path. The other replicas are compared with it by their digests, unless
 // options.allow_replica_mismatch; then only what is written is copied.
 // layout.topology says how many files there are. options.resume and
-// options.progress are ignored: each process advances on its own.
+// options.progress are ignored: each process advances on its own. Objects
+// without a place are refused as by Saver; rank 0's options.note is told.
 //
 // Throws as run() does, in all processes alike; then nothing was begun.
 PendingSave begin_save(std::shared_ptr<Communicator> job, RankState state,

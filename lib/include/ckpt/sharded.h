@@ -148,7 +148,10 @@ struct RankState {
 // or none), and megatron-core's checks apply: main replicas cover each tensor,
 // every box has one, the other replicas of a box equal it, and grids of objects
 // are complete. Otherwise every rank gets an unfaithful_error.
-// layout.topology says how many files there are, not the number of ranks.
+// layout.topology says how many files there are, not the number of ranks. An
+// object or common value that the format has no place for is an
+// unfaithful_error, too, unless options.note is set: then it is left out, and
+// note is told.
 class Saver {
  public:
   Saver(uint32_t ranks, Layout layout, std::string path,

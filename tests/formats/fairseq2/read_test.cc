@@ -83,7 +83,7 @@ TEST_CASE("fairseq2: every golden equals what its writer says it holds") {
     CHECK(catalog.topology.tp == info["topology"]["tp"]);
     CHECK(catalog.topology.pp == info["topology"]["pp"]);
     CHECK(catalog.topology.dp == info["topology"]["sdp"]);
-    CHECK(catalog.family == info["model_family"]);
+    CHECK(catalog.family == info["model_family"].get<std::string>());
     for (const Tensor& tensor : catalog.tensors) {
       if (tensor.kind != Kind::model || catalog.topology.tp == 1) continue;
       CAPTURE(tensor.name);

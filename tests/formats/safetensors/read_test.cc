@@ -51,7 +51,7 @@ void check_case(const std::string& folder) {
       CAPTURE(tensor.name);
       REQUIRE(tensors.contains(tensor.name));
       const auto& want = tensors[tensor.name];
-      CHECK(info(tensor.dtype).safetensors == want["dtype"]);
+      CHECK(info(tensor.dtype).safetensors == want["dtype"].get<std::string>());
       CHECK(tensor.shape == Dims(want["shape"].get<std::vector<uint64_t>>()));
       const std::string bytes = test::content(catalog, tensor);
       CHECK(bytes.size() == want["nbytes"]);

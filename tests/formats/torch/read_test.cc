@@ -170,7 +170,7 @@ TEST_CASE("torch: tensors are what an independent reader sees") {
         CHECK(nlohmann::json(
                   std::vector(tensor->shape.begin(), tensor->shape.end())) ==
               wanted["size"]);
-        CHECK(info(tensor->dtype).torch == wanted["dtype"]);
+        CHECK(info(tensor->dtype).torch == wanted["dtype"].get<std::string>());
         CHECK(tensor->requires_grad == wanted["requires_grad"]);
         CHECK(tensor->parameter == wanted.value("parameter", false));
       }

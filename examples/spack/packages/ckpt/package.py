@@ -3,6 +3,11 @@
 # spack repo add examples/spack && spack dev-build ckpt@main+mpi
 from spack.package import *
 
+try:  # since Spack 1.0 they are no longer in spack.package
+    from spack_repo.builtin.build_systems.cmake import CMakePackage, generator
+except ImportError:
+    pass
+
 
 class Ckpt(CMakePackage):
     """Opens, verifies, converts and reshards training checkpoints of large
@@ -25,8 +30,8 @@ class Ckpt(CMakePackage):
     depends_on("pkgconfig", type="build")
     depends_on("cli11@2.1:", type="build")
     depends_on("nlohmann-json@3.10:")
-    depends_on("fmt@8:")
-    depends_on("spdlog@1.9: +fmt_external")
+    depends_on("fmt@8:9")  # newer ones have not been tried
+    depends_on("spdlog@1.9:")
     depends_on("yaml-cpp@0.7:")
     depends_on("isa-l")
     depends_on("zlib-api")

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "reshard/plan.h"
+#include "reshard/planner.h"
 
 #include <algorithm>
 #include <functional>

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which dialect and which family the names of a checkpoint are of.
+#pragma once
+
+#include <memory>
+#include <string_view>
+
+#include "ckpt/catalog.h"
+#include "convert/options.h"
+
+namespace ckpt::families {
+
+// The dialect of a format that has only one; "" for a container of any.
+std::string_view dialect_of_format(std::string_view format);
+// As messages call it: "Megatron".
+std::string_view owner_of(std::string_view dialect);
+// By the format or by the names of the tensors; "" if neither says.
+std::string_view dialect_of(const Catalog& catalog);
+
+// The family that the options, the source's configuration or the source itself
+// name, or null.
+std::shared_ptr<const Family> find_family(const Catalog& source,
+                                          const TranslateOptions& options);
+
+}  // namespace ckpt::families
