@@ -178,7 +178,8 @@ bool Tracer::step(uint8_t opcode) {
   switch (opcode) {
     case '.':
       keep(pop());
-      throw Stop();
+      stopped_ = true;
+      return true;
     case '(':
       marks_.push_back(static_cast<uint32_t>(stack_.size()));
       return true;
@@ -408,21 +409,23 @@ bool Tracer::step_object(uint8_t opcode) {
   }
 }
 
+// Of the records of a small tensor most end here at once: nothing is thrown for
+// that.
 void Tracer::steps() {
-  while (true) {
+  while (!stopped_) {
     at_ = in_.position();
     const uint8_t opcode = in_.byte();
     if (trace_.opcodes++ == 0) trace_.protocol = opcode == 0x80;
     if (step(opcode) || step_rare(opcode) || step_object(opcode)) continue;
-    fail(fmt::format("opcode 0x{:02x} does not exist", opcode));
+    trace_.error = fmt::format("opcode 0x{:02x} does not exist", opcode);
+    return;
   }
+  at_ = in_.position();
 }
 
 Trace Tracer::run() {
   try {
     steps();
-  } catch (const Stop&) {
-    at_ = in_.position();
   } catch (const Fail& failure) {
     trace_.error = failure.problem;
   } catch (const tree_memory::Full& error) {

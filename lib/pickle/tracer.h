@@ -46,7 +46,6 @@ class Tracer {
     Value second;
     uint64_t size;
   };
-  struct Stop {};
   struct Fail {
     std::string problem;
   };
@@ -111,6 +110,7 @@ class Tracer {
   uint64_t memoized_ = 0;
   uint64_t at_ = 0;  // of the opcode
   uint8_t protocol_ = 0;
+  bool stopped_ = false;
 };
 
 }  // namespace ckpt::pickle
