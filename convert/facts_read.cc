@@ -72,15 +72,19 @@ void settle_yarn(const Json& values, Json& rope) {
 }
 
 // Both spellings: rope_parameters of v5, rope_theta and rope_scaling of v4.
-Json hf_rope(const Json& values, const Json& defaults) {
+// Only classes with a rope for each type of layer read one in rope_parameters.
+Json hf_rope(const Json& values, const Json& defaults, bool by_type) {
   Json rope = Json::object();
   const Json& usual = at(defaults, "rope");
   // Any rope of its own replaces the class's scaling.
   if (!truthy(at(values, "rope_parameters")) &&
       !truthy(at(values, "rope_scaling")))
     merge(rope, usual);
+  // A null is no default where the class only fills in what is absent.
   for (const char* key : {"rope_theta", "partial_rotary_factor"})
-    if (!at(usual, key).is_null()) rope[key] = at(usual, key);
+    if (!at(usual, key).is_null() &&
+        (key == std::string_view("rope_theta") || !values.contains(key)))
+      rope[key] = at(usual, key);
   // Given both spellings, transformers takes the old one and nothing of the
   // other, unless that is by type of layer.
   const Json& old = at(values, "rope_scaling");
@@ -91,7 +95,7 @@ Json hf_rope(const Json& values, const Json& defaults) {
   for (const char* key : {"rotary_pct", "partial_rotary_factor"})
     if (!at(values, key).is_null())
       rope["partial_rotary_factor"] = at(values, key);
-  if (full.is_object())
+  if (by_type && full.is_object())
     merge(rope, full);
   else if (!truthy(old))
     merge(rope, both);
@@ -103,6 +107,17 @@ Json hf_rope(const Json& values, const Json& defaults) {
   rope.erase("rope_type");
   if (!type.is_null() && type != "default" && type != "mrope")
     rope["type"] = type;
+  // Whatever scales positions looks at the model's own keys again, and they
+  // win.
+  const bool scales = type == "linear" || type == "dynamic" || type == "yarn" ||
+                      type == "longrope" || type == "llama3";
+  const Json& part =
+      at(values.contains("partial_rotary_factor") ? values : usual,
+         "partial_rotary_factor");
+  if (scales && !part.is_null()) rope["partial_rotary_factor"] = part;
+  const Json& first = at(values, "original_max_position_embeddings");
+  if (!first.is_null() && scales && type != "linear" && type != "dynamic")
+    rope["original_max_position_embeddings"] = first;
   if (type == "yarn") settle_yarn(values, rope);
   return rope;
 }
@@ -156,7 +171,7 @@ void drop_unread(const Family& family, const Json& says, const Json& defaults,
       values.erase(key);
 }
 
-void prepare_hf(const Family& family, const Json& says, Json& values,
+void prepare_hf(const Family& family, const Json& traits, Json& values,
                 std::vector<std::string>& defaulted) {
   const Json& defaults = hf_defaults(model_type_of(family, values));
   drop_beside_text_config(values, family.hf().text_type, family.hf().outer);
@@ -165,8 +180,8 @@ void prepare_hf(const Family& family, const Json& says, Json& values,
   merge(values, text);
   // The model's own, which its language model's class does not read.
   if (!tied.is_null()) values["tie_word_embeddings"] = tied;
-  values["rope"] = hf_rope(values, defaults);
-  drop_unread(family, says, defaults, values);
+  values["rope"] = hf_rope(values, defaults, has_rope_by_type(traits));
+  drop_unread(family, at(traits, "says"), defaults, values);
   for (const auto& [key, value] : defaults.items()) {
     if (values.contains(key)) continue;
     if (std::ranges::count(kSizes, key) != 0) continue;
@@ -197,6 +212,10 @@ void prepare_fairseq2(Json& values) {
 }
 
 }  // namespace
+
+bool has_rope_by_type(const Json& traits) {
+  return truthy(at(traits, "local_rope"));
+}
 
 const Json& facts_table() {
   static const Json table = Json::parse(embedded_text("facts"));
@@ -258,7 +277,7 @@ Json traits_of(const Family& family, const Json& values) {
 Json prepared(const Family& family, const std::string& side, Json values,
               std::vector<std::string>& defaulted) {
   Json traits = traits_of(family, side == "hf" ? values : Json());
-  if (side == "hf") prepare_hf(family, at(traits, "says"), values, defaulted);
+  if (side == "hf") prepare_hf(family, traits, values, defaulted);
   if (side == "mcore") values["window"] = mcore_window(values);
   if (side == "olmo_core") prepare_olmo(values);
   if (side == "fairseq2") prepare_fairseq2(values);

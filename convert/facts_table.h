@@ -15,6 +15,8 @@ const Json& facts_table();
 // What the ledger says about a family, or about the model type if that has an
 // entry.
 Json traits_of(const Family& family, const Json& values);
+// True for a class that reads a rope for each type of layer.
+bool has_rope_by_type(const Json& traits);
 std::string model_type_of(const Family& family, const Json& values);
 // The keys of config.json that the family's variables are made of.
 std::set<std::string> keys_of_variables(const Family& family);

@@ -135,13 +135,14 @@ const std::set<std::string>& keys_of_rope() {
   return known;
 }
 
-// In a scaling by type of layer, the keys of each type.
-void find_unknown_of_rope(const Json& rope, const std::string& before,
+// In a rope for each type of layer, the keys of each type.
+void find_unknown_of_rope(const Json& rope, bool by_type,
+                          const std::string& before,
                           std::vector<std::string>& unknown) {
   if (!rope.is_object()) return;
   for (const auto& [key, value] : rope.items()) {
-    if (key.ends_with("_attention"))
-      find_unknown_of_rope(value, before + key + ".", unknown);
+    if (by_type && key.ends_with("_attention"))
+      find_unknown_of_rope(value, false, before + key + ".", unknown);
     else if (!says_nothing(value) && !keys_of_rope().contains(key))
       unknown.push_back(before + key);
   }
@@ -152,7 +153,8 @@ std::vector<std::string> unknown_of_hf(const Family& family,
   std::vector<std::string> unknown;
   const Json& known = hf_defaults(model_type_of(family, config));
   if (known.empty()) return unknown;
-  const Json says = traits_of(family, config).value("says", Json::object());
+  const Json traits = traits_of(family, config);
+  const Json says = traits.value("says", Json::object());
   std::vector<text::Glob> inert;
   for (const Json& glob : facts_table().at("inert").at("hf"))
     inert.emplace_back(glob.get<std::string>());
@@ -164,7 +166,8 @@ std::vector<std::string> unknown_of_hf(const Family& family,
         return glob.matches(name);
       };
       if (key == "rope_scaling" || key == "rope_parameters")
-        find_unknown_of_rope(value, before + key + ".", unknown);
+        find_unknown_of_rope(value, has_rope_by_type(traits),
+                             before + key + ".", unknown);
       if (!says_nothing(value) && !known.contains(key) &&
           !numbers.contains(key) && !says.contains(key) &&
           std::ranges::none_of(inert, matches) &&

@@ -159,6 +159,9 @@ def ropes_for(now):
     needed = {k: now[k] for k in ("mrope_section", "llama_4_scaling_beta")
               if k in now}
     values = [{**needed, **v} for v in VALUES["rope_parameters"]]
+    # By type of layer, which few classes read.
+    values.append(dict(full_attention=dict(rope_theta=500.0),
+                       sliding_attention=dict(rope_theta=300.0)))
     if "mrope_section" in now:
         first, *rest = now["mrope_section"]
         values.append(dict(now, mrope_section=[first + sum(rest), 0, 0]))
