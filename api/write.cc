@@ -400,7 +400,7 @@ reshard::RunResult execute(Prepared& prepared, const SaveOptions& options,
   io::Staging staging(prepared.path, staging_options(prepared, options));
   const WatchEnd watch_end;
   watch_source(prepared, staging.root());
-  if (const auto change = io::watch::find_change()) throw *change;
+  if (const auto change = io::watch::find_change_here()) throw *change;
   if (prepared.single_file)
     prepared.target.files.front().path = io::base_name(staging.target());
   const bool sums = wants_sums(prepared, options);

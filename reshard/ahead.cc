@@ -14,18 +14,59 @@ void Mover::read_around(const DirectReads& reads) {
   reader_.read_around(*direct_);
 }
 
-void Mover::look_ahead(const Item& item, std::span<const Item> next) {
-  if (asked_ != item) ask_for(item);
+void Mover::look_ahead(const Item& item, std::span<const Item> next,
+                       uint64_t most) {
+  wanted_bytes_ = 0;
+  const bool is_known = asked_ == item;
   was_cached_ = asked_was_cached_;
+  // A part of it may have waited for what follows.
+  if (!is_known || is_far(item)) ask_for(item);
+  if (!is_known) was_cached_ = asked_was_cached_;
+  ask_wanted(false);
   if (next.empty()) return;
   ask_for(next.front());
   const bool was_cached = asked_was_cached_;
-  for (const Item& later : next.subspan(1)) ask_for(later);
+  bool more = false;
+  for (const Item& later : next.subspan(1)) {
+    more = wanted_bytes_ >= most;
+    if (more) break;
+    if (!is_far(later)) continue;
+    for (Wanted& earlier : wanted_) earlier.last = false;
+    ask_for(later);
+  }
+  ask_wanted(more);
   asked_ = next.front();
   asked_was_cached_ = was_cached;
 }
 
+bool Mover::is_far(const Item& item) const {
+  if (item.gather) return false;
+  const Lane& lane = plan_.lanes[plan_.jobs[item.index].first_source];
+  return io::is_url(files_[lane.file].path);
+}
+
+// One call for each file, so that what lies close together is one request.
+void Mover::ask_wanted(bool more) {
+  std::ranges::stable_sort(wanted_, {}, [](const Wanted& one) {
+    return std::pair(one.file, one.range.begin);
+  });
+  std::vector<io::Range> ranges;
+  for (size_t i = 0; i < wanted_.size();) {
+    ranges.clear();
+    bool goes_on = false;
+    const uint32_t file = wanted_[i].file;
+    for (; i < wanted_.size() && wanted_[i].file == file; ++i) {
+      ranges.push_back(wanted_[i].range);
+      goes_on |= wanted_[i].last;
+    }
+    reader_.ask_for(file, ranges, {.more = more && goes_on});
+  }
+  wanted_.clear();
+}
+
 namespace {
+
+constexpr uint32_t kMostLanes = 32;  // of a job that are asked for
 
 struct Bytes {
   uint64_t offset = 0;
@@ -76,14 +117,27 @@ bool Mover::reads_around(const Job& job) const {
 
 // Lanes read row by row are left to their own reads.
 void Mover::ask_cache(const Job& job, const Item& item) {
-  constexpr uint32_t kMostLanes = 32;
   for (uint32_t i = 0; i < std::min(job.sources, kMostLanes); ++i) {
     const Lane& lane = plan_.lanes[job.first_source + i];
     if (job.rows > 1 && !is_dense(lane)) continue;
     const Bytes bytes = bytes_of(job, item, lane);
+    wanted_bytes_ += bytes.count;
     if (!reader_.is_cached(lane.file, bytes.offset, bytes.count))
-      reader_.ask_for(lane.file, bytes.offset, bytes.count);
+      wanted_.push_back(
+          {lane.file, {bytes.offset, bytes.offset + bytes.count}, true});
   }
+}
+
+bool Mover::is_there(const Item& item) {
+  if (item.gather) return true;
+  const Job& job = plan_.jobs[item.index];
+  for (uint32_t i = 0; i < std::min(job.sources, kMostLanes); ++i) {
+    const Lane& lane = plan_.lanes[job.first_source + i];
+    if (job.rows > 1 && !is_dense(lane)) continue;
+    const Bytes bytes = bytes_of(job, item, lane);
+    if (!reader_.is_there(lane.file, bytes.offset, bytes.count)) return false;
+  }
+  return true;
 }
 
 // In the order of run_rows() and move_block().

@@ -54,6 +54,8 @@ class Sweep {
     }
   }
 
+  SourceReader& reader() { return reader_; }
+
  private:
   // Asks for an item from `at` on; true if it is in the page cache.
   bool ask_for(uint32_t file, uint64_t at, uint64_t end) {
@@ -74,6 +76,56 @@ class Sweep {
   std::optional<DirectReader> direct_;
   const bool drops_;
   std::vector<std::byte> buffer_;
+};
+
+// What all threads ask a server for: short records come together, and far
+// enough ahead that nobody waits for each. The rest of a long one is left to
+// its sweep.
+class RecordsAhead {
+ public:
+  RecordsAhead(const Catalog& catalog, const std::vector<uint32_t>& which)
+      : catalog_(catalog), which_(which), most_(io::remote_memory() / 2) {
+    const bool server = std::ranges::any_of(
+        catalog.files, [](const File& file) { return io::is_url(file.path); });
+    if (!server) return;
+    begins_.reserve(which.size() + 1);
+    begins_.push_back(0);
+    for (const uint32_t index : which)
+      begins_.push_back(begins_.back() + asked(catalog.crcs[index]));
+  }
+
+  // Call before record i of them is read.
+  void reach(size_t i, SourceReader& reader) {
+    if (begins_.empty()) return;
+    const std::lock_guard lock(mutex_);
+    next_ = std::max(next_, i);
+    if (begins_[next_] - begins_[i] > most_ / 2) return;
+    while (next_ < which_.size() && begins_[next_] - begins_[i] < most_)
+      ask_one_file(begins_[i] + most_, reader);
+  }
+
+ private:
+  static uint64_t asked(const StoredCrc& stored) {
+    return std::min(stored.end - stored.begin, kItemBytes);
+  }
+  void ask_one_file(uint64_t end, SourceReader& reader) {
+    std::vector<io::Range> ranges;
+    const uint32_t file = catalog_.crcs[which_[next_]].file;
+    for (; next_ < which_.size() && begins_[next_] < end; ++next_) {
+      const StoredCrc& stored = catalog_.crcs[which_[next_]];
+      if (stored.file != file) break;
+      ranges.push_back({stored.begin, stored.begin + asked(stored)});
+    }
+    std::ranges::sort(ranges, {}, &io::Range::begin);
+    reader.ask_for(file, ranges, {});
+  }
+
+  const Catalog& catalog_;
+  const std::vector<uint32_t>& which_;
+  const uint64_t most_;
+  std::vector<uint64_t> begins_;  // bytes asked for before each; empty: local
+  std::mutex mutex_;
+  size_t next_ = 0;  // the first one that was not asked for
 };
 
 // The problem of one record; nothing if its checksum is right.
@@ -202,12 +254,14 @@ std::vector<std::pair<uint32_t, Problem>> check_crcs(
   const DirectReads reads = direct_reads(drops, bytes, options);
   const uint64_t block = fit_block(options, reads.on ? reads.ahead + 2 : 1,
                                    options.block, threads);
+  RecordsAhead ahead(catalog, which);
   run_threads(
       threads,
       [&](uint32_t) {
         Sweep sweep(catalog, open, reads, drops, block);
         for (size_t i = next++; i < which.size(); i = next++) {
           if (stopped || interrupted()) return;
+          ahead.reach(i, sweep.reader());
           auto problem = check_one(catalog.crcs[which[i]], catalog, plan, sweep,
                                    options.progress);
           if (!problem) continue;

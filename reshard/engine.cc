@@ -123,15 +123,22 @@ void take_over(const Journal& journal, std::vector<Item>& items, Sums& sums,
   std::erase_if(items, [&](const Item& item) { return done[item.number]; });
 }
 
-// How many items are asked for before a thread gets to them. A disk is busy
-// with one; the requests of one to a server are a few connections' worth, and
-// those of a file's last items would end with nothing behind them. What its
-// memory doesn't hold is not asked for.
-size_t items_ahead(const Catalog& source) {
-  constexpr size_t kOfDisk = 1, kOfServer = 6;
-  const bool remote = std::ranges::any_of(
+// What a thread asks for before it gets there. A disk is busy with one item. A
+// server sends as fast as it can only while many requests are under way, so it
+// is asked for all that its memory holds, whatever the size of the items; and
+// its answers are taken as they come.
+struct Ahead {
+  size_t items = 1;
+  uint64_t bytes = UINT64_MAX;
+  bool server = false;
+};
+
+Ahead ahead_of(const Catalog& source, uint32_t threads) {
+  constexpr size_t kMostItems = 32;
+  const bool server = std::ranges::any_of(
       source.files, [](const File& file) { return io::is_url(file.path); });
-  return remote ? kOfServer : kOfDisk;
+  if (!server) return {};
+  return {kMostItems, io::remote_memory() / threads, true};
 }
 
 }  // namespace
@@ -191,16 +198,20 @@ RunResult run(const Plan& plan, const Catalog& source, Output& output,
     if (options.journal) options.journal->append(outcome);
     if (options.finished) options.finished(outcome.item);
   };
-  const size_t ahead = items_ahead(source);
+  const Ahead ahead = ahead_of(source, reading.threads);
   run_threads(
       reading.threads,
       [&](uint32_t thread) {
         const auto take = [&] {
           const trace::Span span("wait");
-          return queue.next(thread);
+          if (!ahead.server) return queue.next(thread);
+          return queue.next(thread, [&](const Item& item) {
+            return movers[thread].is_there(item);
+          });
         };
         while (const auto item = take()) {
-          movers[thread].look_ahead(*item, queue.peek(thread, ahead));
+          movers[thread].look_ahead(*item, queue.peek(thread, ahead.items),
+                                    ahead.bytes);
           if (options.device) {
             devices[thread].run(*item, done);
           } else {

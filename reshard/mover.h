@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lib/io/buffer.h"
+#include "lib/io/remote.h"
 #include "reshard/behind.h"
 #include "reshard/direct.h"
 #include "reshard/output.h"
@@ -35,9 +36,12 @@ class Mover {
   // Returns what the item produced besides its bytes.
   const Outcome& run(const Item& item);
 
-  // Call before run(item): asks the disk for what this item and the next one
-  // will read and is not in memory.
-  void look_ahead(const Item& item, std::span<const Item> next);
+  // Call before run(item): asks the disk or the server for what this item and
+  // the next ones will read and is not in memory, about `most` bytes.
+  void look_ahead(const Item& item, std::span<const Item> next,
+                  uint64_t most = UINT64_MAX);
+  // True if the item would not wait for a server.
+  bool is_there(const Item& item);
 
   // From here on nothing that is moved stays in the page cache, except what was
   // there already.
@@ -60,6 +64,8 @@ class Mover {
   void ask_for(const Item& item);
   bool reads_around(const Job& job) const;
   void ask_cache(const Job& job, const Item& item);
+  void ask_wanted(bool more);
+  bool is_far(const Item& item) const;
   void want_rows(const Job& job, const Item& item);
   void want_columns(const Job& job, uint64_t row, uint64_t begin, uint64_t end);
 
@@ -139,6 +145,14 @@ class Mover {
   Outcome outcome_;  // of the current item
   Behind behind_;
   std::optional<Item> asked_;  // the last one that was asked for
+  // What is asked for together, and the bytes of all items so far.
+  struct Wanted {
+    uint32_t file;
+    io::Range range;
+    bool last;  // of the last item
+  };
+  std::vector<Wanted> wanted_;
+  uint64_t wanted_bytes_ = 0;
   bool asked_was_cached_ = false;
   bool was_cached_ = false;  // the current one, before anybody asked
   uint64_t bytes_written_ = 0;

@@ -98,6 +98,19 @@ void SourceReader::ask_for(uint32_t file, uint64_t offset, uint64_t bytes) {
   io::ask_for(*handles_.get(files_[file].path), offset, bytes);
 }
 
+void SourceReader::ask_for(uint32_t file, std::span<const io::Range> ranges,
+                           io::Asking how) {
+  if (files_[file].codec != Codec::kRaw) return;
+  io::ask_for(*handles_.get(files_[file].path), ranges, how);
+}
+
+bool SourceReader::is_there(uint32_t file, uint64_t offset, uint64_t bytes) {
+  if (files_[file].codec != Codec::kRaw) return true;
+  const io::Handle& handle = *handles_.get(files_[file].path);
+  const io::RemoteFile* const remote = io::remote_of(handle);
+  return !remote || remote->is_there(handle.base() + offset, bytes);
+}
+
 void SourceReader::make(const File& file, uint64_t offset,
                         std::span<std::byte> buffer) {
   made_of(file).read(

@@ -15,6 +15,7 @@
 #include "ckpt/catalog.h"
 #include "lib/codec/stream.h"
 #include "lib/io/file.h"
+#include "lib/io/remote.h"
 #include "reshard/decode.h"
 #include "reshard/direct.h"
 #include "reshard/file_cache.h"
@@ -54,6 +55,10 @@ class SourceReader {
   // These bytes will be read soon: a disk or a server that is asked for many
   // at once is faster. Nothing for files that are packed or in memory.
   void ask_for(uint32_t file, uint64_t offset, uint64_t bytes);
+  void ask_for(uint32_t file, std::span<const io::Range> ranges,
+               io::Asking how);
+  // True if a read would not wait for a server.
+  bool is_there(uint32_t file, uint64_t offset, uint64_t bytes);
   uint64_t bytes_read() const {
     return bytes_read_ + (decode_ ? decode_->bytes_read() : 0);
   }

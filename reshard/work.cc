@@ -30,6 +30,8 @@ uint32_t target_file(const Plan& plan, const Item& item) {
 
 // Groups that are searched for one whose target nobody is writing.
 constexpr size_t kGroupsInSight = 64;
+// Items of a group that are searched for one that is ready.
+constexpr size_t kItemsInSight = 32;
 
 }  // namespace
 
@@ -82,7 +84,17 @@ uint32_t WorkQueue::untaken_group(uint32_t thread) {
   return static_cast<uint32_t>(next_group_);
 }
 
-std::optional<Item> WorkQueue::next(uint32_t thread) {
+// Those that were passed over stay in order, and come first the next time.
+Item WorkQueue::take_first(Group& group, const Ready& ready) {
+  const auto begin = items_.begin() + static_cast<ptrdiff_t>(group.begin);
+  const auto end = begin + static_cast<ptrdiff_t>(std::min(
+                               group.end - group.begin, kItemsInSight));
+  const auto found = ready ? std::find_if(begin, end, ready) : begin;
+  if (found != end) std::rotate(begin, found, found + 1);
+  return items_[group.begin++];
+}
+
+std::optional<Item> WorkQueue::next(uint32_t thread, const Ready& ready) {
   const std::lock_guard lock(mutex_);
   if (stopped_) return std::nullopt;
   Thread& own = threads_.at(thread);
@@ -91,11 +103,11 @@ std::optional<Item> WorkQueue::next(uint32_t thread) {
     return item;
   };
   if (own.group != kNone && groups_[own.group].begin < groups_[own.group].end)
-    return give(items_[groups_[own.group].begin++]);
+    return give(take_first(groups_[own.group], ready));
   own.group = untaken_group(thread);
   if (own.group != kNone) {
     groups_[own.group].taken = true;
-    return give(items_[groups_[own.group].begin++]);
+    return give(take_first(groups_[own.group], ready));
   }
   own.target = kNone;
   const auto longest = std::ranges::max_element(

@@ -46,7 +46,9 @@ class WorkQueue {
  public:
   WorkQueue(const Plan& plan, std::vector<Item> items, uint32_t threads);
   // The next item for a thread. Nothing when all is handed out or after stop().
-  std::optional<Item> next(uint32_t thread);
+  // Of its group's first items it is the first one that is `ready`, if one is.
+  using Ready = std::function<bool(const Item&)>;
+  std::optional<Item> next(uint32_t thread, const Ready& ready = {});
   // What next(thread) will probably give, up to `most` items: the rest of its
   // group, then the group that it would begin with.
   std::vector<Item> peek(uint32_t thread, size_t most);
@@ -65,6 +67,7 @@ class WorkQueue {
   bool is_written(uint32_t target, uint32_t but_by) const;
   // The group to begin with; kNone if all are taken.
   uint32_t untaken_group(uint32_t thread);
+  Item take_first(Group& group, const Ready& ready);
 
   const Plan& plan_;
   std::vector<Item> items_;

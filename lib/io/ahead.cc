@@ -7,8 +7,7 @@
 #include <unistd.h>
 
 #include <cstddef>
-
-#include "lib/io/remote.h"
+#include <vector>
 
 namespace ckpt::io {
 
@@ -53,10 +52,22 @@ bool is_cached(const Handle& file, uint64_t offset, uint64_t count) {
 }
 
 void ask_for(const Handle& file, uint64_t offset, uint64_t count) {
-  if (const RemoteFile* remote = remote_of(file))
-    return remote->ask_for(file.base() + offset, count);
-  ::posix_fadvise(file.fd(), static_cast<off_t>(file.base() + offset),
-                  static_cast<off_t>(count), POSIX_FADV_WILLNEED);
+  const Range range{offset, offset + count};
+  ask_for(file, {&range, 1}, {});
+}
+
+void ask_for(const Handle& file, std::span<const Range> ranges, Asking how) {
+  const uint64_t base = file.base();
+  if (const RemoteFile* remote = remote_of(file)) {
+    std::vector<Range> there;
+    there.reserve(ranges.size());
+    for (const auto& [begin, end] : ranges)
+      there.push_back({base + begin, base + end});
+    return remote->ask_for(there, how);
+  }
+  for (const auto& [begin, end] : ranges)
+    ::posix_fadvise(file.fd(), static_cast<off_t>(base + begin),
+                    static_cast<off_t>(end - begin), POSIX_FADV_WILLNEED);
 }
 
 }  // namespace ckpt::io

@@ -4,8 +4,10 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "lib/io/file.h"
+#include "lib/io/remote.h"
 
 namespace ckpt::io {
 
@@ -16,5 +18,7 @@ bool is_cached(const Handle& file, uint64_t offset, uint64_t count);
 // Has the kernel fetch [offset, offset + count) of the file. Doesn't wait, and
 // fails silently.
 void ask_for(const Handle& file, uint64_t offset, uint64_t count);
+// The same of several ranges, in order.
+void ask_for(const Handle& file, std::span<const Range> ranges, Asking how);
 
 }  // namespace ckpt::io

@@ -14,6 +14,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 namespace ckpt::io {
@@ -27,6 +28,20 @@ constexpr bool is_url(std::string_view path) {
 
 class Handle;
 
+struct Range {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+
+struct Asking {
+  // Others will follow the last range: what would be a small request waits for
+  // them.
+  bool more = false;
+  // Small looks at places in a file, not payload that is read once: what lies
+  // between them may be fetched, too.
+  bool looks = false;
+};
+
 // An open file on another machine; any thread may use it.
 class RemoteFile {
  public:
@@ -35,10 +50,13 @@ class RemoteFile {
   // Fills the buffer; the caller has checked that the file has the bytes.
   // Throws kIo if they can't be fetched, or if the file has been replaced.
   virtual void read(uint64_t offset, std::span<std::byte> buffer) const = 0;
-  // True if a read of these bytes would not block.
+  // True if these bytes are in memory or on their way.
   virtual bool has(uint64_t offset, uint64_t count) const = 0;
-  // Announces bytes that will be read once, soon. Doesn't wait; fails silently.
-  virtual void ask_for(uint64_t offset, uint64_t count) const = 0;
+  // True if a read of these bytes would not block.
+  virtual bool is_there(uint64_t offset, uint64_t count) const = 0;
+  // Announces bytes that will be read soon; ranges in order. Those that lie
+  // close together become one request. Doesn't block; fails silently.
+  virtual void ask_for(std::span<const Range> ranges, Asking how) const = 0;
   // Streams bytes [offset, offset + count) into a local file, from `at` on: no
   // memory holds them. Calls `came` now and then with how many of the first
   // ones are there, and once more before it returns or throws.
@@ -67,6 +85,10 @@ OpenedRemote open_remote(const std::string& url);
 std::optional<struct stat> stat_remote(const std::string& url);
 // The same, asked again.
 std::optional<struct stat> stat_remote_again(const std::string& url);
+// The same of those among many files that a few requests tell about: a store's
+// listing. The others have to be asked for one by one.
+std::unordered_map<std::string, struct stat> stat_remote_again(
+    const std::vector<std::string>& urls);
 
 // Names, sorted bytewise. Throws kMissing for anything but a directory.
 std::vector<std::string> list_remote(const std::string& url);
@@ -89,6 +111,8 @@ std::string take_secrets(const std::string& url);
 // Bounds what all files together have requested and not yet read, by a part of
 // `bytes`, which it returns; 0 if nothing was read from another machine.
 uint64_t share_remote_memory(uint64_t bytes);
+// That bound as it is now.
+uint64_t remote_memory();
 
 // Requests so far, and bytes of bodies received and sent.
 struct RemoteTraffic {

@@ -158,6 +158,12 @@ void add(const std::vector<std::string>& paths) {
           const std::lock_guard lock(all.mutex);
           if (all.files.contains(paths[i])) return;
         }
+        // What is read of a URL is held to the version of its first look.
+        if (is_url(paths[i])) {
+          const auto facts = stat_remote(paths[i]);
+          if (facts) opened(paths[i], *facts);
+          return;
+        }
         const auto [facts, why] = look(paths[i]);
         if (why == 0) opened(paths[i], facts);
       },
@@ -167,21 +173,29 @@ void add(const std::vector<std::string>& paths) {
 namespace {
 
 template <class Look>
-std::optional<Error> find_change_by(const Look& look_at) {
-  constexpr size_t kThreads = 16;
+std::optional<Error> find_change_by(const Look& look_at, bool here = false) {
+  constexpr size_t kThreads = 64;  // that wait for a server, most of them
   std::vector<std::pair<std::string, Facts>> files;
   {
     Watched& all = watched();
     const std::lock_guard lock(all.mutex);
     files.assign(all.files.begin(), all.files.end());
   }
+  if (here)
+    std::erase_if(files, [](const auto& file) { return is_url(file.first); });
   std::ranges::sort(files, {}, [](const auto& file) { return file.first; });
+  std::vector<std::string> urls;
+  for (const auto& [path, then] : files)
+    if (is_url(path)) urls.push_back(path);
+  const auto told = stat_remote_again(urls);
   std::vector<std::string> found(files.size());
   parallel_for(
       files.size(),
       [&](size_t i) {
         const auto& [path, then] = files[i];
-        const auto [facts, why] = look_at(path);
+        const auto listed = told.find(path);
+        const auto [facts, why] =
+            listed == told.end() ? look_at(path) : std::pair(listed->second, 0);
         if (why == ENOENT) found[i] = "is gone";
         if (why == 0) found[i] = difference(then, facts_of(facts));
       },
@@ -194,6 +208,10 @@ std::optional<Error> find_change_by(const Look& look_at) {
 }  // namespace
 
 std::optional<Error> find_change() { return find_change_by(look_if_told); }
+
+std::optional<Error> find_change_here() {
+  return find_change_by(look_if_told, true);
+}
 
 void check_unchanged() {
   if (const auto change = find_change_by(look)) throw *change;

@@ -27,6 +27,9 @@ void ignore_below(const std::string& directory);
 // Checks all of them again. The error (kIo) names the first that was replaced
 // or changed; nullopt if none was, or none can be shown to be.
 std::optional<Error> find_change();
+// The same of files on this machine. Before a run that is enough: each reply of
+// a server is compared with the first one, and to ask would be a round trip.
+std::optional<Error> find_change_here();
 // The same; throws if a server does not say. Before a result is given that
 // would be a mixture.
 void check_unchanged();

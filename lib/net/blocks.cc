@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/net/blocks.h"
 
+#include <algorithm>
 #include <chrono>
+#include <deque>
 
 namespace ckpt::net {
 namespace {
@@ -10,11 +12,13 @@ namespace {
 constexpr uint64_t kMostKept = uint64_t{32} << 20;
 // What was not asked for within this time will not be read.
 constexpr auto kForgotten = std::chrono::seconds(60);
+// Of payload, until somebody says how much there is.
+constexpr uint64_t kUsualLimit = uint64_t{64} << 20;
 
 // New memory costs as much as what is copied into it, since the kernel zeroes
-// each page. So a few blocks of payload's size are reused.
-constexpr uint64_t kUsual = uint64_t{4} << 20;
-constexpr size_t kMostSpare = 4;
+// each page. So a few blocks of payload's size are used again.
+constexpr uint64_t kLeastSpare = uint64_t{1} << 20;
+constexpr uint64_t kSpareShare = 8;  // of what payload may take
 
 class Spare {
  public:
@@ -23,30 +27,50 @@ class Spare {
     return *all;
   }
   std::unique_ptr<std::byte[]> take(uint64_t size) {
-    if (size == kUsual) {
+    if (size >= kLeastSpare) {
       const std::lock_guard lock(mutex_);
-      if (!free_.empty()) {
-        auto memory = std::move(free_.back());
-        free_.pop_back();
+      const auto found = std::ranges::find(free_, size, &Free::size);
+      if (found != free_.end()) {
+        auto memory = std::move(found->memory);
+        free_.erase(found);
+        held_ -= size;
         return memory;
       }
     }
     return std::make_unique_for_overwrite<std::byte[]>(size);
   }
   void give(std::unique_ptr<std::byte[]> memory, uint64_t size) {
-    if (size != kUsual) return;
+    if (size < kLeastSpare) return;
     const std::lock_guard lock(mutex_);
-    if (free_.size() < kMostSpare) free_.push_back(std::move(memory));
+    if (size > most_) return;
+    free_.push_back({size, std::move(memory)});
+    held_ += size;
+    drop_some();
+  }
+  void set_most(uint64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    most_ = bytes;
+    drop_some();
   }
 
  private:
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<std::byte[]>> free_;
-};
+  struct Free {
+    uint64_t size;
+    std::unique_ptr<std::byte[]> memory;
+  };
+  // Sizes that nobody asks for come to the front.
+  void drop_some() {
+    while (held_ > most_) {
+      held_ -= free_.front().size;
+      free_.pop_front();
+    }
+  }
 
-bool is_there(const Block& block) {
-  return block.settled || !block.ticket || is_done(block.ticket);
-}
+  std::mutex mutex_;
+  std::deque<Free> free_;
+  uint64_t held_ = 0;
+  uint64_t most_ = kUsualLimit / kSpareShare;
+};
 
 }  // namespace
 
@@ -83,14 +107,15 @@ uint64_t Blocks::before(const void* file, uint64_t at) const {
 }
 
 bool Blocks::make_room(uint64_t bytes, bool payload) {
-  const uint64_t most = payload ? limit_ : std::max(kMostKept, bytes);
+  const uint64_t most =
+      payload ? limit_ - limit_ / kSpareShare : std::max(kMostKept, bytes);
   uint64_t& held = payload ? payload_ : kept_;
   const auto now = std::chrono::steady_clock::now();
   while (held + bytes > most) {
     auto oldest = blocks_.end();
     for (auto one = blocks_.begin(); one != blocks_.end(); ++one) {
       const Block& block = *one->second;
-      if (block.payload != payload || !is_there(block)) continue;
+      if (block.payload != payload || !block.is_there()) continue;
       if (payload && !block.is_spent() && now - block.used < kForgotten)
         continue;
       if (oldest == blocks_.end() || block.used < oldest->second->used)
@@ -127,6 +152,17 @@ void Blocks::took(const BlockPtr& block, uint64_t bytes) {
 void Blocks::set_limit(uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   limit_ = bytes;
+  Spare::get().set_most(bytes / kSpareShare);
+}
+
+uint64_t Blocks::limit() {
+  const std::lock_guard lock(mutex_);
+  return limit_ - limit_ / kSpareShare;
+}
+
+uint64_t Blocks::request_bytes() const {
+  constexpr uint64_t kMiB = uint64_t{1} << 20;
+  return std::clamp(limit_ / 16 / kMiB * kMiB, 2 * kMiB, 8 * kMiB);
 }
 
 }  // namespace ckpt::net

@@ -24,12 +24,14 @@ struct Block {
   Ticket ticket;         // null: the bytes are there
   bool payload = false;  // makes room for others once all of it was read
   bool settled = false;  // the ticket has been waited for
+  uint64_t wanted = 0;   // of payload, the bytes that will be read
   uint64_t taken = 0;    // bytes read so far
   std::chrono::steady_clock::time_point used;
 
   uint64_t end() const { return begin + size; }
   std::span<std::byte> bytes() const { return {memory.get(), size}; }
-  bool is_spent() const { return payload && taken >= size; }
+  bool is_spent() const { return payload && taken >= wanted; }
+  bool is_there() const { return settled || !ticket || is_done(ticket); }
 };
 using BlockPtr = std::shared_ptr<Block>;
 
@@ -54,6 +56,9 @@ class Blocks {
   static void took(const BlockPtr& block, uint64_t bytes);
 
   void set_limit(uint64_t bytes);
+  uint64_t limit();  // for payload: the rest is memory that is used again
+  // Of one request for payload: many of them fit.
+  uint64_t request_bytes() const;
 
  private:
   using Key = std::pair<const void*, uint64_t>;

@@ -92,7 +92,7 @@ class Client {
   };
   // Requests to one host: its window limits how many run.
   struct Host {
-    explicit Host(size_t most) : window(most) {}
+    Host(size_t most, size_t first) : window(most, first) {}
     Window window;
     size_t running = 0;
     std::deque<Ticket> small, large;
@@ -195,9 +195,13 @@ class Client {
     if (is_large(transfer.request)) --loop.large[&host];
   }
 
+  // Stores are made for many requests at once, and say when it is too much; a
+  // web server may be a small one.
   Host& host_of(const Transfer& transfer) {
+    constexpr size_t kFirst = 8, kFirstOfStore = 32;
     return hosts_
-        .try_emplace(parse_url(transfer.request.url).authority, connections_)
+        .try_emplace(parse_url(transfer.request.url).authority, connections_,
+                     transfer.request.as_stored ? kFirstOfStore : kFirst)
         .first->second;
   }
 

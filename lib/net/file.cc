@@ -14,6 +14,10 @@ constexpr uint64_t kBlock = 64 << 10;
 constexpr uint64_t kMostAhead = 1 << 20;
 constexpr uint64_t kLarge = 128 << 10;  // read without a block
 constexpr uint64_t kRange = 4 << 20;    // of one request
+// What lies between two ranges and is fetched with them: less than 1 part in 64
+// of what is wanted, so that little is fetched in vain.
+constexpr uint64_t kGap = 64 << 10;
+constexpr uint64_t kGapShare = 64;
 
 // Requests that fill the caller's memory must not outlive the call.
 class Fills {
@@ -91,13 +95,15 @@ void NetFile::check(const Response& response, const Request& asked) const {
   store_.arrived(path_, response);
 }
 
-// Requests payload; null if there is no room for it. Called with the blocks'
-// mutex held.
-BlockPtr NetFile::ask(uint64_t begin, uint64_t end) const {
+// Requests bytes, `wanted` of them to be read; null if there is no room for
+// payload. Called with the blocks' mutex held.
+BlockPtr NetFile::ask(uint64_t begin, uint64_t end, uint64_t wanted,
+                      bool payload) const {
   Blocks& blocks = Blocks::get();
-  if (!blocks.has_room(end - begin)) return nullptr;
+  if (payload && !blocks.has_room(end - begin)) return nullptr;
   auto block = std::make_shared<Block>(begin, end);
-  block->payload = true;
+  block->payload = payload;
+  block->wanted = wanted;
   blocks.add(this, block);
   block->ticket = start(request(begin, block->bytes()));
   return block;
@@ -111,7 +117,7 @@ void NetFile::add_gap(uint64_t begin, uint64_t end, uint64_t after,
   if (end - begin >= kLarge) {
     for (uint64_t at = begin; at < end; at += kRange) {
       const uint64_t stop = std::min(end, at + kRange);
-      parts.push_back({ask(at, stop), at, stop, to + (at - begin)});
+      parts.push_back({ask(at, stop, stop - at), at, stop, to + (at - begin)});
     }
     return;
   }
@@ -272,23 +278,74 @@ bool NetFile::has(uint64_t offset, uint64_t count) const {
   return true;
 }
 
-void NetFile::ask_for(uint64_t offset, uint64_t count) const {
-  const uint64_t end = std::min(offset + count, size_);
-  // A caller that asks for headers of many files must not wait for each.
-  if (end > offset + kRange && !has(offset, end - offset)) store_.locate(path_);
+bool NetFile::is_there(uint64_t offset, uint64_t count) const {
   Blocks& blocks = Blocks::get();
   const std::lock_guard lock(blocks.mutex());
-  for (uint64_t at = offset; at < end;) {
-    if (const BlockPtr block = blocks.find(this, at)) {
-      at = block->end();
-      continue;
-    }
-    const uint64_t stop = std::min({end, blocks.next(this, at), at + kRange});
-    if (!ask(at, stop)) return;
-    at = stop;
+  for (uint64_t at = offset; at < offset + count;) {
+    const BlockPtr block = blocks.find(this, at);
+    if (!block || !block->is_there()) return false;
+    at = block->end();
   }
+  return true;
+}
+
+// Cut at multiples of a request's size: memory of one size is used again and
+// again, and a store that keeps an object in parts of such sizes opens no part
+// twice.
+void NetFile::ask_for(std::span<const io::Range> ranges, io::Asking how) const {
+  // A caller that asks for headers of many files must not wait for each.
+  uint64_t large = 0;
+  for (const io::Range& range : ranges)
+    if (!has(range.begin, range.end - range.begin))
+      large += range.end - range.begin;
+  if (large > kRange) store_.locate(path_);
+  Blocks& blocks = Blocks::get();
+  const std::lock_guard lock(blocks.mutex());
+  const uint64_t most = how.looks ? kMostAhead : blocks.request_bytes();
+  uint64_t begin = 0, end = 0, wanted = 0;  // of the next request
+  const auto flush = [&] {
+    const bool fits =
+        begin == end || ask(begin, end, wanted, !how.looks) != nullptr;
+    begin = end = wanted = 0;
+    return fits;
+  };
+  const auto cut = [&] { return begin / most * most + most; };
+  const auto joins = [&](uint64_t at, uint64_t stop) {
+    if (begin == end || at >= cut()) return false;
+    if (blocks.next(this, end - 1) <= at) return false;
+    const uint64_t gap = at - end;
+    return gap <= kGap &&
+           (how.looks || gap <= (wanted + stop - at) / kGapShare);
+  };
+  for (const io::Range& range : ranges) {
+    const uint64_t last = std::min(range.end, size_);
+    for (uint64_t at = range.begin; at < last;) {
+      if (const BlockPtr block = blocks.find(this, at)) {
+        at = block->end();
+        continue;
+      }
+      if (begin <= at && at < end) {  // in the next request already
+        const uint64_t both = std::min(last, end);
+        wanted += both - at;
+        at = both;
+        continue;
+      }
+      const uint64_t stop = std::min(last, blocks.next(this, at));
+      if (!joins(at, stop)) {
+        if (!flush()) return;
+        begin = at;
+      }
+      end = std::min(stop, cut());
+      wanted += end - at;
+      at = end;
+      if (end == cut() && !flush()) return;
+    }
+  }
+  if (!how.more) flush();
 }
 
 void set_memory(uint64_t bytes) { Blocks::get().set_limit(bytes); }
+
+uint64_t memory() { return Blocks::get().limit(); }
 
 }  // namespace ckpt::net

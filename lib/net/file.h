@@ -6,7 +6,8 @@
 //   large reads   fetch exactly that, 4 MiB per request, all at once. What
 //                 came is kept as long as there is room: a tensor whose
 //                 rows change places is read by several overlapping reads
-//   ask_for       fetches the same before it is read
+//   ask_for       fetches it before it is read, 8 MiB per request, with what
+//                 little lies between two ranges
 //   copy          makes one request for all of it and writes the bytes into a
 //                 file as they come
 #pragma once
@@ -28,7 +29,9 @@ class NetFile final : public io::RemoteFile {
   uint64_t size() const override { return size_; }
   void read(uint64_t offset, std::span<std::byte> buffer) const override;
   bool has(uint64_t offset, uint64_t count) const override;
-  void ask_for(uint64_t offset, uint64_t count) const override;
+  bool is_there(uint64_t offset, uint64_t count) const override;
+  void ask_for(std::span<const io::Range> ranges,
+               io::Asking how) const override;
   void copy(uint64_t offset, uint64_t count,
             const std::shared_ptr<const io::Handle>& to, uint64_t at,
             const Came& came) const override;
@@ -45,7 +48,8 @@ class NetFile final : public io::RemoteFile {
   void add_gap(uint64_t begin, uint64_t end, uint64_t after, std::byte* to,
                std::vector<Part>& parts) const;
   void ask_for_tail() const;
-  std::shared_ptr<Block> ask(uint64_t begin, uint64_t end) const;
+  std::shared_ptr<Block> ask(uint64_t begin, uint64_t end, uint64_t wanted,
+                             bool payload = true) const;
   void check(const Response& response, const Request& request) const;
 
   Store& store_;
@@ -57,5 +61,6 @@ class NetFile final : public io::RemoteFile {
 };
 
 void set_memory(uint64_t bytes);
+uint64_t memory();
 
 }  // namespace ckpt::net

@@ -109,6 +109,39 @@ std::optional<Facts> ListedStore::look_both(const std::string& path) {
   throw *failure;
 }
 
+// Lists directories anew where that is fewer requests than a look at each file.
+// What a listing can't tell is left out.
+std::map<std::string, Facts> ListedStore::look_at_all_again(
+    const std::vector<std::string>& paths) {
+  constexpr size_t kFew = 4, kPage = 1000;
+  std::map<std::string, std::vector<const std::string*>> in_folder;
+  for (const std::string& path : paths)
+    in_folder[folder_of(path)].push_back(&path);
+  std::map<std::string, Facts> told;
+  for (const auto& [folder, files] : in_folder) {
+    size_t names = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto known = listings_.find(folder);
+      if (known == listings_.end() || !known->second) continue;
+      names = known->second->entries.size();
+    }
+    if (files.size() < kFew * (1 + names / kPage)) continue;
+    const failures::Unimportant if_each_is_asked;
+    try {
+      const std::optional<Listing> now = list_all(folder);
+      if (!now) continue;
+      for (const std::string* const path : files)
+        if (const auto found = now->entries.find(last_name(*path));
+            found != now->entries.end() && !found->second.directory)
+          told.emplace(*path, found->second);
+    } catch (const Error&) {
+      continue;
+    }
+  }
+  return told;
+}
+
 // What the listings say from the nearest directory above it that was listed:
 // where a name is none of its directories, nothing lies below; else that is
 // listed, too. It answers for all that readers will look for there, which would

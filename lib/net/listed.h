@@ -45,6 +45,8 @@ class ListedStore : public Store {
   std::optional<Facts> look_again(const std::string& path) override {
     return head(path, false);
   }
+  std::map<std::string, Facts> look_at_all_again(
+      const std::vector<std::string>& paths) override;
   std::optional<std::vector<std::string>> list(
       const std::string& path) override;
   std::optional<std::vector<std::string>> names(

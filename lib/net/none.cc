@@ -21,6 +21,10 @@ std::optional<struct stat> stat_remote(const std::string& url) { refuse(url); }
 std::optional<struct stat> stat_remote_again(const std::string& url) {
   refuse(url);
 }
+std::unordered_map<std::string, struct stat> stat_remote_again(
+    const std::vector<std::string>&) {
+  return {};
+}
 std::vector<std::string> list_remote(const std::string& url) { refuse(url); }
 std::vector<std::string> names_in_remote(const std::string& url) {
   refuse(url);
@@ -31,6 +35,7 @@ std::string take_secrets(const std::string& url) {
   return url.substr(0, url.find('?'));
 }
 uint64_t share_remote_memory(uint64_t) { return 0; }
+uint64_t remote_memory() { return 0; }
 std::string remote_problem() {
   return "this ckpt was built without libcurl's headers";
 }

@@ -195,6 +195,21 @@ std::optional<struct stat> stat_remote_again(const std::string& url) {
   return net::as_stat(*facts);
 }
 
+std::unordered_map<std::string, struct stat> stat_remote_again(
+    const std::vector<std::string>& urls) {
+  std::map<net::Store*, std::vector<std::string>> of_store;
+  for (const std::string& url : urls)
+    of_store[&net::store_of(url)].push_back(net::normal(url));
+  std::unordered_map<std::string, struct stat> told;
+  for (const auto& [store, paths] : of_store) {
+    const auto facts = store->look_at_all_again(paths);
+    for (const std::string& url : urls)
+      if (const auto found = facts.find(net::normal(url)); found != facts.end())
+        told.emplace(url, net::as_stat(found->second));
+  }
+  return told;
+}
+
 std::vector<std::string> names_in_remote(const std::string& url) {
   const std::string path = net::normal(url);
   auto names = net::store_of(path).names(path);
@@ -247,6 +262,8 @@ uint64_t share_remote_memory(uint64_t bytes) {
   net::set_memory(share);
   return share;
 }
+
+uint64_t remote_memory() { return net::memory(); }
 
 std::string remote_problem() {
   try {

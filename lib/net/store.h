@@ -32,6 +32,11 @@ class Store {
   virtual std::optional<Facts> look_again(const std::string& path) {
     return look(path);
   }
+  // The same of many files, as far as a few requests can tell.
+  virtual std::map<std::string, Facts> look_at_all_again(
+      const std::vector<std::string>&) {
+    return {};
+  }
   // The names in it, or nullopt if it is not a directory.
   virtual std::optional<std::vector<std::string>> list(
       const std::string& path) = 0;

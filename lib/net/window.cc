@@ -6,7 +6,6 @@
 namespace ckpt::net {
 namespace {
 
-constexpr size_t kFirst = 8;
 constexpr size_t kRest = 8;       // epochs, after a step without gain
 constexpr size_t kLongRest = 32;  // after a refusal
 constexpr double kGain = 1.05;
@@ -18,8 +17,8 @@ constexpr auto kMostEpoch = std::chrono::milliseconds(400);
 
 }  // namespace
 
-Window::Window(size_t most)
-    : most_(std::max<size_t>(1, most)), size_(std::min(most_, kFirst)) {}
+Window::Window(size_t most, size_t first)
+    : most_(std::max<size_t>(1, most)), size_(std::min(most_, first)) {}
 
 void Window::began(Clock::time_point now, size_t running) {
   if (running <= 1) next_epoch(now);

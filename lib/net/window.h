@@ -18,8 +18,8 @@ class Window {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Between 1 and `most`.
-  explicit Window(size_t most);
+  // Between 1 and `most`; `first` of them to begin with.
+  Window(size_t most, size_t first);
 
   size_t size() const { return size_; }
   // A request began, with `running` in flight, itself included.

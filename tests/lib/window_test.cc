@@ -55,7 +55,7 @@ TEST_CASE("a window grows while that moves more bytes, and no further") {
   for (const Row& row : {Row{1, 1, 16}, Row{8, 8, 18}, Row{12, 11, 20},
                          Row{24, 22, 34}, Row{1000, 64, 64}}) {
     CAPTURE(row.requests);
-    Window window(64);
+    Window window(64, 8);
     Model model{.rate = row.requests * (4 << 20) / 0.05, .least = 50ms};
     model.run(window, 400);
     CHECK(window.size() >= row.least);
@@ -65,7 +65,7 @@ TEST_CASE("a window grows while that moves more bytes, and no further") {
 
 TEST_CASE("a window is never larger than it may be, nor empty") {
   for (const size_t most : {0, 1, 2, 7, 8, 9}) {
-    Window window(most);
+    Window window(most, 8);
     Model model{.rate = 1e12, .least = 30ms};
     model.run(window, 100);
     CHECK(model.largest == std::max<size_t>(1, most));
@@ -78,7 +78,7 @@ TEST_CASE("a window is never larger than it may be, nor empty") {
 }
 
 TEST_CASE("requests that were refused together halve a window once") {
-  Window window(32);
+  Window window(32, 8);
   Model model{.rate = 1e12, .least = 30ms};
   model.run(window, 50);
   REQUIRE(window.size() == 32);
@@ -90,17 +90,20 @@ TEST_CASE("requests that were refused together halve a window once") {
 }
 
 TEST_CASE("a host that refuses more than it can take is asked for less") {
-  Window window(64);
-  Model model{.rate = 1e12, .least = 20ms, .too_many = 12};
-  model.run(window, 1000);
-  CHECK(window.size() <= 14);
-  CHECK(window.size() >= 4);
-  // It keeps probing for more, but rarely.
-  CHECK(model.refused < 100);
+  for (const size_t first : {8, 32}) {
+    CAPTURE(first);
+    Window window(64, first);
+    Model model{.rate = 1e12, .least = 20ms, .too_many = 12};
+    model.run(window, 1000);
+    CHECK(window.size() <= 14);
+    CHECK(window.size() >= 4);
+    // It keeps probing for more, but rarely.
+    CHECK(model.refused < 100);
+  }
 }
 
 TEST_CASE("a window that is not used is not judged") {
-  Window window(64);
+  Window window(64, 8);
   Window::Clock::time_point now{1h};
   for (int i = 0; i < 1000; ++i) {
     window.began(now, 1);

@@ -70,4 +70,23 @@ TEST_CASE("work: what peek says comes next") {
   CHECK(!queue.next(2));
 }
 
+TEST_CASE("work: what has arrived goes first, what waits keeps its order") {
+  Plan plan;
+  for (uint32_t i = 0; i < 100; ++i) add_copy(plan, i / 50, kNone);
+  WorkQueue queue(plan, cut_items(plan, 4096), 2);
+  const auto odd = [](const Item& item) { return item.number % 2 == 1; };
+  std::vector<uint32_t> order;
+  for (int i = 0; i < 20; ++i) order.push_back(queue.next(0, odd)->number);
+  for (uint32_t i = 0; i < 16; ++i) CHECK(order[i] == 2 * i + 1);
+  // Of those in sight.
+  CHECK(order[16] == 33);
+  std::set<uint32_t> seen(order.begin(), order.end());
+  CHECK(queue.next(0, [](const Item&) { return false; })->number == 0);
+  CHECK(queue.next(0)->number == 2);
+  seen.insert({0, 2});
+  while (const auto item = queue.next(seen.size() % 2, odd))
+    CHECK(seen.insert(item->number).second);
+  CHECK(seen.size() == 100);
+}
+
 }  // namespace ckpt::reshard
