@@ -220,8 +220,12 @@ std::vector<FileScan> scan_path(const std::string& path) {
   for (const Found& file : files)
     if (io::base_name(file.path) == ".metadata") add_items(file.path, items);
   std::vector<FileScan> scans(files.size());
-  parallel_for(files.size(),
-               [&](size_t i) { scans[i] = scan_one(files[i], false, items); });
+  // Most of the time each waits for the server.
+  constexpr size_t kAtOnce = 8;
+  parallel_for(
+      files.size(),
+      [&](size_t i) { scans[i] = scan_one(files[i], false, items); },
+      io::is_url(path) ? kAtOnce : 1);
   return scans;
 }
 

@@ -22,9 +22,6 @@ namespace {
 constexpr int kDeepest = 16;
 // Limit for packed data, whatever the memory limit.
 constexpr uint64_t kLeastUnpacked = uint64_t{64} << 20;
-// What is read of a storage, which is never unpickled; enough for a pickle that
-// acts.
-constexpr uint64_t kHead = 4096;
 
 constexpr std::string_view kLegacyMagic = "119547037146038801333356";
 constexpr uint64_t kLongestMagic = 64;

@@ -13,6 +13,10 @@
 
 namespace ckpt::scan {
 
+// What is read of a storage, which is never unpickled; enough for a pickle that
+// acts.
+inline constexpr uint64_t kHead = 4096;
+
 // What is known about a part besides its bytes.
 struct Part {
   std::string inside = {};  // names of the records that lead to it

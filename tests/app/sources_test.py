@@ -112,6 +112,24 @@ def test_zip(folder):
                   flush=True)
 
 
+def test_records(folder):
+    """Looks at a zip's records don't wait for each other, whether they lie
+    apart or close together."""
+    for size, count in ((1 << 20, 24), (2 << 10, 600)):
+        write_model(folder / "m.safetensors", layers(count, size))
+        name = f"m{count}.pt"
+        ok("convert", folder / "m.safetensors", folder / name, "-q")
+        with Counting(folder, 0.02) as server:
+            ok("scan", server.url + "/" + name, "-q")
+            seen = ranges(server, name)
+            check(server.most > 4 or len(seen) <= 10,
+                  f"{len(seen)} requests, {server.most} at once")
+            check(len(seen) <= 24 + 8, f"{len(seen)} requests")
+            # In a step that nobody waits for: all but the heads is skipped.
+            check(count > 24 or server.bytes < 4 << 20,
+                  f"{server.bytes >> 10} KiB")
+
+
 def etag_of(path):
     return bytes_of(str(path), path.stat().st_mtime_ns)[1]
 
@@ -545,7 +563,7 @@ def test_secrets(folder, name):
 
 def main():
     suite = Suite(__doc__)
-    for test in (test_grows, test_shrinks, test_zip, test_index,
+    for test in (test_grows, test_shrinks, test_zip, test_records, test_index,
                  test_one_listing, test_once, test_verified_once,
                  test_expired):
         suite.add(test.__name__.removeprefix("test_"), test)
