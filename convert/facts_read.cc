@@ -75,16 +75,16 @@ void settle_yarn(const Json& values, Json& rope) {
 // Only classes with a rope for each type of layer read one in rope_parameters.
 Json hf_rope(const Json& values, const Json& defaults, bool by_type) {
   Json rope = Json::object();
-  const Json& usual = at(defaults, "rope");
+  Json usual = at(defaults, "rope");
+  // A null is no default where the class only fills in what is absent.
+  if (values.contains("partial_rotary_factor") && usual.is_object())
+    usual.erase("partial_rotary_factor");
   // Any rope of its own replaces the class's scaling.
   if (!truthy(at(values, "rope_parameters")) &&
       !truthy(at(values, "rope_scaling")))
     merge(rope, usual);
-  // A null is no default where the class only fills in what is absent.
   for (const char* key : {"rope_theta", "partial_rotary_factor"})
-    if (!at(usual, key).is_null() &&
-        (key == std::string_view("rope_theta") || !values.contains(key)))
-      rope[key] = at(usual, key);
+    if (!at(usual, key).is_null()) rope[key] = at(usual, key);
   // Given both spellings, transformers takes the old one and nothing of the
   // other, unless that is by type of layer.
   const Json& old = at(values, "rope_scaling");

@@ -215,6 +215,7 @@ ROPE_KEYS = [
     ("olmo", {"rope_parameters": {"rope_type": "linear", "factor": 4.0,
                                   "partial_rotary_factor": 0.5},
               "partial_rotary_factor": 1.0}),
+    ("glm", {"partial_rotary_factor": None, "rope_parameters": None}),
     ("glm4_moe", {"partial_rotary_factor": None, "rope_parameters": None,
                   "rope_scaling": dict(
                       SCALED, original_max_position_embeddings=16)}),
