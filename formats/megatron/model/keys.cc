@@ -161,6 +161,13 @@ Key parse_key(std::string_view text) {
   return key;
 }
 
+KeyList keys_of(const std::vector<Tensor>& tensors) {
+  KeyList keys;
+  keys.reserve(tensors.size());
+  for (const Tensor& tensor : tensors) keys.push_back(parse_key(tensor.name));
+  return keys;
+}
+
 std::string layer_prefix(const Key& key) {
   if (!key.layer) return {};
   const size_t at = find_component(key.model, "layers", key.prefix.size());

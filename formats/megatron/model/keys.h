@@ -21,6 +21,8 @@
 #include <string_view>
 #include <vector>
 
+#include "ckpt/catalog.h"
+
 namespace ckpt::megatron {
 
 //   vision_tower.encoder.layers.3.mlp.fc1.weight   of a module beside the
@@ -43,6 +45,11 @@ struct Key {
   uint32_t axes() const { return uint32_t{layer_axis} + uint32_t{expert_axis}; }
 };
 Key parse_key(std::string_view text);
+
+// The keys of tensors' names, in order, for the length of one step: they point
+// into the names, so they hold until a tensor is renamed or moved.
+using KeyList = std::vector<Key>;
+KeyList keys_of(const std::vector<Tensor>& tensors);
 
 // The "decoder.layers.3." of a name, with its prefix; "" if it has no numbered
 // layer.

@@ -187,17 +187,23 @@ void rename(Tensor& tensor, const std::string& name) {
 
 }  // namespace
 
-void split_parts(Catalog& catalog) {
+bool split_parts(Catalog& catalog) {
+  const auto is_fused = [](const Tensor& tensor) {
+    const std::string& name = parameter_of(tensor);
+    if (parts_of(name).empty()) return false;
+    const Key key = parse_key(name);
+    return key.rooted && !key.tower;
+  };
+  if (std::ranges::none_of(catalog.tensors, is_fused)) return false;
   const MixerParts known(catalog.tensors);
   std::vector<Tensor> all;
   for (Tensor& tensor : catalog.tensors) {
-    const std::string name = parameter_of(tensor);
-    const auto parts = parts_of(name);
-    const Key key = parse_key(name);
-    if (parts.empty() || key.tower || !key.rooted) {
+    if (!is_fused(tensor)) {
       all.push_back(std::move(tensor));
       continue;
     }
+    const std::string name = parameter_of(tensor);
+    const auto parts = parts_of(name);
     const auto sizes = known.need(catalog.path, name);
     uint64_t sum = 0;
     for (const uint64_t size : sizes) sum += size;
@@ -215,6 +221,7 @@ void split_parts(Catalog& catalog) {
     }
   }
   catalog.tensors = std::move(all);
+  return true;
 }
 
 void join_parts(Catalog& catalog) {

@@ -67,8 +67,8 @@ std::optional<std::string> unshared(const std::vector<Tensor>& tensors,
 const std::string& parameter_of(const Tensor& tensor);
 
 // Makes one tensor of each part. Throws unfaithful_error if their sizes are not
-// known.
-void split_parts(Catalog& catalog);
+// known. False if there are none: then no tensor has moved.
+bool split_parts(Catalog& catalog);
 
 // The inverse. Throws unfaithful_error if a part is missing.
 void join_parts(Catalog& catalog);

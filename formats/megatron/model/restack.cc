@@ -96,13 +96,14 @@ class Restacker {
 
   void run() {
     rename_modules();
-    collect([](const Key& key) { return key.expert; },
-            [](const std::string& name, const Key&) {
-              return without_expert(name);
-            },
-            false);
+    const bool experts = collect([](const Key& key) { return key.expert; },
+                                 [](const std::string& name, const Key&) {
+                                   return without_expert(name);
+                                 },
+                                 false);
+    if (experts) keys_ = keys_of(catalog_.tensors);
     find_homogeneous();
-    split_parts(catalog_);
+    if (split_parts(catalog_)) keys_ = keys_of(catalog_.tensors);
     // Main weights of what was cut are no longer claimed.
     std::erase_if(names_, [](const auto& name) {
       return !parts_of(name.second).empty();
@@ -149,34 +150,42 @@ class Restacker {
     for (const Tensor& tensor : catalog_.tensors) old.push_back(tensor.name);
     rename_old_models();
     std::vector<std::string> prefixes;
-    for (Tensor& tensor : catalog_.tensors)
-      prefixes.push_back(layer_prefix(own_name(tensor)));
+    for (Tensor& tensor : catalog_.tensors) {
+      keys_.push_back(parse_key(own_name(tensor)));
+      prefixes.push_back(layer_prefix(keys_.back()));
+    }
     const Styles styles = styles_of(catalog_, prefixes);
     for (size_t i = 0; i < old.size(); ++i) {
       Tensor& tensor = catalog_.tensors[i];
       std::string& name = own_name(tensor);
       const std::string& prefix = prefixes[i];
       const auto style = styles.find(prefix);
+      std::string sharded = name;
       if (!prefix.empty())
-        name = prefix + sharded_rest(name.substr(prefix.size()),
-                                     style == styles.end() ? LayerStyle{}
-                                                           : style->second);
-      if (&name == &tensor.param)
+        sharded = prefix + sharded_rest(name.substr(prefix.size()),
+                                        style == styles.end() ? LayerStyle{}
+                                                              : style->second);
+      const bool state = &name == &tensor.param;
+      const bool renamed = sharded != name;
+      if (renamed) name = std::move(sharded);
+      if (state)
         tensor.name =
             fmt::format("optimizer.state.{}.{}", tensor.state, tensor.param);
+      if (state || renamed) keys_[i] = parse_key(tensor.name);
       names_[old[i]] = tensor.name;
     }
   }
 
-  // Stacks the tensors with a number, under the name without it.
+  // Stacks the tensors with a number, under the name without it. False if there
+  // are none: then no tensor has moved.
   template <class NumberOf, class Without>
-  void collect(NumberOf number_of, Without without, bool layers) {
+  bool collect(NumberOf number_of, Without without, bool layers) {
     std::map<std::string, Group> groups;
     std::vector<std::string> target(catalog_.tensors.size());
     std::unordered_map<std::string, std::string> renamed;
     for (size_t i = 0; i < catalog_.tensors.size(); ++i) {
       const Tensor& tensor = catalog_.tensors[i];
-      const Key key = parse_key(tensor.name);
+      const Key& key = keys_[i];
       const auto number = number_of(key);
       if (!number) continue;
       target[i] = without(tensor.name, key);
@@ -184,7 +193,7 @@ class Restacker {
       Group& group = groups.try_emplace(target[i], Group{{}, i}).first->second;
       group.by_number[*number].push_back(&tensor);
     }
-    if (groups.empty()) return;
+    if (groups.empty()) return false;
     std::vector<Tensor> all;
     for (size_t i = 0; i < target.size(); ++i) {
       if (target[i].empty()) {
@@ -198,12 +207,13 @@ class Restacker {
       if (const auto found = renamed.find(name); found != renamed.end())
         name = found->second;
     catalog_.tensors = std::move(all);
+    return true;
   }
 
   // The number of layers in a stack, or of experts; 0: unknown.
-  uint64_t count_of(const std::string& name, bool layers) const {
+  uint64_t count_of(const Key& key, bool layers) const {
     if (!layers) return facts_.num_experts.value_or(0);
-    const auto found = counts_.find(std::string(stack_of(parse_key(name))));
+    const auto found = counts_.find(std::string(stack_of(key)));
     return found == counts_.end() ? 0 : found->second;
   }
   static std::string_view stack_of(const Key& key) {
@@ -213,7 +223,8 @@ class Restacker {
   Tensor stacked(const std::string& name, const Group& group,
                  bool layers) const {
     const char* what = layers ? "layer" : "expert";
-    const uint64_t count = count_of(name, layers);
+    const Key key = parse_key(name);
+    const uint64_t count = count_of(key, layers);
     std::vector<const Tensor*> parts;
     for (const auto& [number, found] : group.by_number) {
       if (found.size() != 1 || number != parts.size())
@@ -228,7 +239,7 @@ class Restacker {
                              parts.size(), count, what);
     Tensor made = stack(parts, 0);
     made.name = name;
-    if (!made.param.empty()) made.param = std::string(parse_key(name).model);
+    if (!made.param.empty()) made.param = std::string(key.model);
     return made;
   }
 
@@ -237,17 +248,19 @@ class Restacker {
     if (facts_.numbered_layers == true) return;
     struct Seen {
       const Tensor* first = nullptr;
+      std::string stack;
       std::set<uint64_t> layers;
     };
     std::map<std::string, Seen> seen;
     std::map<std::string, std::set<uint64_t>> stacks;
     std::set<std::string> mixed;
-    for (const Tensor& tensor : catalog_.tensors) {
-      const Key key = parse_key(tensor.name);
+    for (size_t i = 0; i < keys_.size(); ++i) {
+      const Tensor& tensor = catalog_.tensors[i];
+      const Key& key = keys_[i];
       if (!key.layer || !is_stack(key) || !key.state.empty()) continue;
       const std::string stack(stack_of(key));
       Seen& one = seen[without_layer(tensor.name, key)];
-      if (!one.first) one.first = &tensor;
+      if (!one.first) one.first = &tensor, one.stack = stack;
       if (one.first->shape != tensor.shape || one.first->dtype != tensor.dtype)
         mixed.insert(stack);
       // Stacks with state space layers number all of them.
@@ -255,10 +268,8 @@ class Restacker {
       one.layers.insert(*key.layer);
       stacks[stack].insert(*key.layer);
     }
-    for (const auto& [name, one] : seen) {
-      const std::string stack(stack_of(parse_key(name)));
-      if (one.layers != stacks.at(stack)) mixed.insert(stack);
-    }
+    for (const auto& [name, one] : seen)
+      if (one.layers != stacks.at(one.stack)) mixed.insert(one.stack);
     for (const auto& [stack, layers] : stacks)
       if (!mixed.contains(stack)) counts_[stack] = layers.size();
   }
@@ -281,6 +292,7 @@ class Restacker {
 
   Catalog& catalog_;
   const Facts& facts_;
+  KeyList keys_;  // of the tensors, as they are named now
   std::unordered_map<std::string, std::string> names_;  // old to new
   std::unordered_map<std::string, uint64_t> counts_;    // of layers, by stack
 };
