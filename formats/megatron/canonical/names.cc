@@ -52,14 +52,16 @@ std::string state_name(const Tensor& tensor) {
 
 // Renames the model's tensors and what belongs to a parameter.
 void rename(Catalog& catalog) {
-  const Spelling spelling(catalog);
+  const KeyList keys = keys_of(catalog.tensors);
+  const Spelling spelling(catalog, keys);
   std::unordered_map<std::string, std::string> names;
-  for (Tensor& tensor : catalog.tensors) {
+  for (size_t i = 0; i < keys.size(); ++i) {
+    Tensor& tensor = catalog.tensors[i];
     const std::string old = tensor.name;
     if (tensor.kind != Kind::optim) {
-      tensor.name = spelling.canonical(old);
+      tensor.name = spelling.canonical(old, keys[i]);
     } else if (!tensor.param.empty() && !is_bucket_key(old)) {
-      tensor.param = spelling.canonical(tensor.param);
+      tensor.param = spelling.canonical(tensor.param, parse_key(tensor.param));
       tensor.name = state_name(tensor);
     }
     names[old] = tensor.name;
@@ -114,12 +116,11 @@ void to_canonical(Catalog& catalog) {
   rename(catalog);
   split_grouped_experts(catalog, facts);
   check_unique(catalog);
-  sort_modules(catalog, false);
+  sort_modules(catalog, keys_of(catalog.tensors), false);
   catalog.dialect = "mcore";
 }
 
-bool is_canonical(std::string_view name) {
-  const Key key = parse_key(name);
+bool is_canonical(std::string_view name, const Key& key) {
   if (key.tower)
     return key.prefix.empty() && key.state.empty() && key.axes() == 0;
   if (!key.rooted || !key.prefix.empty() || !key.state.empty() ||
@@ -134,17 +135,20 @@ bool is_canonical(std::string_view name) {
   if (part_key(name) || name.find("mixer.conv1d_") != name.npos) return false;
   Facts facts;
   facts.gated = true;  // known either way
-  return tp_rule(name, facts).state != TpRule::State::kUnknown;
+  return tp_rule(key, facts).state != TpRule::State::kUnknown;
 }
 
-std::set<std::string> not_canonical(const Catalog& catalog) {
-  const Spelling spelling(catalog);
+std::set<std::string> not_canonical(const Catalog& catalog,
+                                    const KeyList& keys) {
+  const Spelling spelling(catalog, keys);
   std::set<std::string> names;
-  for (const Tensor& tensor : catalog.tensors)
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const Tensor& tensor = catalog.tensors[i];
     if (tensor.kind == Kind::model &&
-        (!is_canonical(tensor.name) ||
-         spelling.canonical(tensor.name) != tensor.name))
+        (!is_canonical(tensor.name, keys[i]) ||
+         spelling.canonical(tensor.name, keys[i]) != tensor.name))
       names.insert(tensor.name);
+  }
   return names;
 }
 

@@ -18,6 +18,7 @@
 #include <string_view>
 
 #include "ckpt/catalog.h"
+#include "formats/megatron/model/keys.h"
 
 namespace ckpt::megatron {
 
@@ -31,9 +32,12 @@ void to_canonical(Catalog& catalog);
 
 // True for names that a model can have: of a known module, numbered in layers,
 // not a sharded key, and not in another spelling.
-bool is_canonical(std::string_view name);
+// `key` is the name's.
+bool is_canonical(std::string_view name, const Key& key);
 
-// Tensors of the model whose names are not canonical.
-std::set<std::string> not_canonical(const Catalog& catalog);
+// Tensors of the model whose names are not canonical. `keys` are those of the
+// tensors.
+std::set<std::string> not_canonical(const Catalog& catalog,
+                                    const KeyList& keys);
 
 }  // namespace ckpt::megatron

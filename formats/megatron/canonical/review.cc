@@ -28,9 +28,10 @@ bool is_megatron(const Catalog& catalog) {
 }
 
 // Files of other formats don't mark the optimizer; its names do.
-void recognise_states(Catalog& catalog) {
-  for (Tensor& tensor : catalog.tensors) {
-    const Key key = parse_key(tensor.name);
+void recognise_states(Catalog& catalog, const KeyList& keys) {
+  for (size_t i = 0; i < keys.size(); ++i) {
+    Tensor& tensor = catalog.tensors[i];
+    const Key& key = keys[i];
     if (key.state.empty()) continue;
     tensor.kind = Kind::optim;
     tensor.param = key.model;
@@ -38,13 +39,13 @@ void recognise_states(Catalog& catalog) {
   }
 }
 
-bool is_model(const Tensor& tensor) {
-  return tensor.kind == Kind::model && parse_key(tensor.name).state.empty();
+bool is_model(const Tensor& tensor, const Key& key) {
+  return tensor.kind == Kind::model && key.state.empty();
 }
 
-void check_names(const Catalog& catalog) {
+void check_names(const Catalog& catalog, const KeyList& keys) {
   constexpr size_t kShown = 6;
-  const std::set<std::string> odd = not_canonical(catalog);
+  const std::set<std::string> odd = not_canonical(catalog, keys);
   if (odd.empty()) return;
   std::vector<std::string> shown;
   for (const std::string& name : odd)
@@ -58,7 +59,8 @@ void check_names(const Catalog& catalog) {
 }
 
 // What the args say, what shapes say, and what was asked for.
-Facts facts_for(const Catalog& catalog, const Layout& layout) {
+Facts facts_for(const Catalog& catalog, const KeyList& keys,
+                const Layout& layout) {
   Facts facts = facts_of(catalog);
   const Wanted wanted = wanted_of(layout);
   const bool apart = facts.etp && facts.etp != facts.tp;
@@ -71,7 +73,7 @@ Facts facts_for(const Catalog& catalog, const Layout& layout) {
   facts.tp = layout.topology.tp;
   facts.pp = layout.topology.pp;
   facts.ep = layout.topology.ep;
-  infer_facts(catalog.tensors, facts);
+  infer_facts(catalog.tensors, keys, facts);
   for (const Tensor& tensor : catalog.tensors)
     if (tensor.name == "embedding.word_embeddings.weight" &&
         tensor.shape.size() == 2 && !facts.hidden_size)
@@ -79,25 +81,24 @@ Facts facts_for(const Catalog& catalog, const Layout& layout) {
   return facts;
 }
 
-void spell_local(Catalog& catalog) {
-  const Spelling spelling(catalog);
-  for (Tensor& tensor : catalog.tensors) {
+// Gives the tensors' new keys.
+KeyList spell_local(Catalog& catalog, const KeyList& keys) {
+  const Spelling spelling(catalog, keys);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    Tensor& tensor = catalog.tensors[i];
     if (tensor.kind == Kind::model) {
-      tensor.name = spelling.local(tensor.name);
+      tensor.name = spelling.local(tensor.name, keys[i]);
     } else if (tensor.kind == Kind::optim && !tensor.param.empty()) {
-      tensor.param = spelling.local(tensor.param);
+      tensor.param = spelling.local(tensor.param, parse_key(tensor.param));
       tensor.name =
           fmt::format("optimizer.state.{}.{}", tensor.state, tensor.param);
     }
   }
+  return keys_of(catalog.tensors);
 }
 
 // Beside towers the language model has its own name.
 void wrap_language(Catalog& catalog) {
-  const auto is_tower = [](const Tensor& tensor) {
-    return parse_key(tensor.name).tower;
-  };
-  if (std::ranges::none_of(catalog.tensors, is_tower)) return;
   for (Tensor& tensor : catalog.tensors) {
     if (tensor.kind == Kind::optim && !tensor.param.empty()) {
       if (parse_key(tensor.param).rooted)
@@ -126,35 +127,41 @@ bool speaks_canonical(const Catalog& source) {
   if (is_megatron(source)) return false;
   if (source.dialect == kDialect) return true;
   if (std::ranges::none_of(source.tensors, [](const Tensor& tensor) {
-        return is_model(tensor) && parse_key(tensor.name).rooted;
+        const Key key = parse_key(tensor.name);
+        return is_model(tensor, key) && key.rooted;
       }))
     return false;
   if (std::ranges::any_of(source.tensors, [](const Tensor& tensor) {
-        return is_model(tensor) && !is_canonical(tensor.name);
+        const Key key = parse_key(tensor.name);
+        return is_model(tensor, key) && !is_canonical(tensor.name, key);
       }))
     return false;
   Catalog names;  // not_canonical looks at kinds, which names may decide
   for (const Tensor& tensor : source.tensors)
-    if (is_model(tensor)) names.tensors.push_back({.name = tensor.name});
-  return not_canonical(names).empty();
+    if (is_model(tensor, parse_key(tensor.name)))
+      names.tensors.push_back({.name = tensor.name});
+  return not_canonical(names, keys_of(names.tensors)).empty();
 }
 
 Facts settle_canonical(Catalog& source, const Layout& layout) {
   locate(source);
   load_objects(source);
   drop_container_mark(source);
-  recognise_states(source);
-  check_names(source);
-  Facts facts = facts_for(source, layout);
+  KeyList keys = keys_of(source.tensors);
+  recognise_states(source, keys);
+  check_names(source, keys);
+  Facts facts = facts_for(source, keys, layout);
   const uint64_t rows = vocabulary_rows(source);
   if (!facts.vocab_size && rows != 0) facts.vocab_size = rows;
   ask_vocabulary(source, facts, layout, true);
   make_job_args(source, facts, layout);
-  if (facts.local_spec == true) spell_local(source);
-  for (Tensor& tensor : source.tensors)
-    if (tensor.kind != Kind::other) tensor.tp = tp_rule(tensor.name, facts);
-  sort_modules(source, facts.local_spec == true);
-  wrap_language(source);
+  if (facts.local_spec == true) keys = spell_local(source, keys);
+  for (size_t i = 0; i < keys.size(); ++i)
+    if (Tensor& tensor = source.tensors[i]; tensor.kind != Kind::other)
+      tensor.tp = tp_rule(keys[i], facts);
+  const bool towers = std::ranges::any_of(keys, &Key::tower);
+  sort_modules(source, keys, facts.local_spec == true);
+  if (towers) wrap_language(source);
   source.dialect = kDialect;
   return facts;
 }

@@ -26,8 +26,7 @@ std::string_view last_component(std::string_view name) {
   return name.substr(name.rfind('.') + 1);
 }
 
-void classify(Tensor& tensor) {
-  const Key key = parse_key(tensor.name);
+void classify(Tensor& tensor, const Key& key) {
   tensor.kind = Kind::model;
   if (!key.state.empty()) {
     tensor.kind = Kind::optim;
@@ -51,10 +50,9 @@ std::vector<uint32_t> cut_dims(const Tensor& tensor, uint32_t axes) {
 }
 
 // What the boxes show takes precedence over the module's usual rule.
-TpRule rule_of(const Tensor& tensor, const Facts& facts) {
+TpRule rule_of(const Tensor& tensor, const Key& key, const Facts& facts) {
   if (is_bucket_key(tensor.name)) return {};
-  const Key key = parse_key(tensor.name);
-  const TpRule table = tp_rule(tensor.name, facts);
+  const TpRule table = tp_rule(key, facts);
   const std::vector<uint32_t> dims = cut_dims(tensor, key.axes());
   if (dims.empty()) return table;
   if (dims.size() > 1) return {};
@@ -66,7 +64,7 @@ TpRule rule_of(const Tensor& tensor, const Facts& facts) {
 uint64_t tp_by_boxes(const Catalog& catalog, const Facts& facts) {
   for (const Tensor& tensor : catalog.tensors) {
     const Key key = parse_key(tensor.name);
-    const TpRule rule = tp_rule(tensor.name, facts);
+    const TpRule rule = tp_rule(key, facts);
     if (tensor.kind != Kind::model || rule.state != State::kSplit ||
         key.is_expert() || place_of(key) == Where::kAnywhere)
       continue;
@@ -234,10 +232,13 @@ void finish_dist_catalog(Catalog& catalog, const Common& common) {
   check_grids(catalog);
   add_common_objects(common, catalog);
   catalog.dialect = "mcore";
-  for (Tensor& tensor : catalog.tensors) classify(tensor);
+  const KeyList keys = keys_of(catalog.tensors);
+  for (size_t i = 0; i < keys.size(); ++i)
+    classify(catalog.tensors[i], keys[i]);
   Facts facts = facts_of(catalog);
-  infer_facts(catalog.tensors, facts);
-  for (Tensor& tensor : catalog.tensors) tensor.tp = rule_of(tensor, facts);
+  infer_facts(catalog.tensors, keys, facts);
+  for (size_t i = 0; i < keys.size(); ++i)
+    catalog.tensors[i].tp = rule_of(catalog.tensors[i], keys[i], facts);
   set_topology(catalog, facts);
   view_buckets(catalog, facts);
 }

@@ -44,7 +44,7 @@ void recognise(Catalog& catalog, const Facts& facts) {
       tensor.state = key.state;
     }
     if ((key.rooted || key.tower) && tensor.tp.state == TpRule::State::kUnknown)
-      tensor.tp = tp_rule(tensor.name, facts);
+      tensor.tp = tp_rule(key, facts);
   }
 }
 

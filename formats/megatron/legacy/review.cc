@@ -59,9 +59,8 @@ void check_names(const Catalog& catalog) {
     const std::string name = text::printable(tensor.name);
     if (tensor.kind != Kind::model) continue;
     const Key key = parse_key(tensor.name);
-    const bool module =
-        tp_rule(tensor.name, {}).state != TpRule::State::kUnknown ||
-        place_of(key) != Where::kAnywhere;
+    const bool module = tp_rule(key, {}).state != TpRule::State::kUnknown ||
+                        place_of(key) != Where::kAnywhere;
     if (key.axes() != 0)
       throw unfaithful_error({catalog.path, name},
                              "is stacked over layers or experts; ranks' files "

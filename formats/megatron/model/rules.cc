@@ -148,8 +148,11 @@ TpRule adapter_rule(const Key& key, const Facts& facts) {
 
 }  // namespace
 
-TpRule tp_rule(std::string_view text, const Facts& facts) {
-  const Key key = parse_key(text);
+TpRule tp_rule(std::string_view name, const Facts& facts) {
+  return tp_rule(parse_key(name), facts);
+}
+
+TpRule tp_rule(const Key& key, const Facts& facts) {
   if (key.tower && !is_megatrons(key)) return TpRule::replicated();
   if (const TpRule found = adapter_rule(key, facts);
       found.state != TpRule::State::kUnknown)
@@ -189,8 +192,10 @@ TpRule tp_rule(std::string_view text, const Facts& facts) {
 namespace {
 
 // Gated if fc1 has twice as many rows as fc2 has columns. Nothing if the shapes
-// don't tell.
-std::optional<bool> gated_by_shapes(const std::vector<Tensor>& tensors) {
+// don't tell. `key_of` gives the key of the tensor with a number.
+template <class KeyOf>
+std::optional<bool> gated_by_shapes(const std::vector<Tensor>& tensors,
+                                    KeyOf key_of) {
   std::unordered_map<std::string, uint64_t> columns;  // of fc2, by its module
   const auto module_of = [](std::string_view name, std::string_view word) {
     const size_t at = name.rfind(word);
@@ -209,8 +214,9 @@ std::optional<bool> gated_by_shapes(const std::vector<Tensor>& tensors) {
   for (const Tensor& tensor : tensors)
     if (is(tensor, "linear_fc2."))
       columns[module_of(tensor.name, "linear_fc2.")] = tensor.shape.back();
-  for (const Tensor& tensor : tensors) {
-    if (!is(tensor, "linear_fc1.") || parse_key(tensor.name).tower) continue;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const Tensor& tensor = tensors[i];
+    if (!is(tensor, "linear_fc1.") || key_of(i).tower) continue;
     const auto fc2 = columns.find(module_of(tensor.name, "linear_fc1."));
     if (fc2 == columns.end() || fc2->second == 0) continue;
     const uint64_t rows = tensor.shape[tensor.shape.size() - 2];
@@ -220,15 +226,15 @@ std::optional<bool> gated_by_shapes(const std::vector<Tensor>& tensors) {
   return std::nullopt;
 }
 
-}  // namespace
-
-void infer_facts(const std::vector<Tensor>& tensors, Facts& facts) {
-  if (!facts.gated) facts.gated = gated_by_shapes(tensors);
+template <class KeyOf>
+void infer(const std::vector<Tensor>& tensors, KeyOf key_of, Facts& facts) {
+  if (!facts.gated) facts.gated = gated_by_shapes(tensors, key_of);
   uint64_t layers = 0, experts = 0;
   bool embedding = false, output = false;
-  for (const Tensor& tensor : tensors) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const Tensor& tensor = tensors[i];
     if (tensor.kind == Kind::optim) continue;
-    const Key key = parse_key(tensor.name);
+    const Key& key = key_of(i);
     if (key.tower) continue;
     embedding |= key.name == "embedding.word_embeddings.weight";
     output |= key.name == "output_layer.weight";
@@ -244,6 +250,19 @@ void infer_facts(const std::vector<Tensor>& tensors, Facts& facts) {
   if (!facts.num_layers && layers != 0) facts.num_layers = layers;
   if (!facts.num_experts && experts != 0) facts.num_experts = experts;
   if (!facts.untied && embedding) facts.untied = output;
+}
+
+}  // namespace
+
+void infer_facts(const std::vector<Tensor>& tensors, const KeyList& keys,
+                 Facts& facts) {
+  infer(
+      tensors, [&](size_t i) -> const Key& { return keys[i]; }, facts);
+}
+
+void infer_facts(const std::vector<Tensor>& tensors, Facts& facts) {
+  infer(
+      tensors, [&](size_t i) { return parse_key(tensors[i].name); }, facts);
 }
 
 }  // namespace ckpt::megatron

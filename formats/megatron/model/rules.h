@@ -20,10 +20,14 @@ namespace ckpt::megatron {
 // module names. The dimension counts prepended axes, too. Experts are cut by
 // the expert tensor parallel size. kUnknown for modules that are not in the
 // table, and for fc1 until it is known whether it is gated.
-TpRule tp_rule(std::string_view key, const Facts& facts);
+TpRule tp_rule(const Key& key, const Facts& facts);
+TpRule tp_rule(std::string_view name, const Facts& facts);
 
 // Derives what the args don't say from names and shapes: gated, num_layers,
-// num_experts, untied.
+// num_experts, untied. `keys` are those of the tensors.
+void infer_facts(const std::vector<Tensor>& tensors, const KeyList& keys,
+                 Facts& facts);
+// The same, and parses no name of optimizer state, which tells nothing.
 void infer_facts(const std::vector<Tensor>& tensors, Facts& facts);
 
 }  // namespace ckpt::megatron

@@ -22,9 +22,7 @@ struct InLayer {
   std::string rest;
 };
 
-InLayer cut_layer(std::string_view text) {
-  const std::string name = core_name(text);
-  const Key key = parse_key(name);
+InLayer cut_layer(const Key& key) {
   InLayer cut{layer_prefix(key), {}};
   if (cut.prefix.empty()) return {{}, std::string(key.model)};
   cut.rest = std::string(key.model.substr(cut.prefix.size()));
@@ -38,11 +36,23 @@ InLayer cut_layer(std::string_view text) {
   return cut;
 }
 
+// Calls `use` with the key of the name that Megatron-Core's modules have.
+template <class Use>
+auto with_core_key(std::string_view name, const Key& key, Use use) {
+  const std::string core = core_name(name);
+  return core == name ? use(key) : use(parse_key(core));
+}
+
+InLayer cut_layer(std::string_view name, const Key& key) {
+  return with_core_key(name, key,
+                       [](const Key& core) { return cut_layer(core); });
+}
+
 // The name without what wraps the model.
-std::string bare(std::string_view text) {
-  const std::string name = core_name(text);
-  const Key key = parse_key(name);
-  return std::string(key.rooted ? key.name : key.model);
+std::string bare(std::string_view name, const Key& key) {
+  return with_core_key(name, key, [](const Key& core) {
+    return std::string(core.rooted ? core.name : core.model);
+  });
 }
 
 // "7" and "linear_fc1.weight" of "…local_experts.7.linear_fc1.weight".
@@ -92,10 +102,11 @@ constexpr Norm kKeyValue{"self_attention.linear_kv_up_proj.layer_norm_",
 
 }  // namespace
 
-Spelling::Spelling(const Catalog& catalog) {
-  for (const Tensor& tensor : catalog.tensors) {
+Spelling::Spelling(const Catalog& catalog, const KeyList& keys) {
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const Tensor& tensor = catalog.tensors[i];
     if (tensor.kind == Kind::optim) continue;
-    const InLayer cut = cut_layer(tensor.name);
+    const InLayer cut = cut_layer(tensor.name, keys[i]);
     if (cut.prefix.empty()) continue;
     Layer& layer = layers_[cut.prefix];
     const auto holds = [&](bool& flag, std::string_view module) {
@@ -116,9 +127,9 @@ const Spelling::Layer& Spelling::layer(const std::string& prefix) const {
   return found == layers_.end() ? kNone : found->second;
 }
 
-std::string Spelling::canonical(std::string_view name) const {
-  InLayer cut = cut_layer(name);
-  if (cut.prefix.empty()) return bare(name);
+std::string Spelling::canonical(std::string_view name, const Key& key) const {
+  InLayer cut = cut_layer(name, key);
+  if (cut.prefix.empty()) return bare(name, key);
   const Layer& parts = layer(cut.prefix);
   const auto fuse = [&](const Norm& norm) {
     replace_front(cut.rest, norm.own, norm.fused);
@@ -134,19 +145,18 @@ std::string Spelling::canonical(std::string_view name) const {
   return cut.prefix + cut.rest;
 }
 
-std::string Spelling::local(std::string_view name) const {
-  InLayer cut = cut_layer(name);
+std::string Spelling::local(std::string_view name, const Key& key) const {
+  InLayer cut = cut_layer(name, key);
   if (cut.prefix.empty()) return std::string(name);
   for (const Norm& norm : {kInput, kQuery, kKeyValue, kMlp})
     replace_front(cut.rest, norm.fused, norm.own);
   return cut.prefix + single_expert(cut.rest);
 }
 
-void sort_modules(Catalog& catalog, bool local) {
+void sort_modules(Catalog& catalog, const KeyList& keys, bool local) {
   const OrderStyle style{.fused_norms = !local, .grouped_experts = !local};
   using Rank = std::tuple<int, uint64_t, bool, std::vector<uint32_t>>;
-  const auto rank = [&](const Tensor& tensor) -> Rank {
-    const Key key = parse_key(tensor.name);
+  const auto rank = [&](const Tensor& tensor, const Key& key) -> Rank {
     const Where where = place_of(key);
     if (tensor.kind != Kind::model || !key.rooted) return {3, 0, false, {}};
     const int end = where == Where::kFirst ? 0 : where == Where::kLayer ? 1 : 2;
@@ -158,7 +168,7 @@ void sort_modules(Catalog& catalog, bool local) {
   };
   std::vector<std::pair<Rank, size_t>> ranks;
   for (size_t i = 0; i < catalog.tensors.size(); ++i)
-    ranks.emplace_back(rank(catalog.tensors[i]), i);
+    ranks.emplace_back(rank(catalog.tensors[i], keys[i]), i);
   std::ranges::sort(ranks);
   std::vector<Tensor> sorted;
   sorted.reserve(ranks.size());

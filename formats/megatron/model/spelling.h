@@ -20,18 +20,21 @@
 #include <unordered_map>
 
 #include "ckpt/catalog.h"
+#include "formats/megatron/model/keys.h"
 
 namespace ckpt::megatron {
 
 class Spelling {
  public:
-  // For names of modules or numbered sharded keys, in any spelling.
-  explicit Spelling(const Catalog& catalog);
+  // For names of modules or numbered sharded keys, in any spelling. `keys` are
+  // those of the tensors.
+  Spelling(const Catalog& catalog, const KeyList& keys);
 
   // Removes wrapping prefixes ("module."). Keeps names of unknown modules.
-  std::string canonical(std::string_view name) const;
+  // `key` is the name's.
+  std::string canonical(std::string_view name, const Key& key) const;
   // Takes a canonical name.
-  std::string local(std::string_view name) const;
+  std::string local(std::string_view name, const Key& key) const;
 
  private:
   struct Layer {
@@ -48,7 +51,7 @@ class Spelling {
 };
 
 // Sorts as Megatron's modules list their parameters. What is not a model's
-// comes last, in its own order.
-void sort_modules(Catalog& catalog, bool local);
+// comes last, in its own order. `keys` are those of the tensors.
+void sort_modules(Catalog& catalog, const KeyList& keys, bool local);
 
 }  // namespace ckpt::megatron

@@ -149,7 +149,7 @@ void name_modules(Catalog& catalog, const Facts& facts) {
       tensor.name = module_name(tensor.name, local);
     }
   }
-  sort_modules(catalog, local);
+  sort_modules(catalog, keys_of(catalog.tensors), local);
   catalog.claims.clear();
   const size_t states = std::erase_if(catalog.objects, [](const Object& o) {
     return o.name.find("._extra_state/shard_") != std::string::npos;
