@@ -139,9 +139,8 @@ bool has_rule(const Tensor& tensor, const Key& key) {
          tensor.tp.dim < tensor.shape.size();
 }
 
-void check_split(const Catalog& source, const Tensor& tensor,
+void check_split(const Catalog& source, const Tensor& tensor, const Key& key,
                  const DistSplit& split) {
-  const Key key = parse_key(tensor.name);
   if (!has_rule(tensor, key)) return;
   const uint64_t parts = parts_of(key, split);
   if (!divides(tensor, parts))
@@ -162,9 +161,8 @@ void check_split(const Catalog& source, const Tensor& tensor,
                            extent(tensor, true, d), split.ep);
 }
 
-void each_box(const Tensor& tensor, const DistSplit& split,
+void each_box(const Tensor& tensor, const Key& key, const DistSplit& split,
               const std::function<void(const DistBox&)>& take) {
-  const Key key = parse_key(tensor.name);
   if (volume(Box::whole(tensor.shape)) == 0) {
     take({.box = Box::whole(tensor.shape)});
     return;

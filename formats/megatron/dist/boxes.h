@@ -34,11 +34,11 @@ struct DistSplit {
 bool has_rule(const Tensor& tensor, const Key& key);
 
 // Throws unfaithful_error if a dimension does not divide.
-void check_split(const Catalog& source, const Tensor& tensor,
+void check_split(const Catalog& source, const Tensor& tensor, const Key& key,
                  const DistSplit& split);
 
 // Calls `take` for each box, in order.
-void each_box(const Tensor& tensor, const DistSplit& split,
+void each_box(const Tensor& tensor, const Key& key, const DistSplit& split,
               const std::function<void(const DistBox&)>& take);
 
 }  // namespace ckpt::megatron

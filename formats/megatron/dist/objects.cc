@@ -89,10 +89,9 @@ bool is_weight(std::string_view parameter) {
 
 // GPTModel takes the state of its output layer out; models with a head of their
 // own don't.
-bool keeps_output_state(const Catalog& source) {
-  return std::ranges::any_of(source.tensors, [](const Tensor& tensor) {
-    return parse_key(tensor.name).name.starts_with("lm_head.");
-  });
+bool keeps_output_state(const KeyList& keys) {
+  return std::ranges::any_of(
+      keys, [](const Key& key) { return key.name.starts_with("lm_head."); });
 }
 
 // The grid of a module's objects: one for each layer and expert on an axis.
@@ -133,16 +132,18 @@ bool asks_for_state(std::string_view module, bool engine) {
 }  // namespace
 
 std::vector<std::string> missing_extra_states(const Catalog& source,
+                                              const KeyList& keys,
                                               const Facts& facts,
                                               Target& target) {
   std::vector<std::string> names;
   for (const Object& object : source.objects)
     if (object.name.find(kExtra) != std::string::npos) return names;
   const bool engine = facts.local_spec != true;
-  const bool keeps_output = keeps_output_state(source);
+  const bool keeps_output = keeps_output_state(keys);
   std::set<std::string> outputs;
-  for (const Tensor& tensor : source.tensors) {
-    const Key key = parse_key(tensor.name);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const Tensor& tensor = source.tensors[i];
+    const Key& key = keys[i];
     if (!key.rooted || !key.state.empty()) continue;
     const size_t dot = tensor.name.rfind('.');
     if (dot == std::string::npos) continue;

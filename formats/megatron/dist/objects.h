@@ -14,6 +14,7 @@
 #include "ckpt/catalog.h"
 #include "ckpt/layout.h"
 #include "formats/megatron/model/facts.h"
+#include "formats/megatron/model/keys.h"
 
 namespace ckpt::megatron {
 
@@ -25,8 +26,9 @@ std::vector<const Object*> kept_objects(const Catalog& source,
 
 // The keys of `_extra_state` objects that Megatron's modules ask for on
 // loading, for a model whose source has none. Adds a line to the assumptions if
-// there are any.
+// there are any. `keys` are those of the tensors.
 std::vector<std::string> missing_extra_states(const Catalog& source,
+                                              const KeyList& keys,
                                               const Facts& facts,
                                               Target& target);
 

@@ -88,6 +88,12 @@ std::string directory_for(const Catalog& source) {
   return inside;
 }
 
+Facts facts_with_shapes(const Catalog& source, const KeyList& keys) {
+  Facts facts = facts_of(source);
+  infer_facts(source.tensors, keys, facts);
+  return facts;
+}
+
 Facts facts_with_shapes(const Catalog& source) {
   Facts facts = facts_of(source);
   infer_facts(source.tensors, facts);

@@ -18,7 +18,9 @@ namespace ckpt::megatron {
 // dialect becomes a new training root: "release".
 std::string directory_for(const Catalog& source);
 
-// What the args say, and what names and shapes say.
+// What the args say, and what names and shapes say. `keys` are those of the
+// tensors.
+Facts facts_with_shapes(const Catalog& source, const KeyList& keys);
 Facts facts_with_shapes(const Catalog& source);
 
 // Expert tensor parallelism follows tp unless the args differ.

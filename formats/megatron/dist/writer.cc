@@ -33,11 +33,12 @@ class Builder {
         layout_(layout),
         topology_(layout.topology),
         directory_(directory_for(source)),
-        facts_(facts_with_shapes(source)),
+        keys_(keys_of(source.tensors)),
+        facts_(facts_with_shapes(source, keys_)),
         split_(split_for(facts_, layout)),
-        stages_(source, facts_, std::max<uint32_t>(1, topology_.pp),
+        stages_(source, keys_, facts_, std::max<uint32_t>(1, topology_.pp),
                 wanted_of(layout).stage_layers),
-        ranks_(topology_, split_.etp, has_experts(source)) {
+        ranks_(topology_, split_.etp, has_experts(keys_)) {
     if (layout.single_file)
       throw usage_error({}, "a distributed checkpoint is a directory");
     if (layout.max_shard_size != 0)
@@ -63,11 +64,9 @@ class Builder {
   }
 
  private:
-  static bool has_experts(const Catalog& source) {
-    return std::ranges::any_of(source.tensors, [](const Tensor& tensor) {
-      const Key key = parse_key(tensor.name);
-      return key.rooted && key.is_expert();
-    });
+  static bool has_experts(const KeyList& keys) {
+    return std::ranges::any_of(
+        keys, [](const Key& key) { return key.rooted && key.is_expert(); });
   }
   void start() {
     Catalog& catalog = target_.catalog;
@@ -76,9 +75,10 @@ class Builder {
     catalog.family = source_.family;
     catalog.dialect = "mcore";
     catalog.topology = topology_;
-    for (const Tensor& tensor : source_.tensors) {
+    for (size_t t = 0; t < keys_.size(); ++t) {
+      const Tensor& tensor = source_.tensors[t];
       torch::check_materialisable(tensor, source_);
-      check_split(source_, tensor, split_);
+      check_split(source_, tensor, keys_[t], split_);
       catalog.tensors.push_back(formats::without_pieces(tensor));
       catalog.tensors.back().tie = 0;
     }
@@ -99,7 +99,7 @@ class Builder {
             rank_of(*object));
       target_.catalog.objects.push_back(*object);
     }
-    const auto names = missing_extra_states(source_, facts_, target_);
+    const auto names = missing_extra_states(source_, keys_, facts_, target_);
     if (names.empty()) return;
     pickle::Document document;
     const pickle::Id none =
@@ -128,9 +128,9 @@ class Builder {
     size_t own = 0;
     for (uint32_t t = 0; t < source_.tensors.size(); ++t) {
       const Tensor& tensor = source_.tensors[t];
-      const Key key = parse_key(tensor.name);
+      const Key& key = keys_[t];
       own += !has_rule(tensor, key) && tensor.pieces.size() > 1;
-      each_box(tensor, split_, [&](const DistBox& box) {
+      each_box(tensor, key, split_, [&](const DistBox& box) {
         save.add_piece(t, box.box, rank_of(tensor, key, box));
       });
     }
@@ -159,6 +159,7 @@ class Builder {
   const Layout& layout_;
   const Topology topology_;
   const std::string directory_;
+  const KeyList keys_;  // of the source's tensors
   const Facts facts_;
   const DistSplit split_;
   const Stages stages_;

@@ -86,8 +86,7 @@ void check_zarr_tensor(const Tensor& tensor) {
           .with_hint(leave + ", or --rename it");
 }
 
-Dims zarr_chunks(const Tensor& tensor, const DistSplit& split) {
-  const Key key = parse_key(tensor.name);
+Dims zarr_chunks(const Tensor& tensor, const Key& key, const DistSplit& split) {
   if (has_rule(tensor, key)) return by_rule(tensor, key, split);
   return by_boxes(tensor).value_or(tensor.shape);
 }

@@ -22,6 +22,6 @@ void check_zarr_tensor(const Tensor& tensor);
 
 // Tensors of unknown sharding keep the source's boxes, if these are such a
 // grid; else they are one chunk. (check_split has passed.)
-Dims zarr_chunks(const Tensor& tensor, const DistSplit& split);
+Dims zarr_chunks(const Tensor& tensor, const Key& key, const DistSplit& split);
 
 }  // namespace ckpt::megatron

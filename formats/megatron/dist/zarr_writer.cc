@@ -36,11 +36,12 @@ class ZarrBuilder {
         layout_(layout),
         topology_(layout.topology),
         directory_(directory_for(source)),
-        facts_(facts_with_shapes(source)),
+        keys_(keys_of(source.tensors)),
+        facts_(facts_with_shapes(source, keys_)),
         split_(split_for(facts_, layout)) {
     // The files have no stages; the args give them.
     if (const Wanted wanted = wanted_of(layout); !wanted.stage_layers.empty())
-      Stages(source, facts_, std::max<uint32_t>(1, topology_.pp),
+      Stages(source, keys_, facts_, std::max<uint32_t>(1, topology_.pp),
              wanted.stage_layers);
   }
 
@@ -51,7 +52,8 @@ class ZarrBuilder {
     catalog.family = source_.family;
     catalog.dialect = "mcore";
     catalog.topology = topology_;
-    for (const Tensor& tensor : source_.tensors) add_tensor(tensor);
+    for (size_t t = 0; t < keys_.size(); ++t)
+      add_tensor(source_.tensors[t], keys_[t]);
     for (size_t t = 0; t < chunks_.size(); ++t) describe(t);
     add_objects();
     add_common(source_, facts_, layout_, directory_, target_);
@@ -64,15 +66,14 @@ class ZarrBuilder {
 
  private:
   // One file per chunk; files with payload come first.
-  void add_tensor(const Tensor& tensor) {
+  void add_tensor(const Tensor& tensor, const Key& key) {
     torch::check_materialisable(tensor, source_);
     check_zarr_tensor(tensor);
-    check_split(source_, tensor, split_);
-    const Dims chunks = zarr_chunks(tensor, split_);
+    check_split(source_, tensor, key, split_);
+    const Dims chunks = zarr_chunks(tensor, key, split_);
     const Dims grid = zarr::grid_of(tensor.shape, chunks);
     check_count(tensor, grid);
-    kept_ +=
-        !has_rule(tensor, parse_key(tensor.name)) && chunks != tensor.shape;
+    kept_ += !has_rule(tensor, key) && chunks != tensor.shape;
     Tensor& added =
         target_.catalog.tensors.emplace_back(formats::without_pieces(tensor));
     added.tie = 0;
@@ -140,7 +141,7 @@ class ZarrBuilder {
     pickle::Document document;
     const pickle::Id none = document.add_none();
     for (const std::string& name :
-         missing_extra_states(source_, facts_, target_))
+         missing_extra_states(source_, keys_, facts_, target_))
       add_text(at(file_of(name)),
                dcp::value_item(source_, name, document, none, /*wrap=*/false),
                target_);
@@ -188,6 +189,7 @@ class ZarrBuilder {
   const Layout& layout_;
   const Topology topology_;
   const std::string directory_;
+  const KeyList keys_;  // of the source's tensors
   const Facts facts_;
   const DistSplit split_;
   std::vector<Dims> chunks_;  // by tensor

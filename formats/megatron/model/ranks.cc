@@ -21,13 +21,14 @@ std::string_view stack_of(const Key& key) {
 
 }  // namespace
 
-Stages::Stages(const Catalog& catalog, const Facts& facts, uint32_t pp,
-               const std::vector<uint64_t>& wanted)
+Stages::Stages(const Catalog& catalog, const KeyList& keys, const Facts& facts,
+               uint32_t pp, const std::vector<uint64_t>& wanted)
     : pp_(pp) {
   for (const uint64_t layers : wanted)
     ends_.push_back(layers + (ends_.empty() ? 0 : ends_.back()));
-  for (const Tensor& tensor : catalog.tensors) {
-    const Key key = parse_key(tensor.name);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const Tensor& tensor = catalog.tensors[i];
+    const Key& key = keys[i];
     if (!key.rooted || place_of(key) != Where::kLayer) continue;
     uint64_t count = key.layer ? *key.layer + 1 : 0;
     if (key.layer_axis && !tensor.shape.empty()) count = tensor.shape[0];

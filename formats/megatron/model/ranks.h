@@ -26,9 +26,9 @@ namespace ckpt::megatron {
 class Stages {
  public:
   // Throws unfaithful_error if a stage would have no layer, or if `wanted` is
-  // for another number of layers.
-  Stages(const Catalog& catalog, const Facts& facts, uint32_t pp,
-         const std::vector<uint64_t>& wanted = {});
+  // for another number of layers. `keys` are those of the tensors.
+  Stages(const Catalog& catalog, const KeyList& keys, const Facts& facts,
+         uint32_t pp, const std::vector<uint64_t>& wanted = {});
   // `layer` matters only for tensors in layers.
   uint32_t of(const Key& key, uint64_t layer) const;
   // Which stack of layers is not split evenly; "" if none.

@@ -26,7 +26,8 @@ Tensor named(const std::string& name, const Shape& shape, TpRule rule) {
 
 std::vector<DistBox> boxes_of(const Tensor& tensor, const DistSplit& split) {
   std::vector<DistBox> boxes;
-  each_box(tensor, split, [&](const DistBox& box) { boxes.push_back(box); });
+  each_box(tensor, parse_key(tensor.name), split,
+           [&](const DistBox& box) { boxes.push_back(box); });
   return boxes;
 }
 
@@ -114,9 +115,10 @@ TEST_CASE("megatron boxes: refuses what does not divide") {
   // Rows that were padded for the ranks that are refused.
   source.tensors.push_back(
       named("embedding.word_embeddings.weight", {7, 4}, TpRule::split(0)));
-  CHECK_NOTHROW(check_split(source, source.tensors[0], {.tp = 6}));
+  const KeyList keys = keys_of(source.tensors);
+  CHECK_NOTHROW(check_split(source, source.tensors[0], keys[0], {.tp = 6}));
   try {
-    check_split(source, source.tensors[1], {.tp = 4});
+    check_split(source, source.tensors[1], keys[1], {.tp = 4});
     FAIL("was not refused");
   } catch (const Error& error) {
     CHECK(error.code() == ExitCode::kUnfaithful);
@@ -127,22 +129,24 @@ TEST_CASE("megatron boxes: refuses what does not divide") {
   const Tensor experts =
       named("decoder.layers.mlp.experts.experts.linear_fc2.weight",
             {2, 6, 4, 4}, TpRule::split(3));
-  CHECK_THROWS_WITH_AS(check_split(source, experts, {.ep = 4}),
-                       doctest::Contains("6 experts, which ep=4"), Error);
+  CHECK_THROWS_WITH_AS(
+      check_split(source, experts, parse_key(experts.name), {.ep = 4}),
+      doctest::Contains("6 experts, which ep=4"), Error);
 }
 
 TEST_CASE("megatron stages: layers over a pipeline") {
   Catalog source;
   source.tensors.push_back(
       named("decoder.layers.mlp.linear_fc2.weight", {8, 4, 4}, {}));
-  const Stages stages(source, {}, 4);
-  const Key key = parse_key(source.tensors[0].name);
+  const KeyList keys = keys_of(source.tensors);
+  const Key& key = keys[0];
+  const Stages stages(source, keys, {}, 4);
   CHECK(stages.of(key, 0) == 0);
   CHECK(stages.of(key, 5) == 2);
   CHECK(stages.of(parse_key("embedding.word_embeddings.weight"), 0) == 0);
   CHECK(stages.of(parse_key("decoder.final_layernorm.weight"), 0) == 3);
   CHECK(stages.of(parse_key("output_layer.weight"), 0) == 3);
-  CHECK_THROWS_WITH_AS(Stages(source, {}, 9),
+  CHECK_THROWS_WITH_AS(Stages(source, keys, {}, 9),
                        doctest::Contains("8 layers of decoder.layers"), Error);
 }
 

@@ -224,16 +224,17 @@ TEST_CASE("megatron_zarr: chunks are what one rank writes") {
   };
   for (const Row& row : rows) {
     CAPTURE(row.tensor.name);
-    CHECK(zarr_chunks(row.tensor, split) == row.want);
+    CHECK(zarr_chunks(row.tensor, parse_key(row.tensor.name), split) ==
+          row.want);
   }
   // The source's boxes are kept if nothing better is known and they form a
   // grid.
   Tensor mine = tensor("mine", {4, 4}, {});
   for (const uint64_t row : {0, 2})
     mine.pieces.push_back({.box = {{row, 0}, {2, 4}}});
-  CHECK(zarr_chunks(mine, split) == Dims{2, 4});
+  CHECK(zarr_chunks(mine, parse_key(mine.name), split) == Dims{2, 4});
   mine.pieces[1].box.shape[0] = 1;
-  CHECK(zarr_chunks(mine, split) == Dims{4, 4});
+  CHECK(zarr_chunks(mine, parse_key(mine.name), split) == Dims{4, 4});
 }
 
 // The peer wrote the same tensors for other topologies as well.
