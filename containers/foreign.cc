@@ -116,6 +116,7 @@ constexpr auto kOthers = std::to_array<OtherFormat>({
 });
 
 constexpr bool kStandsIn = true;
+constexpr bool kPacked = true;
 
 constexpr auto kMagics = std::to_array<Magic>({
     {0,
@@ -123,11 +124,16 @@ constexpr auto kMagics = std::to_array<Magic>({
      {"a git-lfs pointer, not the data",
       "run `git lfs pull` in the repository to fetch the data", kStandsIn}},
     {0, "PK\3\4"sv, {"a zip archive", kMaybeTorch}},
-    {0, "\x1f\x8b"sv, {"gzip-compressed", kUnpack}},
-    {0, "\x28\xb5\x2f\xfd"sv, {"zstd-compressed", kUnpack}},
-    {0, "\xfd\x37zXZ\0"sv, {"xz-compressed", kUnpack}},
-    {0, "BZh"sv, {"bzip2-compressed", kUnpack}},
-    {257, "ustar"sv, {"a tar archive", kUnpack}},
+    {0, "\x1f\x8b"sv, {"gzip-compressed", kUnpack, !kStandsIn, kPacked}},
+    {0,
+     "\x28\xb5\x2f\xfd"sv,
+     {"zstd-compressed", kUnpack, !kStandsIn, kPacked}},
+    {0, "\xfd\x37zXZ\0"sv, {"xz-compressed", kUnpack, !kStandsIn, kPacked}},
+    {0, "\x04\x22\x4d\x18"sv, {"lz4-compressed", kUnpack, !kStandsIn, kPacked}},
+    {0, "\x89LZO\0\r\n"sv, {"lzo-compressed", kUnpack, !kStandsIn, kPacked}},
+    {0, "\x5d\0\0\x80\0"sv, {"lzma-compressed", kUnpack, !kStandsIn, kPacked}},
+    {0, "BZh"sv, {"bzip2-compressed", kUnpack, !kStandsIn, kPacked}},
+    {257, "ustar"sv, {"a tar archive", kUnpack, !kStandsIn, kPacked}},
     {0, "<!DOCTYPE"sv, {"an HTML page", kFailedDownload, kStandsIn}},
     {0, "<!doctype"sv, {"an HTML page", kFailedDownload, kStandsIn}},
     {0, "<html"sv, {"an HTML page", kFailedDownload, kStandsIn}},

@@ -14,6 +14,7 @@ struct Foreign {
   std::string_view what;   // "a git-lfs pointer"
   std::string_view hint;   // what to do; may be empty
   bool stands_in = false;  // for data that is elsewhere: the download failed
+  bool packed = false;     // compressed or an archive: anything may be inside
 };
 
 // What other programs keep their tensors in. One row has all that ckpt knows

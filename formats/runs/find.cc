@@ -71,9 +71,11 @@ std::optional<Found> newest(const Trainer& trainer, const std::string& root,
         .with_hint(fmt::format("name the step that you mean: {}",
                                printable(all.front().path)));
   if (!best) return best;
-  for (const Candidate& draft : drafts(trainer, root))
-    if (best->number && draft.number > best->number)
-      skipped.push_back(io::base_name(draft.path));
+  for (const auto& unread :
+       {drafts(trainer, root), packed_steps(trainer, root)})
+    for (const Candidate& one : unread)
+      if (best->number && one.number > best->number)
+        skipped.push_back(io::base_name(one.path));
   best->skipped = std::move(skipped);
   return best;
 }

@@ -84,6 +84,7 @@ class StepReading {
   void read_optimizer(const Optimizer& optimizer);
   void add_named(const Source& source, const std::string& prefix,
                  const Word& word, Catalog one);
+  void put_in_place(size_t begin, const std::string& prefix);
   bool is_of_other_step(const Source& source, const Numbers& numbers);
   std::vector<const Tensor*> model_tensors(const Model& model,
                                            std::vector<Tensor>& copies) const;

@@ -8,6 +8,7 @@
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
+#include "containers/foreign.h"
 #include "formats/runs/candidates.h"
 #include "formats/runs/file_names.h"
 #include "formats/runs/naming.h"
@@ -17,6 +18,7 @@
 #include "formats/runs/sole.h"
 #include "formats/runs/step.h"
 #include "formats/runs/unfinished.h"
+#include "formats/runs/unnamed.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 
@@ -48,6 +50,7 @@ void adopt_whole(Catalog& catalog, const Trainer& trainer) {
         name = found->second;
   catalog.run = Run{.trainer = trainer.name,
                     .step = number_of(catalog, trainer.step_object)};
+  say_unnamed(catalog);
 }
 
 // The value of nested dicts at "a.b"; kNoId if absent.
@@ -160,6 +163,7 @@ void adopt_pickle(Catalog& catalog, const Trainer& trainer,
       name = found->second;
   catalog.run = Run{.trainer = trainer.name,
                     .step = step_in(*catalog.skeleton, trainer.step_object)};
+  say_unnamed(catalog);
 }
 
 // "a|b": one of the two. In a pickle it may be inside an object.
@@ -316,6 +320,13 @@ void note_unfinished(const Found& found, const std::string& path,
                                 printable(name), read));
       continue;
     }
+    if (const auto foreign = formats::recognise_file(skipped);
+        foreign && foreign->packed) {
+      warn(skipped, fmt::format("{} is newer, but {}, which ckpt does not "
+                                "unpack; {} is read",
+                                printable(name), foreign->what, read));
+      continue;
+    }
     const std::string why = why_unfinished(trainer, skipped);
     if (why.empty() && !trainer.pointer.empty())
       warn(skipped,
@@ -353,6 +364,7 @@ std::optional<Catalog> read_run(const Found& found, const std::string& path,
   } else {
     catalog = read_step(found, options);
     catalog.run = Run{.trainer = trainer.name, .step = {}};
+    say_unnamed(catalog);
   }
   if (!lone && trainer.objects.empty()) {
     if (!trainer.step_file.empty())

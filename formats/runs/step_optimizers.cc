@@ -117,7 +117,29 @@ void StepReading::add_named(const Source& source, const std::string& prefix,
   Namer(source, prefix).name(std::span(catalog_.tensors).subspan(begin));
   for (size_t t = begin; t < catalog_.tensors.size(); ++t)
     catalog_.tensors[t].kind = Kind::optim;
+  put_in_place(begin, prefix);
   number_again(catalog_, begin, prefix, prefix + word, folder_);
+}
+
+// A trainer with adapters of its own knows nothing of the words that PEFT puts
+// before their names: the files have them, the optimizer has not.
+void StepReading::put_in_place(size_t begin, const std::string& prefix) {
+  std::set<std::string> names, model;
+  for (size_t t = 0; t < catalog_.tensors.size(); ++t) {
+    const Tensor& tensor = catalog_.tensors[t];
+    if (tensor.kind == Kind::model && tensor.name.starts_with(prefix))
+      model.insert(tensor.name.substr(prefix.size()));
+    if (t >= begin && tensor.param.size() > prefix.size())
+      names.insert(tensor.param.substr(prefix.size()));
+  }
+  const std::string place = place_of(names, model).value_or("");
+  if (place.empty()) return;
+  for (size_t t = begin; t < catalog_.tensors.size(); ++t) {
+    Tensor& tensor = catalog_.tensors[t];
+    if (tensor.param.size() <= prefix.size()) continue;
+    tensor.param.insert(prefix.size(), place);
+    tensor.name = tensor.param + "." + tensor.state;
+  }
 }
 
 // torchtune keeps only the state of its newest unfinished epoch, beside the

@@ -121,6 +121,7 @@ struct Trainer {
   std::string tracker;             // a file of the root that has the number
   std::string without_tracker;     // what the trainer does without it
   // A link of the root to its newest step, or NAME.txt with that step's name.
+  // "NAME.symlink": a file with it in place of a link NAME.
   std::string pointer;
   // Files that are there while a step is saved: in its folder, or beside it
   // ("../*-unfinished", the star being the step's name).

@@ -7,14 +7,28 @@
 #include <filesystem>
 
 #include "ckpt/error.h"
+#include "containers/foreign.h"
 #include "formats/runs/file_names.h"
 #include "lib/io/file.h"
+#include "lib/io/remote.h"
 #include "lib/text/format.h"
 
 namespace ckpt::runs {
 namespace {
 
-// What a link says, or the file NAME.txt of systems without links.
+constexpr std::string_view kLinkFile = ".symlink";
+
+// The file that says what a link would: NAME.txt on systems without links, or
+// NAME.symlink in object stores. Who wrote that one follows it if NAME itself
+// is not there.
+std::string link_file(const std::string& path) {
+  if (!path.ends_with(kLinkFile)) return path + ".txt";
+  struct stat facts;
+  const std::string link = path.substr(0, path.size() - kLinkFile.size());
+  return io::is_link(link) || io::stat_any(link, facts) ? "" : path;
+}
+
+// What a link says, or the file in its place.
 std::string pointer_text(const std::string& path) {
   constexpr uint64_t kMostText = 4096;
   if (io::is_link(path)) {
@@ -24,8 +38,8 @@ std::string pointer_text(const std::string& path) {
     if (failed) throw io_error(path, "cannot read the link", failed.value());
     return text;
   }
-  const std::string file = path + ".txt";
-  if (io::is_link(file) || !io::is_file(file)) return {};
+  const std::string file = link_file(path);
+  if (file.empty() || io::is_link(file) || !io::is_file(file)) return {};
   std::string text = io::read_file(file, kMostText);
   while (!text.empty() && (text.back() == '\n' || text.back() == '\r'))
     text.pop_back();
@@ -42,8 +56,7 @@ std::optional<uint64_t> pointed_step(const Trainer& trainer,
   const std::string name = io::base_name(text);
   const std::string step = io::join(root, name);
   // Links to elsewhere are of no use here: the root's steps are listed.
-  if (name.empty() || !io::is_directory(step) ||
-      !unfinished_mark(trainer, step).empty())
+  if (name.empty() || !unfinished_mark(trainer, step).empty())
     return std::nullopt;
   for (const std::string& pattern : trainer.steps)
     if (const auto numbers = match(pattern, name);
@@ -59,6 +72,25 @@ std::vector<Candidate> drafts(const Trainer& trainer, const std::string& root) {
   for (const std::string& pattern : trainer.drafts)
     for (const Name& name : names_like(root, pattern + "/"))
       found.push_back({io::join(root, name.path), age_of(name.numbers), false});
+  std::ranges::sort(found, std::ranges::greater(), &Candidate::number);
+  return found;
+}
+
+std::vector<Candidate> packed_steps(const Trainer& trainer,
+                                    const std::string& root) {
+  std::vector<Candidate> found;
+  if (trainer.pickled.sign.empty()) return found;
+  for (const std::string& pattern : trainer.steps) {
+    // "…rank0.pt.gz", "…rank0.tar.gz"
+    const std::string stem = pattern.substr(0, pattern.rfind('.'));
+    for (const Name& name : names_like(root, stem + ".{*}")) {
+      const std::string path = io::join(root, name.path);
+      if (!io::is_file(path)) continue;
+      const auto foreign = formats::recognise_file(path);
+      if (foreign && foreign->packed)
+        found.push_back({path, age_of(name.numbers), false});
+    }
+  }
   std::ranges::sort(found, std::ranges::greater(), &Candidate::number);
   return found;
 }

@@ -18,6 +18,10 @@ namespace ckpt::runs {
 // old.
 std::vector<Candidate> drafts(const Trainer& trainer, const std::string& root);
 
+// Compressed files of a root that have a step's name but for the ending.
+std::vector<Candidate> packed_steps(const Trainer& trainer,
+                                    const std::string& root);
+
 // The step that the root's tracker file names, or its link leads to. Nothing if
 // there is neither; throws input_error if the file holds no number.
 std::optional<uint64_t> newest_by_name(const Trainer& trainer,

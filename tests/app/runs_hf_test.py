@@ -171,6 +171,57 @@ def test_automodel(folder):
     check_equal(again, {n: t["digest"] for n, t in got.items()}, "again")
 
 
+def test_automodel_adapters(folder):
+    """PEFT's words are in the file of the adapter (ModelState.state_dict), and
+    not in the optimizer. With experts of several ranks or quantized weights
+    OptimizerState keeps torch's numbers, with pipeline stages one state dict
+    for each (read at 36044ad)."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from safetensors.torch import save_file
+    from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions, get_optimizer_state_dict)
+
+    torch.manual_seed(3)
+    model = torch.nn.ModuleDict({
+        "lora_A": torch.nn.Linear(6, 2, bias=False),
+        "lora_B": torch.nn.Linear(2, 5, bias=False)})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model["lora_B"](model["lora_A"](torch.randn(3, 6))).square().mean() \
+        .backward()
+    optimizer.step()
+    named = get_optimizer_state_dict(
+        model, optimizer,
+        options=StateDictOptions(flatten_optimizer_state_dict=True))
+    numbered = optimizer.state_dict()
+    prefix = "base_model.model."
+    names = [prefix + n for n, _ in model.named_parameters()]
+    for kind, optim, said in (
+            ("named", named, []),
+            ("numbered", numbered, ["numbered_state"]),
+            ("stages", {"optimizer_parts": {"stage_0": numbered}},
+             ["numbered_state"])):
+        step = folder / kind / "epoch_0_step_7"
+        (step / "model").mkdir(parents=True)
+        save_file({prefix + n: p.detach() for n, p in model.named_parameters()},
+                  str(step / "model" / "adapter_model.safetensors"))
+        (step / "model" / "adapter_config.json").write_text(
+            '{"peft_type": "LORA", "r": 2, "lora_alpha": 4}')
+        dcp.save({"optim": optim}, checkpoint_id=str(step / "optim"),
+                 no_dist=True)
+        found = CKPT.inspect(step, "--digest")
+        check_equal(found["trainer"], {"name": "automodel", "step": 7}, kind)
+        check_equal([p["kind"] for p in found["problems"]], said, kind)
+        got = {t["name"]: t["digest"] for t in found["tensors"]}
+        check_equal(len(got), 8, kind)
+        if said:
+            continue
+        for name, param in zip(names, model.parameters()):
+            for key, value in optimizer.state[param].items():
+                check_equal(got[f"{name}.{key}"],
+                            digest(value.numpy().tobytes()), f"{name}.{key}")
+
+
 def test_automodel_marks(folder):
     """`.incomplete` is there while Automodel saves, and its loader goes by
     LATEST, a link or a text, unless what that leads to is incomplete."""
@@ -223,6 +274,7 @@ def prepare(suite, ckpt):
         suite.add(f"{case} {Path(inside).name}".strip() + ": as a model",
                   test_model, case, inside, prefix, facts)
     suite.add("automodel's folder", test_automodel)
+    suite.add("automodel's adapters", test_automodel_adapters)
     suite.add("automodel's marks", test_automodel_marks)
 
 

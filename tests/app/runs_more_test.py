@@ -632,6 +632,69 @@ def test_lightning_deepspeed(folder):
     CKPT.ok("verify", root)
 
 
+def test_composer_link_file(folder):
+    """Object stores have no links: create_symlink_file leaves a text with the
+    step's path in the store, which get_file follows where no latest-rank0.pt
+    is."""
+    import torch
+
+    model, optimizer = train()
+    want = wanted(model, optimizer)
+    files, shards = folder / "files", folder / "shards"
+    files.mkdir()
+    for number in (4, 8):
+        name = f"ep1-ba{number}"
+        state = composer_state(model, optimizer, False)
+        state["state"]["timestamp"] = {"Timestamp": {"batch": number}}
+        torch.save(state, files / f"{name}-rank0.pt")
+        save_dcp({**state, "state": {
+            **state["state"], **composer_state(model, optimizer, True)["state"],
+            "timestamp": state["state"]["timestamp"]}}, shards / name)
+    for root, ending in ((files, "-rank0.pt"), (shards, "")):
+        check_run(root, "composer", want, 8)
+        link = root / "latest-rank0.pt.symlink"
+        link.write_text(f"runs/tiny/ep1-ba4{ending}")
+        found = check_run(root, "composer", want, 4)
+        said = [p["message"] for p in found["problems"]
+                if p["kind"] == "unfinished_save"]
+        check(len(said) == 1 and f"leads to ep1-ba4{ending}" in said[0],
+              f"{said}")
+        link.write_text("runs/tiny/ep1-ba6")
+        check_run(root, "composer", want, 8)
+        link.write_text(f"runs/tiny/ep1-ba4{ending}")
+        (root / "latest-rank0.pt").symlink_to(f"ep1-ba8{ending}")
+        check_run(root, "composer", want, 8)
+
+
+# What each of Composer's compressors puts first (composer/utils/compression.py).
+PACKED = {
+    ".pt.bz2": b"BZh9", ".pt.gz": b"\x1f\x8b\x08", ".pt.lz4":
+    b"\x04\x22\x4d\x18", ".pt.lzma": b"\x5d\0\0\x80\0\xff", ".pt.lzo":
+    b"\x89LZO\0\r\n", ".pt.xz": b"\xfd7zXZ\0", ".pt.zst":
+    b"\x28\xb5\x2f\xfd", ".tar": bytes(257) + b"ustar\0", ".tar.gz":
+    b"\x1f\x8b\x08", ".tgz": b"\x1f\x8b\x08"}
+
+
+def test_composer_packed(folder):
+    """A compressed step is named, by itself and beside older ones."""
+    import torch
+
+    model, optimizer = train()
+    torch.save(composer_state(model, optimizer, False),
+               folder / "ep1-ba4-rank0.pt")
+    for ending, magic in PACKED.items():
+        packed = folder / f"ep1-ba9-rank0{ending}"
+        packed.write_bytes(magic + bytes(600))
+        result = CKPT.run("inspect", packed).want(3)
+        check("unpack it first" in result.err, f"{result}")
+        said = [p for p in CKPT.inspect(folder)["problems"]
+                if p["kind"] == "unfinished_save"]
+        check_equal([p["file"] for p in said], [str(packed)], ending)
+        check("does not unpack; ep1-ba4-rank0.pt is read" in said[0]["message"],
+              said[0]["message"])
+        packed.unlink()
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -644,6 +707,8 @@ def prepare(suite, ckpt):
     suite.add("Composer, one file", test_composer_file)
     suite.add("Composer's weights alone", test_composer_weights)
     suite.add("Composer, shards", test_composer_shards)
+    suite.add("Composer's link in a file", test_composer_link_file)
+    suite.add("Composer, compressed", test_composer_packed)
     suite.add("Trainer with FSDP, full state dicts", test_full_fsdp)
     suite.add("LLaMA-Factory, axolotl, ms-swift, TRL", test_beside)
     suite.add("slime", test_slime)
