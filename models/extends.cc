@@ -16,7 +16,7 @@ class Inheritance {
       : mine_(mine), base_(base), at_(mine.places_.members["extends"].offset) {}
 
   void run() {
-    keep_named_dialects();
+    keep_named();
     wrap();
     merge(mine_.root_, mine_.places_, base_root_, 0);
     for (const char* done : {"extends", "wraps"}) {
@@ -30,10 +30,12 @@ class Inheritance {
  private:
   using Place = Located::Place;
 
-  void keep_named_dialects() {
+  // A base's dialects and its arrangement in vLLM are for those that ask.
+  void keep_named() {
     base_root_ = base_.root_;
     for (const char* own : {"schema", "family", "notes", "extends"})
       base_root_.erase(own);
+    if (!mine_.root_.contains("vllm")) base_root_.erase("vllm");
     const auto named = mine_.root_.find("dialects");
     Json& dialects = base_root_["dialects"];
     for (auto at = dialects.begin(); at != dialects.end();)

@@ -16,8 +16,9 @@ namespace ckpt::families {
 // Completes `mine` from `base`, a whole family. Objects are merged by key, null
 // removes a key, other values replace. Rules are merged by their "to": those of
 // `mine` replace all that the base has for that tensor, in their place; "hf":
-// null removes the rule. Only dialects that `mine` names are inherited. Errors
-// place inherited parts at the line of "extends".
+// null removes the rule. Only dialects that `mine` names are inherited, and
+// "vllm" only if `mine` has it, too. Errors place inherited parts at the line
+// of "extends".
 void inherit(Located& mine, const Located& base);
 
 }  // namespace ckpt::families

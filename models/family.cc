@@ -108,6 +108,11 @@ bool may_name(const Embedded& file, const Json& config) {
          std::ranges::any_of(*classes, has);
 }
 
+// The section is never inherited unasked: the file's own text has the word.
+bool may_have_vllm(const Embedded& file) {
+  return is_family_file(file) && file.text.find("\"vllm\"") != file.text.npos;
+}
+
 FamilyPtr find_if(const Json& config,
                   bool (*matches)(const HfSide&, const Json&)) {
   for (const Embedded& file : files()) {
@@ -184,6 +189,32 @@ FamilyPtr Family::for_fairseq2(const std::string& name, const Json& config) {
       return family;
   }
   return nullptr;
+}
+
+FamilyPtr Family::for_vllm(std::string_view model_type) {
+  const std::string word = '"' + std::string(model_type) + '"';
+  for (const Embedded& file : files()) {
+    if (!may_have_vllm(file) || file.text.find(word) == file.text.npos)
+      continue;
+    FamilyPtr family = family_of(file);
+    if (family->vllm() &&
+        std::ranges::count(family->hf().model_types, model_type) != 0)
+      return family;
+  }
+  return nullptr;
+}
+
+std::vector<std::string> Family::vllm_types() {
+  std::vector<std::string> all;
+  for (const Embedded& file : files()) {
+    if (!may_have_vllm(file)) continue;
+    const FamilyPtr family = family_of(file);
+    if (!family->vllm()) continue;
+    const std::vector<std::string>& types = family->hf().model_types;
+    all.insert(all.end(), types.begin(), types.end());
+  }
+  std::ranges::sort(all);
+  return all;
 }
 
 std::vector<std::string> Family::names() {

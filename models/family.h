@@ -21,6 +21,7 @@
 
 #include "ckpt/dtype.h"
 #include "models/expr.h"
+#include "models/vllm_section.h"
 
 namespace ckpt::families {
 
@@ -114,6 +115,10 @@ class Family {
   // model.yaml. Null if there is no family with rules.
   static std::shared_ptr<const Family> for_fairseq2(const std::string& name,
                                                     const Json& config);
+  // By model_type: one that says how vLLM arranges it. Null if there is none.
+  static std::shared_ptr<const Family> for_vllm(std::string_view model_type);
+  // All model types that for_vllm() finds, sorted.
+  static std::vector<std::string> vllm_types();
   static std::vector<std::string> names();  // of all that come with ckpt
 
   const std::string& name() const { return name_; }
@@ -131,6 +136,8 @@ class Family {
   // The fairseq2 section: tp_rules, buffers, tied, shapes … Null if fairseq2
   // does not know the family.
   const Json& fairseq2() const;
+  // The vllm section; nothing if it is not known what vLLM does with the model.
+  const std::optional<VllmSection>& vllm() const { return vllm_; }
 
   // False for a config.json whose text_config is another model's.
   bool fits_text(const Json& config) const;
@@ -154,6 +161,7 @@ class Family {
   std::vector<Dialect> dialects_;
   Json traits_;
   std::vector<std::string> bases_;
+  std::optional<VllmSection> vllm_;
 };
 
 }  // namespace ckpt::families

@@ -218,7 +218,7 @@ class FamilyReader {
 
   std::shared_ptr<const Family> read(const std::string& source) {
     root_.only({"schema", "family", "notes", "hf", "index", "vars", "dialects",
-                "traits"});
+                "traits", "vllm"});
     family_->source_ = source;
     family_->name_ = root_.member("family").text();
     if (!is_word(family_->name_))
@@ -232,6 +232,10 @@ class FamilyReader {
     if (const auto traits = root_.find("traits")) {
       if (!traits->is_object()) traits->fail("expected an object");
       family_->traits_ = traits->json();
+    }
+    if (const auto vllm = root_.find("vllm")) {
+      if (!root_.find("hf")) vllm->fail("needs an \"hf\" side");
+      family_->vllm_ = read_vllm(*vllm);
     }
     return family_;
   }

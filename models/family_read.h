@@ -33,6 +33,9 @@ Rule read_rule(const Value& value, const Names& names);
 // hf_config.
 void check_table(const Value& value, const Names& names);
 
+// vLLM's names and fusions.
+VllmSection read_vllm(const Value& section);
+
 // fairseq2's tp_rules, buffers, tied, shapes and so on.
 void check_fairseq2(const Value& section);
 

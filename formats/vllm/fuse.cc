@@ -2,6 +2,7 @@
 #include "formats/vllm/fuse.h"
 
 #include <algorithm>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -24,7 +25,7 @@ class Fuser {
 
   Catalog fuse() {
     config_ = config_of(source_);
-    model_ = &model_of(source_, config_);
+    model_ = model_of(source_, config_);
     settle_head();
     for (const Tensor& tensor : source_.tensors)
       by_name_.emplace(tensor.name, &tensor);
@@ -49,7 +50,7 @@ class Fuser {
   // must be equal.
   void settle_head() {
     if (!config_->tied.value_or(model_->tied)) return;
-    Tensor* embedding = find(model_->embedding);
+    Tensor* embedding = find(kEmbedding);
     Tensor* head = find(kHead);
     if (!embedding) return;
     if (head) {
@@ -90,10 +91,10 @@ class Fuser {
           return;
         }
     keep(tensor);
-    if (tensor.name == model_->embedding || tensor.name == kHead ||
+    if (tensor.name == kEmbedding || tensor.name == kHead ||
         tensor.name == kHeadBias)
       pad(fused_.back());
-    if (tensor.name.ends_with(model_->output)) add_scales(tensor.name);
+    if (tensor.name.ends_with(kOutput)) add_scales(tensor.name);
   }
 
   // Keeps a tensor under vLLM's name. What vLLM does not look for is not part
@@ -346,7 +347,7 @@ class Fuser {
 
   Catalog source_;
   std::optional<Config> config_;
-  const Model* model_ = nullptr;
+  std::optional<Model> model_;
   std::unordered_map<std::string_view, const Tensor*> by_name_;
   std::vector<Tensor> fused_;
   std::optional<View> one_, unsaid_;

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Models whose arrangement in vLLM is known.
+// Models whose arrangement in vLLM is known, as of vLLM 0.33.0: their family
+// files say it ("vllm" in docs/families.md).
+//
+// There the module `experts` also holds the shared experts, the bias of the
+// router's scores and, for some models, the router. MLA's modules appear again
+// in a wrapper; the smaller of the two names counts.
 #pragma once
 
-#include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 
 #include "ckpt/catalog.h"
 #include "formats/vllm/config.h"
 #include "models/view.h"
+#include "models/vllm_section.h"
 
 namespace ckpt::vllm {
 
@@ -18,49 +22,24 @@ inline constexpr std::string_view kEmbedding = "model.embed_tokens.weight";
 inline constexpr std::string_view kHead = "lm_head.weight";
 inline constexpr std::string_view kHeadBias = "lm_head.bias";
 
-// What is fused, in that order.
-struct Fusion {
-  std::string_view to;
-  std::span<const std::string_view> from;
-};
+// Ends the name of attention's output.
+inline constexpr std::string_view kOutput = ".self_attn.o_proj.weight";
+// What MLA's first projections become.
+inline constexpr std::string_view kLatent = "fused_qkv_a_proj";
 
-// Part of a name, and what vLLM calls it. For a tensor in several modules,
-// vLLM's is the smallest name (its loader looks for that one).
-struct Renaming {
-  std::string_view hf;
-  std::string_view vllm;
-  enum How : uint8_t {
-    kSame,
-    kTurned,  // HF swaps the last two dimensions
-    kRow,     // HF has [1, n], vLLM [n]
-  } how = kSame;
-};
+using Fusion = families::VllmSection::Fusion;
+using Renaming = families::VllmSection::Renaming;
+using Experts = families::VllmSection::Experts;
 
-// HF: MODULE.experts.N.GATE.weight …
-struct Experts {
-  std::string_view gate, up, down;
-};
-
-struct Model {
-  std::string_view type;
-  bool head;  // a tied head is a parameter with its own name
-  bool tied;  // if config.json does not say
-  std::span<const Fusion> fusions;
-  std::span<const Renaming> renamings = {};
-  const Experts* experts = nullptr;  // none: a dense model
-  bool latent = false;               // attention is MLA
-  // What vLLM always has, whatever config.json says, but transformers may not.
-  std::string_view needs = {};
-  // Rows of each query and key head are in pairs; vLLM has halves.
-  bool paired = false;
-  std::string_view embedding = kEmbedding;
-  std::string_view output = ".self_attn.o_proj.weight";
+// What the model's family file says.
+struct Model : families::VllmSection {
+  std::string type;
+  bool latent = false;  // attention is MLA
 };
 
 // Throws unfaithful_error for another model, for a quantized one, or if there
 // is no config.json.
-const Model& model_of(const Catalog& source,
-                      const std::optional<Config>& config);
+Model model_of(const Catalog& source, const std::optional<Config>& config);
 
 // The modules that hold the experts' matrices in vLLM 0.33 and in 0.11.
 inline constexpr std::string_view kExperts = "experts.routed_experts.";

@@ -245,7 +245,7 @@ class Assembly {
   // its head; without stages vLLM has them once, as the head.
   void unite_tied() {
     if (catalog_.topology.pp < 2 || !facts_.config) return;
-    const Model& model = model_of(catalog_, facts_.config);
+    const Model model = model_of(catalog_, facts_.config);
     if (!model.head || !facts_.config->tied.value_or(model.tied)) return;
     const auto embedding =
         std::ranges::find(catalog_.tensors, kEmbedding, &Tensor::name);

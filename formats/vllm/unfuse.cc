@@ -2,6 +2,7 @@
 #include "formats/vllm/unfuse.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -50,7 +51,7 @@ class Unfuser {
 
   Catalog unfuse() {
     config_ = config_of(source_);
-    model_ = &model_of(source_, config_);
+    model_ = model_of(source_, config_);
     tied_ = config_->tied.value_or(model_->tied) && model_->head;
     for (const Tensor& tensor : source_.tensors) take(tensor);
     source_.tensors = std::move(parts_);
@@ -88,10 +89,9 @@ class Unfuser {
       View::of(kept).permute({0, 2, 1}).into(kept);
     if (how == Renaming::kRow && kept.shape.size() == 1)
       View::of(kept).reshape({1, kept.shape[0]}).into(kept);
-    if (kept.name == model_->embedding || kept.name == kHead ||
-        kept.name == kHeadBias)
+    if (kept.name == kEmbedding || kept.name == kHead || kept.name == kHeadBias)
       unpad(kept);
-    if (kept.name == kHead && tied_) kept.name = model_->embedding;
+    if (kept.name == kHead && tied_) kept.name = kEmbedding;
   }
 
   // experts.w13_weight, experts.w2_weight, by new and old names.
@@ -175,7 +175,7 @@ class Unfuser {
     const uint64_t block = config_->blocks && scaled_weight(tensor.name)
                                ? (*config_->blocks)[0]
                                : 1;
-    if (fusion.to == "fused_qkv_a_proj") {
+    if (fusion.to == kLatent) {
       const uint64_t rank = config_->q_rank.value_or(0) / block;
       if (rank == 0 || rank >= all) refuse(tensor, all);
       return {rank, all - rank};
@@ -225,7 +225,7 @@ class Unfuser {
 
   Catalog source_;
   std::optional<Config> config_;
-  const Model* model_ = nullptr;
+  std::optional<Model> model_;
   bool tied_ = false;
   bool warned_ = false;
   std::vector<Tensor> parts_;

@@ -236,12 +236,25 @@ def test_families_of_ones_own(folder):
         {"schema": "ckpt-family/2", "family": "ours", "extends": "llama",
          "hf": {"model_type": ["ours"],
                 "architectures": ["OursForCausalLM"]},
-         "dialects": {"mcore": {}}}))
+         "dialects": {"mcore": {}}, "vllm": {}}))
     to = ("--to", "megatron_torch_dist", "--tp", "2")
     CKPT.run("convert", model, folder / "no", *to).want(5)
     env = {"CKPT_FAMILY_PATH": str(there)}
     CKPT.run("convert", model, folder / "out", *to, env=env).want(0)
     CKPT.run("verify", model, folder / "out", env=env).want(0)
+    # Without the file, and without its "vllm", that arrangement is not known.
+    to = ("--to", "vllm", "--tp", "2")
+    CKPT.run("convert", model, folder / "no", *to).want(5)
+    CKPT.run("convert", model, folder / "vllm", *to, env=env).want(0)
+    CKPT.run("convert", folder / "vllm", folder / "back", "--to", "safetensors",
+             "--dialect", "hf", env=env).want(0)
+    CKPT.run("diff", model, folder / "back", env=env).want(0)
+    own = there / "ours.json"
+    said = own.read_text()
+    own.write_text(said.replace(', "vllm": {}', ""))
+    unsaid = CKPT.run("convert", model, folder / "no", *to, env=env).want(5)
+    check('type "ours" is not known' in unsaid.err, f"{unsaid}")
+    own.write_text(said)
     listed = CKPT.run("family", "list", "--json", env=env).want(0).json()
     check("ours" in {one["name"] for one in listed["families"]}, f"{listed}")
     (there / "llama.json").write_text((there / "ours.json").read_text())

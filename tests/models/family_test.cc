@@ -39,6 +39,9 @@ TEST_CASE("family files: mistakes are shown at their place") {
     const char* why;
   };
   const auto rule = [](const char* json) { return with(kRule, json); };
+  const auto vllm = [](const std::string& json) {
+    return with("\"index\"", "\"vllm\":" + json + ", \"index\"");
+  };
   const Row rows[] = {
       {"", ":1:1", "JSON ends"},
       {"[1]", ":1:1", "expected an object, found a list"},
@@ -60,6 +63,21 @@ TEST_CASE("family files: mistakes are shown at their place") {
       {with("\"l\": \"$L\"", "\"l\": \"e\""), ":5:16",
        "index e has no value here"},
       {with("\"rules\"", "\"rule\""), ":7:32", "unknown field \"rule\""},
+      {vllm(R"(true)"), ":5:8", "expected an object"},
+      {vllm(R"({"fuse": {}})"), ":5:17", "unknown field \"fuse\""},
+      {vllm(R"({"fused": {"kv_proj": ["k", "v"]}})"), ":5:30",
+       "vLLM has no module \"kv_proj\""},
+      {vllm(R"({"fused": {"qkv_proj": ["q", "k"]}})"), ":5:31",
+       "expected 3 names"},
+      {vllm(R"({"fused": {"qkv_proj": ["q", "", "v"]}})"), ":5:37",
+       "an empty name"},
+      {vllm(R"({"names": {"a": 1}})"), ":5:24", "expected a text"},
+      {vllm(R"({"names": {"a.": "b"}})"), ":5:25", "ends in a dot"},
+      {vllm(R"({"names": {"a": {"to": "b", "how": "up"}}})"), ":5:43",
+       "expected \"turned\" or \"row\""},
+      {vllm(R"({"experts": {"gate": "g", "up": "u"}})"), ":5:20",
+       "\"down\" is missing"},
+      {vllm(R"({"tied": 1})"), ":5:17", "expected true or false"},
       {rule(R"({"hf": ["x.{l}"]})"), ":8:1", "\"to\" is missing"},
       {rule(R"({"to": "a.{l}"})"), ":8:1", "\"hf\" is missing"},
       {rule(R"({"to": "", "hf": ["x"]})"), ":8:8", "an empty name"},
@@ -270,6 +288,31 @@ TEST_CASE("family files: of the user") {
   } catch (const Error& error) {
     CHECK(error.hint().starts_with("did you mean 'llama'?"));
   }
+}
+
+// Each of these is checked against what vLLM makes of it (vllm_models_test.py,
+// vllm_peer_test.py): a family must not join them by what it extends.
+TEST_CASE("families: those whose arrangement in vLLM is known") {
+  const std::vector<std::string> proven = {
+      "cohere",     "cohere2",      "deepseek_v2", "deepseek_v3",
+      "ernie4_5",   "ernie4_5_moe", "exaone4",     "gemma",
+      "gemma2",     "gemma3_text",  "glm4",        "glm4_moe",
+      "gpt_oss",    "granite",      "granitemoe",  "granitemoeshared",
+      "kimi_k2",    "llama",        "llama4_text", "minimax_m2",
+      "ministral3", "mistral",      "mixtral",     "nemotron",
+      "olmoe",      "phi3",         "phimoe",      "qwen2",
+      "qwen2_moe",  "qwen3",        "qwen3_moe",   "stablelm"};
+  CHECK(Family::vllm_types() == proven);
+  CHECK(Family::by_name("arcee")->bases().at(0) == "llama");
+  CHECK_FALSE(Family::by_name("arcee")->vllm());
+  CHECK(Family::for_vllm("arcee") == nullptr);
+  const auto granite = Family::for_vllm("granite");
+  REQUIRE(granite);
+  CHECK(granite->vllm()->fusions.size() == 2);
+  const auto nemotron = Family::for_vllm("nemotron");
+  REQUIRE(nemotron);
+  REQUIRE(nemotron->vllm()->fusions.size() == 1);
+  CHECK(nemotron->vllm()->fusions[0].to == "qkv_proj");
 }
 
 }  // namespace
