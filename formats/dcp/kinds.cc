@@ -5,6 +5,7 @@
 #include <array>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 
 namespace ckpt::dcp {
 namespace {
@@ -18,11 +19,17 @@ constexpr auto kOptimizers =
 // States that reveal an optimizer without a word of its own.
 constexpr auto kStates = std::to_array<std::string_view>(
     {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "step",
-     "square_avg", "sum", "acc_delta"});
+     "square_avg", "sum", "acc_delta", "fp32_param"});
 constexpr auto kOthers = std::to_array<std::string_view>(
     {"rng", "rng_state", "rng_states", "random_state", "cuda_rng_state",
      "dataloader", "data_loader", "dataloaders", "lr_scheduler",
      "train_state"});
+// What transformers' models have beside "model."; beside a state dict's entry
+// "model" none of these is one.
+constexpr auto kBesideModel = std::to_array<std::string_view>(
+    {"lm_head", "embed_out", "score", "classifier", "qa_outputs", "mtp",
+     "visual", "vision_tower", "vision_model", "audio_tower", "language_model",
+     "multi_modal_projector"});
 
 bool contains(std::span<const std::string_view> words, std::string_view word) {
   return std::ranges::find(words, word) != words.end();
@@ -63,6 +70,9 @@ class Kinds {
     for (const Tensor& tensor : catalog.tensors) {
       has_model_ = has_model_ || tensor.name.starts_with(kModel);
       names_.emplace(tensor.name, &tensor);
+      const std::string_view name = tensor.name;
+      if (const size_t part = optimizer_part(name); part != name.npos)
+        add_trained(name.substr(part));
     }
   }
 
@@ -80,12 +90,33 @@ class Kinds {
       const std::string_view rest = name.substr(part);
       if (rest.starts_with(kState))
         split(tensor, name.substr(0, part), rest.substr(kState.size()));
+    } else if (is_beside_parameter(name)) {
+      tensor.kind = Kind::optim;
+      tensor.param = name.substr(0, name.rfind('.'));
+      tensor.state = name.substr(name.rfind('.') + 1);
     } else if (contains(kOthers, component(name, 0)) ||
-               (has_model_ && !name.starts_with(kModel))) {
+               (has_model_ && !name.starts_with(kModel) &&
+                !contains(kBesideModel, component(name, 0)) &&
+                !trained_.contains(name))) {
       tensor.kind = Kind::other;
     } else {
       tensor.kind = Kind::model;
     }
+  }
+
+  // "model.norm.weight.exp_avg" beside "model.norm.weight": what was Megatron's
+  // becomes that.
+  bool is_beside_parameter(std::string_view name) const {
+    const size_t dot = name.rfind('.');
+    return dot != name.npos && contains(kStates, name.substr(dot + 1)) &&
+           names_.contains(name.substr(0, dot));
+  }
+
+  // "state.lm_head.weight.exp_avg"
+  void add_trained(std::string_view rest) {
+    const size_t dot = rest.rfind('.');
+    if (rest.starts_with(kState) && dot > kState.size())
+      trained_.insert(rest.substr(kState.size(), dot - kState.size()));
   }
 
   bool is_bare(std::string_view name) const {
@@ -133,6 +164,7 @@ class Kinds {
 
   Catalog& catalog_;
   std::unordered_map<std::string_view, const Tensor*> names_;
+  std::unordered_set<std::string_view> trained_;  // parameters with states
   bool bare_ = false;       // param_groups without an optimizer's word
   bool has_model_ = false;  // some names are below "model."
   std::string key_;

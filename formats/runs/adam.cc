@@ -94,6 +94,10 @@ class AdamFinder {
                fmt::format("has no {}: Adam does not go on without", state));
   }
 
+  static bool is_empty_list(const Document& document, Id value) {
+    return document.is(value, Type::kList) && document.items(value).empty();
+  }
+
   Id import(const Object& object) {
     return adam_.document->import(*object.document, object.node);
   }
@@ -101,6 +105,9 @@ class AdamFinder {
   void add_object(const Object& object) {
     const auto name = group_name(object.name);
     if (!name || !object.document) return;
+    // An empty list stands where a writer of DCP had no groups to put.
+    if (name->rest.empty() && is_empty_list(*object.document, object.node))
+      return;
     if (owner_ && *owner_ != name->owner)
       throw unfaithful_error({source_.path, printable(object.name)},
                              "two optimizers: {} and {}", printable(*owner_),

@@ -139,6 +139,34 @@ def config_of(case):
     return {}
 
 
+def test_through_dcp(folder):
+    """A Trainer's step becomes Megatron's, DCP and another trainer's: the head
+    that is not tied and the states stay what they are."""
+    first, mcore, dcp = folder / "first", folder / "mcore", folder / "dcp"
+    convert("torchtitan_w2", folder, first, "accelerate", 2).want(0)
+    config = ["--config-from", folder / "config"]
+    CKPT.ok("convert", first, mcore, "--to", "megatron_torch_dist", *config)
+    CKPT.ok("convert", mcore, dcp, "--to", "dcp", "--dialect", "hf", *config)
+    CKPT.ok("convert", first, folder / "at once", "--to", "dcp", *config)
+
+    def tensors(path):
+        return {(t["name"], t["kind"]): t["digest"]
+                for t in CKPT.inspect(path, "--digest")["tensors"]}
+
+    want = tensors(first)
+    for source in (dcp, folder / "at once"):
+        check_equal(sorted(kind for _, kind in tensors(source)),
+                    sorted(kind for _, kind in want), source.name)
+        for trainer in ("accelerate", "lightning"):
+            out = folder / f"{source.name} {trainer}"
+            CKPT.ok("convert", source, out, "--to", "run", "--trainer",
+                    trainer, "--dp", 2, *config)
+            check_equal(tensors(out), want, out.name)
+    back = folder / "back"
+    CKPT.ok("convert", dcp, back, "--to", "megatron_torch_dist", *config)
+    check_equal(tensors(back), tensors(mcore), "Megatron's again")
+
+
 def test_weights(folder):
     """torchtitan's step as a directory that transformers loads. The weights
     equal those of its step as a Trainer's, which the way back has proven."""
@@ -188,6 +216,7 @@ def prepare(suite, ckpt):
     rows = table()
     check_equal(sorted(rows), sorted(p.name for p in GOLDENS.iterdir()),
                 "rows of the table")
+    suite.add("through Megatron and DCP", test_through_dcp)
     suite.add("torchtitan's weights for transformers", test_weights)
     for case, cells in rows.items():
         for (trainer, ranks), says in zip(TARGETS, cells):
