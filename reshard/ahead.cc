@@ -140,6 +140,20 @@ bool Mover::is_there(const Item& item) {
   return true;
 }
 
+bool Mover::has_arrived(const Item& item) {
+  if (item.gather) return false;
+  const Job& job = plan_.jobs[item.index];
+  if (job.sources > kMostLanes) return false;
+  for (uint32_t i = 0; i < job.sources; ++i) {
+    const Lane& lane = plan_.lanes[job.first_source + i];
+    const Bytes bytes = bytes_of(job, item, lane);
+    if (!io::is_url(files_[lane.file].path) ||
+        !reader_.is_there(lane.file, bytes.offset, bytes.count))
+      return false;
+  }
+  return true;
+}
+
 // In the order of run_rows() and move_block().
 void Mover::want_rows(const Job& job, const Item& item) {
   const uint64_t step = row_step(job);

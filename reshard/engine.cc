@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <functional>
 #include <mutex>
 #include <optional>
 
@@ -141,6 +142,22 @@ Ahead ahead_of(const Catalog& source, uint32_t threads) {
   return {kMostItems, io::remote_memory() / threads, true};
 }
 
+// A server failed: what had come from it by then is written, so that --resume
+// does not fetch it again.
+void keep_arrived(const std::vector<Item>& items, Mover& mover,
+                  const std::function<void(const Outcome&)>& done) {
+  for (const Item& item : items) {
+    if (interrupted()) return;
+    if (!mover.has_arrived(item)) continue;
+    try {
+      const Outcome& outcome = mover.run(item);
+      if (!interrupted()) done(outcome);
+    } catch (const Error&) {
+      continue;  // the first error is the one that is told
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<uint32_t> wrong_crcs(const SourceCrcs& crcs, const Plan& plan,
@@ -199,30 +216,34 @@ RunResult run(const Plan& plan, const Catalog& source, Output& output,
     if (options.finished) options.finished(outcome.item);
   };
   const Ahead ahead = ahead_of(source, reading.threads);
-  run_threads(
-      reading.threads,
-      [&](uint32_t thread) {
-        const auto take = [&] {
-          const trace::Span span("wait");
-          if (!ahead.server) return queue.next(thread);
-          return queue.next(thread, [&](const Item& item) {
-            return movers[thread].is_there(item);
-          });
-        };
-        while (const auto item = take()) {
-          movers[thread].look_ahead(*item, queue.peek(thread, ahead.items),
-                                    ahead.bytes);
-          if (options.device) {
-            devices[thread].run(*item, done);
-          } else {
-            const Outcome& outcome = movers[thread].run(*item);
-            if (!interrupted()) done(outcome);
-          }
-          if (interrupted()) return;  // the item may be half-done
-        }
-        if (options.device) devices[thread].finish(done);
-      },
-      [&] { queue.stop(); });
+  const auto work = [&](uint32_t thread) {
+    const auto take = [&] {
+      const trace::Span span("wait");
+      if (!ahead.server) return queue.next(thread);
+      return queue.next(thread, [&](const Item& item) {
+        return movers[thread].is_there(item);
+      });
+    };
+    while (const auto item = take()) {
+      movers[thread].look_ahead(*item, queue.peek(thread, ahead.items),
+                                ahead.bytes);
+      if (options.device) {
+        devices[thread].run(*item, done);
+      } else {
+        const Outcome& outcome = movers[thread].run(*item);
+        if (!interrupted()) done(outcome);
+      }
+      if (interrupted()) return;  // the item may be half-done
+    }
+    if (options.device) devices[thread].finish(done);
+  };
+  try {
+    run_threads(reading.threads, work, [&] { queue.stop(); });
+  } catch (const Error& error) {
+    if (error.code() == ExitCode::kIo && ahead.server && !options.device)
+      keep_arrived(queue.rest(), movers.front(), done);
+    throw;
+  }
   if (interrupted()) throw Interrupted("");
   RunResult result = sums.finish(movers);
   if (own) result.wrong_crcs = wrong_crcs(*own, plan, source, options);

@@ -42,6 +42,8 @@ class Mover {
                   uint64_t most = UINT64_MAX);
   // True if the item would not wait for a server.
   bool is_there(const Item& item);
+  // True if none of its reads would ask a server for anything.
+  bool has_arrived(const Item& item);
 
   // From here on nothing that is moved stays in the page cache, except what was
   // there already.

@@ -131,6 +131,14 @@ std::vector<Item> WorkQueue::peek(uint32_t thread, size_t most) {
   return items;
 }
 
+std::vector<Item> WorkQueue::rest() {
+  const std::lock_guard lock(mutex_);
+  std::vector<Item> items;
+  for (const Group& group : groups_)
+    for (size_t i = group.begin; i < group.end; ++i) items.push_back(items_[i]);
+  return items;
+}
+
 void run_threads(uint32_t threads, const std::function<void(uint32_t)>& work,
                  const std::function<void()>& stop) {
   std::mutex mutex;

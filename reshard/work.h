@@ -53,6 +53,8 @@ class WorkQueue {
   // group, then the group that it would begin with.
   std::vector<Item> peek(uint32_t thread, size_t most);
   void stop() { stopped_ = true; }
+  // What nobody took.
+  std::vector<Item> rest();
 
  private:
   struct Group {
