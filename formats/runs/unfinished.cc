@@ -84,8 +84,10 @@ std::vector<Candidate> packed_steps(const Trainer& trainer,
     // "…rank0.pt.gz", "…rank0.tar.gz"
     const std::string stem = pattern.substr(0, pattern.rfind('.'));
     for (const Name& name : names_like(root, stem + ".{*}")) {
+      if (match(pattern, name.path)) continue;
       const std::string path = io::join(root, name.path);
-      if (!io::is_file(path)) continue;
+      struct stat facts;
+      if (!io::stat_any(path, facts) || !S_ISREG(facts.st_mode)) continue;
       const auto foreign = formats::recognise_file(path);
       if (foreign && foreign->packed)
         found.push_back({path, age_of(name.numbers), false});
