@@ -55,7 +55,9 @@ Model model_of(const Catalog& source, const std::optional<Config>& config) {
                            "config.json has a quantization_config that is not "
                            "fp8 in blocks: how vLLM holds such weights depends "
                            "on the kernels that a GPU has")
-        .with_hint("--dtype bf16 makes numbers of them on the way");
+        .with_hint(
+            "--dtype bf16 makes numbers of them on the way; if the cache alone "
+            "is quantized, take quantization_config out of config.json");
   if (const auto family = families::Family::for_vllm(config->model_type)) {
     Model model{*family->vllm(), config->model_type};
     model.latent = std::ranges::count(model.fusions, kLatent, &Fusion::to) != 0;
