@@ -74,7 +74,7 @@ Model model_of(const Catalog& source, const std::optional<Config>& config) {
 families::View turn_heads(const families::View& view, const Config& config,
                           const std::string& name, bool keys, bool halves) {
   const uint64_t heads = (keys ? config.kv_heads : config.heads).value_or(0);
-  const Shape shape = view.shape();
+  const Shape& shape = view.shape();
   if (shape.empty() || heads == 0 || shape[0] % (2 * heads) != 0)
     throw unfaithful_error({{}, name},
                            "{} does not divide into pairs of rows of each of "
