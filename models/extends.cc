@@ -30,12 +30,14 @@ class Inheritance {
  private:
   using Place = Located::Place;
 
-  // A base's dialects and its arrangement in vLLM are for those that ask.
+  // A base's dialects and its arrangements in vLLM and in ModelOpt are for
+  // those that ask.
   void keep_named() {
     base_root_ = base_.root_;
     for (const char* own : {"schema", "family", "notes", "extends"})
       base_root_.erase(own);
-    if (!mine_.root_.contains("vllm")) base_root_.erase("vllm");
+    for (const char* asked : {"vllm", "modelopt"})
+      if (!mine_.root_.contains(asked)) base_root_.erase(asked);
     const auto named = mine_.root_.find("dialects");
     Json& dialects = base_root_["dialects"];
     for (auto at = dialects.begin(); at != dialects.end();)

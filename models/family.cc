@@ -108,9 +108,10 @@ bool may_name(const Embedded& file, const Json& config) {
          std::ranges::any_of(*classes, has);
 }
 
-// The section is never inherited unasked: the file's own text has the word.
-bool may_have_vllm(const Embedded& file) {
-  return is_family_file(file) && file.text.find("\"vllm\"") != file.text.npos;
+// Such a section is never inherited unasked: the file's own text has the word.
+bool may_have(const Embedded& file, std::string_view section) {
+  return is_family_file(file) &&
+         file.text.find('"' + std::string(section) + '"') != file.text.npos;
 }
 
 FamilyPtr find_if(const Json& config,
@@ -194,7 +195,7 @@ FamilyPtr Family::for_fairseq2(const std::string& name, const Json& config) {
 FamilyPtr Family::for_vllm(std::string_view model_type) {
   const std::string word = '"' + std::string(model_type) + '"';
   for (const Embedded& file : files()) {
-    if (!may_have_vllm(file) || file.text.find(word) == file.text.npos)
+    if (!may_have(file, "vllm") || file.text.find(word) == file.text.npos)
       continue;
     FamilyPtr family = family_of(file);
     if (family->vllm() &&
@@ -207,13 +208,23 @@ FamilyPtr Family::for_vllm(std::string_view model_type) {
 std::vector<std::string> Family::vllm_types() {
   std::vector<std::string> all;
   for (const Embedded& file : files()) {
-    if (!may_have_vllm(file)) continue;
+    if (!may_have(file, "vllm")) continue;
     const FamilyPtr family = family_of(file);
     if (!family->vllm()) continue;
     const std::vector<std::string>& types = family->hf().model_types;
     all.insert(all.end(), types.begin(), types.end());
   }
   std::ranges::sort(all);
+  return all;
+}
+
+std::vector<FamilyPtr> Family::with_modelopt() {
+  std::vector<FamilyPtr> all;
+  for (const Embedded& file : files()) {
+    if (!may_have(file, "modelopt")) continue;
+    FamilyPtr family = family_of(file);
+    if (family->modelopt()) all.push_back(std::move(family));
+  }
   return all;
 }
 

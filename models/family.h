@@ -21,6 +21,7 @@
 
 #include "ckpt/dtype.h"
 #include "models/expr.h"
+#include "models/modelopt_section.h"
 #include "models/vllm_section.h"
 
 namespace ckpt::families {
@@ -119,6 +120,8 @@ class Family {
   static std::shared_ptr<const Family> for_vllm(std::string_view model_type);
   // All model types that for_vllm() finds, sorted.
   static std::vector<std::string> vllm_types();
+  // All that say in which of ModelOpt's files their tensors are.
+  static std::vector<std::shared_ptr<const Family>> with_modelopt();
   static std::vector<std::string> names();  // of all that come with ckpt
 
   const std::string& name() const { return name_; }
@@ -138,6 +141,8 @@ class Family {
   const Json& fairseq2() const;
   // The vllm section; nothing if it is not known what vLLM does with the model.
   const std::optional<VllmSection>& vllm() const { return vllm_; }
+  // The modelopt section; nothing if the family is not in ModelOpt's blocks.
+  const std::optional<ModeloptSection>& modelopt() const { return modelopt_; }
 
   // False for a config.json whose text_config is another model's.
   bool fits_text(const Json& config) const;
@@ -162,6 +167,7 @@ class Family {
   Json traits_;
   std::vector<std::string> bases_;
   std::optional<VllmSection> vllm_;
+  std::optional<ModeloptSection> modelopt_;
 };
 
 }  // namespace ckpt::families

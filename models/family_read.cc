@@ -218,7 +218,7 @@ class FamilyReader {
 
   std::shared_ptr<const Family> read(const std::string& source) {
     root_.only({"schema", "family", "notes", "hf", "index", "vars", "dialects",
-                "traits", "vllm"});
+                "traits", "vllm", "modelopt"});
     family_->source_ = source;
     family_->name_ = root_.member("family").text();
     if (!is_word(family_->name_))
@@ -236,6 +236,10 @@ class FamilyReader {
     if (const auto vllm = root_.find("vllm")) {
       if (!root_.find("hf")) vllm->fail("needs an \"hf\" side");
       family_->vllm_ = read_vllm(*vllm);
+    }
+    if (const auto modelopt = root_.find("modelopt")) {
+      if (!root_.find("hf")) modelopt->fail("needs an \"hf\" side");
+      family_->modelopt_ = read_modelopt(*modelopt);
     }
     return family_;
   }

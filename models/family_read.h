@@ -36,6 +36,9 @@ void check_table(const Value& value, const Names& names);
 // vLLM's names and fusions.
 VllmSection read_vllm(const Value& section);
 
+// Which of ModelOpt's files a tensor is in.
+ModeloptSection read_modelopt(const Value& section);
+
 // fairseq2's tp_rules, buffers, tied, shapes and so on.
 void check_fairseq2(const Value& section);
 

@@ -2,47 +2,25 @@
 #include "formats/modelopt/names.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
-#include "lib/embedded.h"
 #include "lib/text/number.h"
+#include "models/family.h"
 
 namespace ckpt::modelopt {
 namespace {
 
-using Json = nlohmann::json;
-
-std::vector<text::Glob> globs(const Json& patterns) {
-  std::vector<text::Glob> result;
-  for (const Json& pattern : patterns)
-    result.emplace_back(pattern.get<std::string>());
-  return result;
-}
-
-Naming make_naming(const std::string& family, const Json& json) {
-  Naming naming;
-  naming.family = family;
-  naming.model_types = json.at("model_types");
-  naming.layers = json.at("layers");
-  naming.embedding = json.at("embedding");
-  naming.norm = json.at("norm");
-  naming.head = json.at("head");
-  naming.attention = globs(json.at("attention"));
-  naming.ffn = globs(json.at("ffn"));
-  naming.order = json.at("order");
-  if (json.contains("shared")) naming.shared = json.at("shared");
-  if (json.contains("groups"))
-    for (const auto& [group, patterns] : json.at("groups").items())
-      naming.groups.emplace_back(group, globs(patterns));
-  return naming;
-}
-
 const std::vector<Naming>& all_namings() {
   static const std::vector<Naming> all = [] {
     std::vector<Naming> namings;
-    const Json json = Json::parse(families::embedded_text("modelopt_names"));
-    for (const auto& [family, rules] : json.items())
-      namings.push_back(make_naming(family, rules));
+    for (const auto& family : families::Family::with_modelopt()) {
+      Naming naming{*family->modelopt()};
+      naming.family = family->name();
+      const std::vector<std::string>& own = family->hf().model_types;
+      naming.model_types = naming.also;
+      naming.model_types.insert(naming.model_types.end(), own.begin(),
+                                own.end());
+      namings.push_back(std::move(naming));
+    }
     return namings;
   }();
   return all;

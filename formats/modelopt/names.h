@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which part of a model a tensor is, by its Hugging Face name, and which of the
-// block files it is in. The tables are data: modelopt_names.json.
+// block files it is in. The rules are data: "modelopt" in the family files.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "ckpt/catalog.h"
-#include "lib/text/glob.h"
+#include "models/modelopt_section.h"
 
 namespace ckpt::modelopt {
 
@@ -24,18 +23,9 @@ struct Place {
 
 enum class Half : uint8_t { kNone, kAttention, kFfn, kBoth };
 
-struct Naming {
+struct Naming : families::ModeloptSection {
   std::string family;
   std::vector<std::string> model_types;
-  std::string layers;  // "model.layers."
-  std::vector<std::string> embedding, norm, head;
-  std::vector<text::Glob> attention, ffn;  // of Place::rest
-  // Groups of tensors in no block: name of the group, names of the tensors.
-  std::vector<std::pair<std::string, std::vector<text::Glob>>> groups;
-  // The name in a block that both halves have; a half with nothing else has no
-  // file.
-  std::string shared;
-  std::vector<std::string> order;  // prefixes of Place::rest, as in the model
 
   Place place(std::string_view name) const;
   // Which half of its block a tensor is; kNone: no rule knows it.

@@ -42,6 +42,9 @@ TEST_CASE("family files: mistakes are shown at their place") {
   const auto vllm = [](const std::string& json) {
     return with("\"index\"", "\"vllm\":" + json + ", \"index\"");
   };
+  const auto modelopt = [](const std::string& json) {
+    return with("\"index\"", "\"modelopt\":" + json + ", \"index\"");
+  };
   const Row rows[] = {
       {"", ":1:1", "JSON ends"},
       {"[1]", ":1:1", "expected an object, found a list"},
@@ -78,6 +81,13 @@ TEST_CASE("family files: mistakes are shown at their place") {
       {vllm(R"({"experts": {"gate": "g", "up": "u"}})"), ":5:20",
        "\"down\" is missing"},
       {vllm(R"({"tied": 1})"), ":5:17", "expected true or false"},
+      {modelopt(R"({"layer": "l."})"), ":5:22", "unknown field \"layer\""},
+      {modelopt(R"({"layers": "l"})"), ":5:23", "expected a final dot"},
+      {modelopt(R"({"layers": "l."})"), ":5:12", "\"embedding\" is missing"},
+      {modelopt(R"({"layers": "l.", "embedding": []})"), ":5:42", "no name"},
+      {modelopt(R"({"layers": "l.", "embedding": ["e"], "norm": ["n"],
+ "head": ["h"], "attention": ["a", "[b"]})"),
+       ":6:36", "["},
       {rule(R"({"hf": ["x.{l}"]})"), ":8:1", "\"to\" is missing"},
       {rule(R"({"to": "a.{l}"})"), ":8:1", "\"hf\" is missing"},
       {rule(R"({"to": "", "hf": ["x"]})"), ":8:8", "an empty name"},
