@@ -134,7 +134,7 @@ void refuse_quantized(const Catalog& source, const std::string& to) {
 }  // namespace
 
 Catalog translate(Catalog source, const TranslateOptions& options) {
-  locate(source);
+  locate_archives(source);
   load_objects(source);
   const std::string from(dialect_of(source));
   if (from.empty())

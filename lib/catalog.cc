@@ -64,6 +64,11 @@ void locate(Catalog& catalog) {
     opener->locate(catalog);
 }
 
+void locate_archives(Catalog& catalog) {
+  if (!catalog.archive_opener || !catalog.archive_opener->only_checks())
+    locate(catalog);
+}
+
 uint64_t sample(Catalog& catalog) {
   const auto opener = std::exchange(catalog.archive_opener, nullptr);
   return opener ? opener->sample(catalog) : 0;

@@ -59,6 +59,7 @@ class HeaderChecker : public ArchiveOpener {
                       rest));
     return rest;
   }
+  bool only_checks() const override { return true; }
 };
 
 }  // namespace

@@ -25,6 +25,9 @@ class BothOpeners : public ArchiveOpener {
     first_->locate(catalog);
     second_->locate(catalog);
   }
+  bool only_checks() const override {
+    return first_->only_checks() && second_->only_checks();
+  }
 
  private:
   Opener first_;

@@ -163,20 +163,29 @@ std::vector<Entry> read_entries(const io::Handle& file,
 }
 
 // Local headers, read in file order. Where they are close together, one read
-// fetches many.
+// fetches all of them, and ends with the last one.
 class HeaderReader {
  public:
-  HeaderReader(const io::Handle& file, uint64_t end)
+  // `order`: by header_offset.
+  HeaderReader(const io::Handle& file, const std::vector<Entry*>& order)
       : file_(file),
-        end_(end),
+        order_(order),
         block_(io::remote_of(file) ? kRemoteBlock : kBlock) {}
 
-  std::string_view read(uint64_t offset, uint64_t count, uint64_t next) {
+  // The header and name of order[i], which end before the next header.
+  std::string_view read(size_t i) {
+    const uint64_t offset = order_[i]->header_offset;
+    const uint64_t count = end_of(i) - offset;
     if (offset < begin_ || offset + count > begin_ + bytes_.size()) {
-      const bool dense = next - offset < kDense;
-      const uint64_t wanted = dense ? std::max(count, block_) : count;
+      size_t last = i;
+      while (last + 1 < order_.size() &&
+             order_[last + 1]->header_offset - order_[last]->header_offset <
+                 kDense &&
+             end_of(last + 1) - offset <= block_)
+        ++last;
       begin_ = offset;
-      bytes_ = file_.read_string(offset, std::min(wanted, end_ - offset));
+      bytes_ = file_.read_string(offset,
+                                 std::min(end_of(last), file_.size()) - offset);
     }
     return std::string_view(bytes_).substr(offset - begin_, count);
   }
@@ -185,23 +194,30 @@ class HeaderReader {
   static constexpr uint64_t kDense = 4 << 10;
   static constexpr uint64_t kBlock = 64 << 10;
   static constexpr uint64_t kRemoteBlock = 1 << 20;  // a round trip each
+
+  uint64_t end_of(size_t i) const {
+    return order_[i]->header_offset + kLocalSize + order_[i]->name.size();
+  }
+
   const io::Handle& file_;
-  const uint64_t end_;
+  const std::vector<Entry*>& order_;
   const uint64_t block_;
   uint64_t begin_ = 0;
   std::string bytes_;
 };
 
-// Finds where an entry's data begin. `next` is where the next header or the
-// directory begins: this entry must end before it.
+// Finds where the data of order[i] begin. `next` is where the next header or
+// the directory begins: this entry must end before it.
 void read_local_header(const io::Handle& file, HeaderReader& reader,
-                       Entry& entry, uint64_t next) {
+                       const std::vector<Entry*>& order, size_t i,
+                       uint64_t next) {
+  Entry& entry = *order[i];
   const uint64_t fixed = kLocalSize + entry.name.size();
   if (fixed > next - entry.header_offset)
     throw input_error(where(file, entry.name),
                       "zip record at byte {} overlaps the next one, at byte {}",
                       entry.header_offset, next);
-  const std::string_view header = reader.read(entry.header_offset, fixed, next);
+  const std::string_view header = reader.read(i);
   if (load<uint32_t>(header, 0) != kLocalSignature)
     throw input_error(where(file, entry.name), "no zip local header at byte {}",
                       entry.header_offset);
@@ -262,14 +278,14 @@ void find_data(const io::Handle& file, uint64_t directory,
   // Each header would cost a round trip. A computed offset is proven by the
   // record's checksum when its bytes pass.
   const bool far = io::remote_of(file) != nullptr;
-  HeaderReader reader(file, directory);
+  HeaderReader reader(file, order);
   for (size_t i = 0; i < order.size(); ++i) {
     const bool last = i + 1 == order.size();
     const uint64_t next = last ? directory : order[i + 1]->header_offset;
     const bool computes =
         headers == Headers::kComputed || (far && order[i]->crc32 != 0);
     if (computes && compute_offset(*order[i], next)) continue;
-    read_local_header(file, reader, *order[i], next);
+    read_local_header(file, reader, order, i, next);
   }
 }
 
@@ -299,11 +315,14 @@ const Entry* Archive::find(std::string_view name) const {
 }
 
 void check_headers(const io::Handle& file) {
-  const Archive read = Archive::read(file);
-  const Archive computed = Archive::read(file, Headers::kComputed);
-  for (size_t i = 0; i < read.entries().size(); ++i) {
-    const Entry& is = read.entries()[i];
-    const Entry& was = computed.entries().at(i);
+  const Directory directory = find_directory(file);
+  std::vector<Entry> computed = read_entries(file, directory);
+  std::vector<Entry> read = computed;
+  find_data(file, directory.offset, computed, Headers::kComputed);
+  find_data(file, directory.offset, read, Headers::kRead);
+  for (size_t i = 0; i < read.size(); ++i) {
+    const Entry& is = read[i];
+    const Entry& was = computed[i];
     if (is.data_offset != was.data_offset)
       throw input_error(where(file, is.name),
                         "zip local header at byte {}: data at byte {}, as the "

@@ -255,6 +255,9 @@ class ArchiveOpener {
   // so in the assumptions; returns how many were not opened. Sizes are exact,
   // places may not be.
   virtual uint64_t sample(Catalog& catalog) const;
+  // True if no extent is an `archive` even now: both only check that payload is
+  // where the extents say.
+  virtual bool only_checks() const { return false; }
 };
 class ObjectOpener {
  public:
@@ -299,6 +302,9 @@ struct Catalog {
 
 // Afterwards no extent is an archive; plans need that.
 void locate(Catalog& catalog);
+// The same for what rearranges extents and reads no payload: checks that need
+// no archive are left for locate.
+void locate_archives(Catalog& catalog);
 // The same for a plan that is only shown: ArchiveOpener::sample.
 uint64_t sample(Catalog& catalog);
 // Afterwards every object has a document.
