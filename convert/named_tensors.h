@@ -31,6 +31,10 @@ class NamedTensors {
     return found == index_.end() ? nullptr : &tensors_[found->second];
   }
   void use(const std::string& name) { used_[index_.at(name)] = true; }
+  // Frees the pieces of a tensor that nothing will ask for again.
+  void spend(const std::string& name) {
+    std::vector<Piece>().swap(tensors_[index_.at(name)].pieces);
+  }
   std::vector<Tensor>& tensors() { return tensors_; }
   const std::vector<Tensor>& tensors() const { return tensors_; }
   bool used(size_t i) const { return used_[i]; }

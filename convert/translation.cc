@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "ckpt/error.h"
@@ -38,8 +39,11 @@ NamedTensors Translation::to_hf(NamedTensors model, const Numbers& numbers) {
   Mismatches mismatches;
   std::vector<std::pair<Instance, Tensor>> aliases;
   std::map<std::string, std::map<uint64_t, View>> stacks;
-  for (const Instance& one :
-       instances(numbers.dialect(), numbers, {{}, names_of(model)})) {
+  const std::vector<Instance> all =
+      instances(numbers.dialect(), numbers, {{}, names_of(model)});
+  std::unordered_map<std::string_view, uint32_t> readers;
+  for (const Instance& one : all) ++readers[one.to];
+  for (const Instance& one : all) {
     const Tensor* tensor = model.find(one.to);
     if (!tensor) {
       if (weights() && !one.rule->optional && !one.rule->alias &&
@@ -63,6 +67,8 @@ NamedTensors Translation::to_hf(NamedTensors model, const Numbers& numbers) {
     } else {
       try {
         undo(one, *tensor, numbers, hf, stacks, mismatches);
+        // Of thousands of ranks, pieces are most of what a plan holds.
+        if (readers.at(one.to) == 1) model.spend(one.to);
       } catch (const Error& error) {
         if (error.where().path == numbers.source()) throw;  // a number
         mismatches.misshapen(one.to, error);
