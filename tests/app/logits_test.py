@@ -100,6 +100,11 @@ UNREAD = {
     "mrope_section": "of models with a tower, which Megatron-Bridge builds",
     "query_pre_attn_scalar": "softmax_scale", "vocab_size": "the tokenizer's",
 }
+UNREAD.update(dict.fromkeys((
+    "attention_k_eq_v", "global_kv_channels", "num_global_query_groups",
+    "num_kv_shared_layers", "per_layer_embed_dim", "per_layer_embed_vocab_size",
+    "use_bidirectional_attention", "use_double_wide_mlp"),
+    "of Gemma 4, which Megatron-Bridge builds"))
 OLMO_CORE = {
     "llama": ("llama", {}),
     "llama, llama3": ("llama", dict(rope_parameters=LLAMA3)),
