@@ -118,6 +118,7 @@ Spelling::Spelling(const Catalog& catalog, const KeyList& keys) {
     holds(layer.fc1, "mlp.linear_fc1.weight");
     holds(layer.router, "mlp.router.weight");
     holds(layer.own_norms, "post_self_attn_layernorm.weight");
+    holds(indexed_, "self_attention.core_attention.indexer.");
   }
 }
 
@@ -134,12 +135,20 @@ std::string Spelling::canonical(std::string_view name, const Key& key) const {
   const auto fuse = [&](const Norm& norm) {
     replace_front(cut.rest, norm.own, norm.fused);
   };
+  const auto divide = [&](const Norm& norm) {
+    replace_front(cut.rest, norm.fused, norm.own);
+  };
   cut.rest = dotted_conv(grouped_expert(cut.rest));
   if (parts.qkv) fuse(kInput);
-  if (parts.q_up) fuse(kQuery);
-  if (parts.kv_up) fuse(kKeyValue);
+  if (indexed_) {
+    divide(kQuery);
+    divide(kKeyValue);
+  } else {
+    if (parts.q_up) fuse(kQuery);
+    if (parts.kv_up) fuse(kKeyValue);
+  }
   if (parts.router)
-    replace_front(cut.rest, kMlp.fused, kMlp.own);
+    divide(kMlp);
   else if (parts.fc1 && !parts.own_norms)
     fuse(kMlp);
   return cut.prefix + cut.rest;

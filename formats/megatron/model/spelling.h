@@ -11,8 +11,11 @@
 //
 // The other modules of its layer tell which one a norm is: before experts,
 // pre_mlp_layernorm is a module of its own in both; q_layernorm is latent
-// attention's only beside linear_q_up_proj. Layers of multi-token prediction
-// hold a mtp_model_layer (before 2026: transformer_layer).
+// attention's only beside linear_q_up_proj, and where an indexer reads what
+// comes out of it, it is a module of its own, too: in each layer of the model,
+// as layers without an indexer take what that of another layer picked. Layers
+// of multi-token prediction hold a mtp_model_layer (before 2026:
+// transformer_layer).
 #pragma once
 
 #include <string>
@@ -48,6 +51,7 @@ class Spelling {
   const Layer& layer(const std::string& prefix) const;
 
   std::unordered_map<std::string, Layer> layers_;  // by "decoder.layers.3."
+  bool indexed_ = false;                           // some layer has an indexer
 };
 
 // Sorts as Megatron's modules list their parameters. What is not a model's
