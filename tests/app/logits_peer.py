@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""GPTModel of megatron-core on a CPU, built from a checkpoint's args under
+"""GPTModel of megatron-core on CPUs, built from a checkpoint's args under
 Megatron's own names, with its weights. Writes its logits. Jobs:
 
     {"path": checkpoint, "tokens": [[…]], "out": file,
      "flags": null, or what is given beside --use-checkpoint-args,
-     "code": what is set in code, as Megatron-LM has no flag for it}
+     "code": what is set in code, as Megatron-LM has no flag for it,
+     "ranks": tensor-parallel ones, or nothing for one}
 
 Without flags the configuration is all of the checkpoint's args. With flags it
 is that of Megatron-LM's training: its parser's defaults, the args that
@@ -21,7 +22,7 @@ import importlib
 import os
 import tempfile
 
-from megatron_peer import metadata_of, shim
+from megatron_peer import leave_kernels_out, metadata_of, shim
 from peer import on_processes, serve
 
 # What load_args_from_checkpoint of Megatron-LM core_v0.16.1 reads.
@@ -53,8 +54,8 @@ PLACE = dict(
     gradient_accumulation_fusion=False, persist_layer_norm=False,
     bias_dropout_fusion=False, masked_softmax_fusion=False,
     apply_rope_fusion=False, hidden_dropout=0.0, attention_dropout=0.0,
-    tensor_model_parallel_size=1, pipeline_model_parallel_size=1,
-    expert_model_parallel_size=1, sequence_parallel=False,
+    pipeline_model_parallel_size=1, expert_model_parallel_size=1,
+    sequence_parallel=False,
     expert_tensor_parallel_size=1, moe_grouped_gemm=False,
     moe_token_dispatcher_type="allgather", fp16=False, bf16=False)
 # The parser's forms for what isn't a string, number or switch.
@@ -62,6 +63,7 @@ FORMS = {"--window-size": lambda text: tuple(
             int(i) for i in text.strip("()").split(",")),
          "--window-attn-skip-freq": ast.literal_eval,
          "--no-rope-freq": ast.literal_eval,
+         "--linear-attention-freq": ast.literal_eval,
          "--rotary-seq-len-interpolation-factor": int}
 
 
@@ -88,7 +90,8 @@ def parsed(flags):
     without = ("softmax_scale", "gated_linear_unit", "beta_fast", "beta_slow",
                "original_max_position_embeddings", "window_size",
                "window_attn_skip_freq", "num_moe_experts", "rotary_base",
-               "rotary_percent", "persist_layer_norm", "no_rope_freq")
+               "rotary_percent", "persist_layer_norm", "no_rope_freq",
+               "linear_attention_freq")
     general = {f.name: f for f in dataclasses.fields(TransformerConfig)}
     own = {f.name: f for f in dataclasses.fields(MLATransformerConfig)}
     for field in {**own, **general}.values():
@@ -149,7 +152,10 @@ def config_of(args):
     known = {f.name for f in dataclasses.fields(kind)}
     values = {k: v for k, v in args.items() if k in known}
     values.update(PLACE, params_dtype=torch.float32,
-                  pipeline_dtype=torch.float32)
+                  pipeline_dtype=torch.float32, tensor_model_parallel_size=args[
+                      "tensor_model_parallel_size"])
+    if args.get("experimental_attention_variant"):
+        values.update(deterministic_mode=True, transformer_impl="local")
     values["num_moe_experts"] = args["num_experts"]
     if not args["group_query_attention"]:
         values["num_query_groups"] = None
@@ -182,7 +188,13 @@ def built(args):
     from megatron.core.models.gpt.gpt_model import GPTModel
 
     config = config_of(args)
-    if args.get("heterogeneous_layers_config_encoded_json"):
+    if args.get("experimental_attention_variant"):
+        from megatron.core.models.gpt import (
+            experimental_attention_variant_module_specs as variants)
+
+        spec = variants.get_transformer_block_with_experimental_attention_variant_spec(
+            config)
+    elif args.get("heterogeneous_layers_config_encoded_json"):
         from megatron.core.models.gpt.heterogeneous import (
             heterogeneous_layer_specs)
 
@@ -195,7 +207,8 @@ def built(args):
         spec = gpt_layer_specs.get_gpt_layer_local_spec(
             None, False, config.qk_layernorm, config.multi_latent_attention,
             normalization=args["normalization"])
-    if config.multi_latent_attention:
+    if config.multi_latent_attention and (
+            args.get("experimental_attention_variant") is None):
         for layer in getattr(spec, "layer_specs", [spec]):
             layer.submodules.self_attention.submodules.core_attention = (
                 attention_of_two_widths())
@@ -214,7 +227,9 @@ def built(args):
 
 # Names of local modules, and of Transformer Engine's modules, which combine a
 # norm with what comes after it: checkpoints have the latter.
-FUSED = (("mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm."),
+FUSED = (("input_layernorm.", "self_attention.linear_qkv.layer_norm_"),
+         ("input_layernorm.", "self_attention.in_proj.layer_norm_"),
+         ("mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm."),
          ("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_"),
          (".q_layernorm.", ".linear_q_up_proj.layer_norm_"),
          (".kv_layernorm.", ".linear_kv_up_proj.layer_norm_"))
@@ -245,12 +260,17 @@ def norms_from_one():
             return torch.nn.functional.layer_norm(
                 x, self.normalized_shape, self.weight + 1, self.bias, self.eps)
 
+    class ShiftedRMS(torch.nn.RMSNorm):
+        def forward(self, x):
+            return torch.nn.functional.rms_norm(
+                x, self.normalized_shape, self.weight + 1, self.eps)
+
     def new(cls, config, hidden_size, eps=1e-5, **more):
-        if (not config.layernorm_zero_centered_gamma
-                or config.normalization != "LayerNorm"):
+        if not config.layernorm_zero_centered_gamma:
             return made(cls, config=config, hidden_size=hidden_size, eps=eps,
                         **more)
-        return Shifted(hidden_size, eps=eps)
+        kind = Shifted if config.normalization == "LayerNorm" else ShiftedRMS
+        return kind(hidden_size, eps=eps)
 
     WrappedTorchNorm.__new__ = new
 
@@ -274,15 +294,84 @@ def attention_of_two_widths():
     return Attention
 
 
-def on_rank(_, rendezvous, job):
+def variants_on_cpu():
+    """Delta nets and sparse attention of Megatron-Core, whose own torch code
+    runs instead of kernels. Their specs are those of Transformer Engine; here
+    a norm is a module beside the projection that holds it there.
+    """
+    import torch
+    from megatron.core.models import backends
+    from megatron.core.models.gpt import (
+        experimental_attention_variant_module_specs as variants)
+    from megatron.core.models.gpt import gpt_layer_specs
+    from megatron.core.ssm import gated_delta_net
+    from megatron.core.tensor_parallel.layers import ColumnParallelLinear
+    from megatron.core.transformer.experimental_attention_variant import dsa
+
+    class Duplicated(torch.nn.Linear):
+        """The same on all ranks."""
+
+        def __init__(self, inputs, outputs, bias, **_):
+            super().__init__(inputs, outputs, bias=bias)
+
+        def forward(self, x):
+            return super().forward(x), None
+
+    class Modules(backends.LocalSpecProvider):
+        def linear(self):
+            return Duplicated
+
+        def column_parallel_layer_norm_linear(self):
+            return ColumnParallelLinear
+
+    variant = variants.get_experimental_attention_variant_module_spec
+
+    def alone(config, backend):
+        spec = variant(config=config, backend=backend)
+        spec.metainfo["fuse_input_layernorm"] = False
+        return spec
+
+    def usual(config, backend):
+        spec = gpt_layer_specs.get_gpt_layer_local_spec(
+            config.num_moe_experts, False, config.qk_layernorm,
+            normalization=config.normalization).submodules.self_attention
+        spec.metainfo["fuse_input_layernorm"] = False
+        return spec
+
+    def l2norm(x, dim=-1, eps=1e-6):
+        return x / (x.square().sum(dim, keepdim=True) + eps).sqrt()
+
+    def rotated(x):
+        """Times the Hadamard matrix of its size, scaled to be orthogonal."""
+        matrix = torch.ones(1, 1)
+        while len(matrix) < x.shape[-1]:
+            matrix = torch.kron(matrix, torch.tensor([[1.0, 1.0], [1.0, -1.0]]))
+        return x @ matrix / x.shape[-1] ** 0.5
+
+    variants._get_backend_spec_provider = lambda config: Modules()
+    variants.get_experimental_attention_variant_module_spec = alone
+    variants._get_self_attention_module_spec = usual
+    for module in (gated_delta_net, getattr(gated_delta_net, "common", None)):
+        if module is not None:
+            module.HAVE_FLA, module.l2norm = True, l2norm
+    dsa.rotate_activation = rotated
+    with contextlib.suppress(ImportError):  # 0.19
+        from megatron.core.transformer.experimental_attention_variant import (
+            absorbed_mla)
+
+        absorbed_mla.TELinear = Duplicated
+
+
+def on_rank(rank, ranks, rendezvous, job):
     import torch
     import torch.distributed as dist
     from megatron.core import dist_checkpointing, parallel_state
 
-    dist.init_process_group("gloo", rank=0, world_size=1,
+    dist.init_process_group("gloo", rank=rank, world_size=ranks,
                             init_method="file://" + rendezvous)
-    parallel_state.initialize_model_parallel()
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=ranks)
     path, args = named(job["path"], job["flags"], job["code"])
+    args["tensor_model_parallel_size"] = ranks
     model = built(args)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -305,15 +394,18 @@ def on_rank(_, rendezvous, job):
     ahead = torch.triu(torch.ones(tokens.shape[1], tokens.shape[1],
                                   dtype=torch.bool), 1)[None, None]
     with torch.no_grad():
-        torch.save(model(tokens, places, ahead), job["out"])
+        logits = model(tokens, places, ahead)
+    if rank == 0:
+        torch.save(logits, job["out"])
     dist.destroy_process_group()
 
 
 def run_job(job):
     """None, or what went wrong."""
     with tempfile.TemporaryDirectory() as scratch:
-        return on_processes(on_rank, 1, os.path.join(scratch, "rendezvous"),
-                            job)
+        ranks = job.get("ranks", 1)
+        return on_processes(on_rank, ranks, ranks,
+                            os.path.join(scratch, "rendezvous"), job)
 
 
 def prepare():
@@ -321,6 +413,7 @@ def prepare():
 
     torch.set_num_threads(1)
     shim()
+    leave_kernels_out()
     for module in ("dist_checkpointing", "models.gpt.gpt_layer_specs",
                    "models.gpt.gpt_model", "tensor_parallel.random"):
         importlib.import_module("megatron.core." + module)
@@ -333,6 +426,7 @@ def prepare():
     moe.te_general_gemm = None
     mla.TELinear = mla.TEColumnParallelLinear = type("Absent", (), {})
     norms_from_one()
+    variants_on_cpu()
     # Nothing is random: no dropout.
     CudaRNGStatesTracker.fork = lambda *_: contextlib.nullcontext()
 
