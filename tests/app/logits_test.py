@@ -380,6 +380,8 @@ def prepare(suite, ckpt):
         raise SystemExit("skipped: transformers is not installed")
     sys.path.insert(0, str(TRANSFORMERS))
     os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
+    suite.always = ("megatron args are read", "megatron families are told",
+                    "megatron qwen3_next, 2 ranks", "megatron glm_moe_dsa")
     suite.add("megatron args are read", args_are_read)
     suite.add("megatron families are told", lambda folder: families_are_told())
     for name, (family, changes) in GPT_MODELS.items():

@@ -336,6 +336,7 @@ class Suite:
     def __init__(self, about):
         self.about = about
         self.cases = []
+        self.always = ()  # names of cases that --one-in does not leave out
         self.full = False
 
     def add(self, name, function, *args):
@@ -364,7 +365,8 @@ class Suite:
         prepare(self, ckpt)
         chosen = [c for c in self.cases
                   if all(text in c[0] for text in options.k)
-                  and random.Random(c[0]).randrange(options.one_in) == 0]
+                  and (c[0] in self.always or
+                       random.Random(c[0]).randrange(options.one_in) == 0)]
         failed = skipped = 0
         with tempfile.TemporaryDirectory(prefix="ckpt_test_") as temp:
             def one(index):
