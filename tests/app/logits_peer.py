@@ -227,15 +227,17 @@ def built(args):
 
 # Names of local modules, and of Transformer Engine's modules, which combine a
 # norm with what comes after it: checkpoints have the latter.
-FUSED = (("input_layernorm.", "self_attention.linear_qkv.layer_norm_"),
+FUSED_MLP = (("mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm."),
+             ("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_"))
+FUSED = (*FUSED_MLP,
+         ("input_layernorm.", "self_attention.linear_qkv.layer_norm_"),
          ("input_layernorm.", "self_attention.in_proj.layer_norm_"),
-         ("mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm."),
-         ("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_"),
          (".q_layernorm.", ".linear_q_up_proj.layer_norm_"),
          (".kv_layernorm.", ".linear_kv_up_proj.layer_norm_"))
 
 
-def name_as_transformer_engine(state, path):
+def name_as_transformer_engine(state, path, sparse):
+    """In attention with an indexer no norm is fused with anything."""
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing.dict_utils import nested_values
 
@@ -243,7 +245,8 @@ def name_as_transformer_engine(state, path):
     for part in nested_values(state):
         key = getattr(part, "key", "")
         if key and key not in there:
-            part.key = next((key.replace(*pair) for pair in FUSED
+            pairs = FUSED_MLP if sparse else FUSED
+            part.key = next((key.replace(*pair) for pair in pairs
                              if key.replace(*pair) in there), key)
 
 
@@ -378,7 +381,8 @@ def on_rank(rank, ranks, rendezvous, job):
             parameter.fill_(float("nan"))
     metadata = metadata_of()
     state = {"model": model.sharded_state_dict(metadata=metadata)}
-    name_as_transformer_engine(state, path)
+    name_as_transformer_engine(
+        state, path, args.get("experimental_attention_variant") == "dsa")
     loaded, left, unknown = dist_checkpointing.load(state, path,
                                                     strict="return_all")
     # What Transformer Engine keeps beside its modules; these have none.
