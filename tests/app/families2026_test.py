@@ -125,6 +125,43 @@ def fewer_layers(folder, model_type):
         check(off < 1e-5, f"{name}: logits differ by {off:.2g}")
 
 
+def further_token(folder, model_type):
+    """The layer that predicts a further token has all that its last one has,
+    an indexer too."""
+    import torch
+    from dist_readers import read_dcp
+    from safetensors.torch import load_file, save_file
+
+    tiny = models()
+    config = tiny.config_of(model_type, num_nextn_predict_layers=1)
+    tiny.model_of(config).save_pretrained(folder / "source")
+    path = folder / "source" / "model.safetensors"
+    saved = load_file(path)
+    last, layer = (f"model.layers.{config.num_hidden_layers + i}."
+                   for i in (-1, 0))
+    more = {name.replace(last, layer): value + 1
+            for name, value in saved.items() if name.startswith(last)}
+    width = config.hidden_size
+    for name, shape in (("eh_proj", (width, 2 * width)), ("enorm", (width,)),
+                        ("hnorm", (width,)), ("shared_head.norm", (width,))):
+        more[f"{layer}{name}.weight"] = torch.randn(shape)
+    # Published files have these twice.
+    more[layer + "embed_tokens.weight"] = saved["model.embed_tokens.weight"] + 0
+    more[layer + "shared_head.head.weight"] = saved["lm_head.weight"] + 0
+    save_file({**saved, **more}, path, {"format": "pt"})
+    there, back = folder / "there", folder / "back"
+    CKPT.ok("convert", folder / "source", there, "-q", "--to",
+            "megatron_torch_dist", "--tp", 2, "--no-fsync")
+    tensors, _ = read_dcp(next(there.rglob(".metadata")).parent)
+    parts = [{name.partition(f"layers.{at}self_attention.")[2]
+              for name in tensors if f"layers.{at}self_attention." in name}
+             for at in ("1.", "0.transformer_layer.")]
+    check_equal(sorted(parts[1]), sorted(parts[0]), "names in attention")
+    check("q_layernorm.weight" in parts[0], str(parts[0]))
+    CKPT.ok("convert", there, back, "-q", "--to", "safetensors", "--no-fsync")
+    compare(tensors_of(back), tensors_of(folder / "source"), "back")
+
+
 def layers_that_differ(folder):
     """Llama-Nemotron: blocks of different sizes, and blocks left out."""
     models()
@@ -259,6 +296,8 @@ def prepare(suite, ckpt):
         if not model_type.startswith("gemma4"):
             suite.add(f"{model_type}, fewer layers", fewer_layers,
                       model_type)
+    suite.always = ("glm_moe_dsa, a further token",)
+    suite.add("glm_moe_dsa, a further token", further_token, "glm_moe_dsa")
     suite.add("nemotron_nas", layers_that_differ)
     for model_type in types:
         if model_type.startswith("gemma4"):
