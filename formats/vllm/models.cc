@@ -42,6 +42,31 @@ std::string renamed(const Model& model, std::string name,
                       found->renaming->*to);
 }
 
+// True if no weight is codes, whatever config.json says.
+bool has_plain_weights(const Catalog& source) {
+  return std::ranges::all_of(source.tensors, [](const Tensor& tensor) {
+    const bool plain =
+        tensor.dtype == DType::f32 || tensor.dtype == DType::f16 ||
+        tensor.dtype == DType::bf16 || tensor.dtype == DType::f64;
+    return plain && tensor.name.find("weight_scale") == std::string::npos;
+  });
+}
+
+[[noreturn]] void refuse_quantized(const Catalog& source) {
+  if (has_plain_weights(source))
+    throw unfaithful_error({source.path, {}},
+                           "config.json has a quantization_config, and no "
+                           "weight is quantized: by it vLLM's attention has "
+                           "parameters for the scales of its cache, and its "
+                           "shards lack them")
+        .with_hint("take quantization_config out of config.json");
+  throw unfaithful_error({source.path, {}},
+                         "config.json has a quantization_config that is not "
+                         "fp8 in blocks: how vLLM holds such weights depends "
+                         "on the kernels that a GPU has")
+      .with_hint("--dtype bf16 makes numbers of them on the way");
+}
+
 }  // namespace
 
 Model model_of(const Catalog& source, const std::optional<Config>& config) {
@@ -50,14 +75,7 @@ Model model_of(const Catalog& source, const std::optional<Config>& config) {
                            "there is no config.json, and what vLLM fuses "
                            "depends on the model")
         .with_hint("put the model's config.json beside its files");
-  if (config->quantized && !config->blocks)
-    throw unfaithful_error({source.path, {}},
-                           "config.json has a quantization_config that is not "
-                           "fp8 in blocks: how vLLM holds such weights depends "
-                           "on the kernels that a GPU has")
-        .with_hint(
-            "--dtype bf16 makes numbers of them on the way; if the cache alone "
-            "is quantized, take quantization_config out of config.json");
+  if (config->quantized && !config->blocks) refuse_quantized(source);
   if (const auto family = families::Family::for_vllm(config->model_type)) {
     Model model{*family->vllm(), config->model_type};
     model.latent = std::ranges::count(model.fusions, kLatent, &Fusion::to) != 0;

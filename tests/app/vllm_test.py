@@ -550,6 +550,10 @@ def test_refused(folder):
         (hf, {"model_type": "falcon", "ffn_hidden_size": 48, "num_kv_heads": 2,
               "new_decoder_architecture": True}, [], 5, "falcon"),
         (hf, {"quantization_config": {}}, [], 5, "quantization_config"),
+        (hf, {"quantization_config": {
+            "quant_method": "compressed-tensors", "config_groups": {},
+            "kv_cache_scheme": {"num_bits": 8, "type": "float"}}}, [], 5,
+         "no weight is quantized"),
         (hf, {}, ["--exclude", "*.k_proj.*"], 5, "vLLM joins them"),
     ]
     for source, edit, args, code, word in rows:
