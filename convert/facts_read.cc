@@ -180,7 +180,11 @@ void prepare_hf(const Family& family, const Json& traits, Json& values,
   merge(values, text);
   // The model's own, which its language model's class does not read.
   if (!tied.is_null()) values["tie_word_embeddings"] = tied;
-  values["rope"] = hf_rope(values, defaults, has_rope_by_type(traits));
+  // Where positions are learned, what a file says of rotary ones is a leftover.
+  const Json& positions = at(traits, "positions");
+  const bool turns = positions != "learned" && positions != "relative";
+  values["rope"] = turns ? hf_rope(values, defaults, has_rope_by_type(traits))
+                         : Json::object();
   drop_unread(family, at(traits, "says"), defaults, values);
   for (const auto& [key, value] : defaults.items()) {
     if (values.contains(key)) continue;

@@ -70,6 +70,8 @@ BY_HAND = {
     "layer_types of a mistral, a ministral to AutoConfig, are left out": (
         "mistral", dict(sliding_window=4),
         dict(layer_types=["sliding_attention", "full_attention"])),
+    "a GPT-2, whose positions are learned, gets a rotary scaling": (
+        "gpt2", {}, dict(rope_scaling={"rope_type": "linear", "factor": 4.0})),
     "a base beside that of layers with windows takes its place": (
         "gemma3_text", dict(rope_parameters={
             "full_attention": THETA, "sliding_attention": dict(
