@@ -15,32 +15,72 @@
 
 namespace ckpt::families {
 
+namespace {
+
+// The keys of a config.json that say of which family it is, and their values.
+std::string said_type(const Json& config) {
+  const auto text_of = [](const Json& value) {
+    return value.is_string() ? value.get<std::string>() : shown_fact(value);
+  };
+  std::string said;
+  const auto add = [&](const std::string& key, const Json& value) {
+    if (value.is_null()) return;
+    said += fmt::format("{}{} {}", said.empty() ? "" : " and ", key,
+                        text_of(value));
+  };
+  add("model_type", config.value("model_type", Json()));
+  if (said.empty()) add("architectures", config.value("architectures", Json()));
+  const Json text = config.value("text_config", Json());
+  if (text.is_object())
+    add("text_config.model_type", text.value("model_type", Json()));
+  if (const std::string key = Family::retyped_by(config); !key.empty())
+    add(key, config.at(key).is_null() ? Json("null") : config.at(key));
+  return text::printable(said);
+}
+
+}  // namespace
+
 void check_type(const Catalog& source, const TranslateOptions& options,
                 const Family& family) {
-  if (options.family.empty() || options.lenient) return;
+  const bool own = options.family.empty();  // a family of one's own
+  if (options.lenient || (own && options.family_file.empty())) return;
   const Values config = options.config_from.empty()
                             ? values_of(source, "hf")
                             : values_of_file(options.config_from, "hf");
   const auto named = Family::for_config(config.values);
-  if (!named || named->name() == family.name()) return;
-  std::string type;
-  const Json text = config.values.value("text_config", Json());
-  for (const Json* object : {&text, &config.values}) {
-    if (!object->is_object()) continue;
-    const Json said = object->value("model_type", Json());
-    if (!said.is_string()) continue;
-    type = said.get<std::string>();
-    if (type == family.hf().text_type ||
-        std::ranges::count(family.hf().model_types, type) != 0)
-      return;
-  }
-  if (type.empty()) return;
-  throw unfaithful_error(
-      {source.path, {}}, "--family {}, and {} says model_type {}, which is {}",
-      family.name(), config.source, text::printable(type), named->name())
+  if (!named || named->name() == family.name() || family.fits(config.values))
+    return;
+  // It may be for a model type that it does not name, but not for one that
+  // transformers takes for another.
+  if (own && (Family::retyped_by(config.values).empty() ||
+              std::ranges::count(
+                  family.hf().model_types,
+                  config.values.at("model_type").get<std::string>()) == 0))
+    return;
+  throw unfaithful_error({source.path, {}},
+                         "--family{} {}, and {} says {}, "
+                         "which is {}",
+                         own ? "-file" : "",
+                         own ? options.family_file : family.name(),
+                         config.source, said_type(config.values), named->name())
       .with_hint(
-          "leave --family out, or name the right config.json with "
-          "--config-from DIR");
+          "leave it out, or name the right config.json with --config-from DIR");
+}
+
+void check_named(const Catalog& source, const TranslateOptions& options,
+                 const Family& family) {
+  if (options.lenient || !options.family_file.empty()) return;
+  const NamedFamily named = named_family(source);
+  if (!named.family || named.family->name() == family.name()) return;
+  throw unfaithful_error({source.path, {}}, "{} {}, which is family {}, not {}",
+                         named.said, text::printable(named.name),
+                         named.family->name(), family.name())
+      .with_hint(
+          options.family.empty()
+              ? "the config.json is another model's: move it away, or name "
+                "the right one with --config-from DIR"
+              : "leave --family out; --family-file FILE brings a family of "
+                "your own");
 }
 
 void check_numbers(const Catalog& source, const TranslateOptions& options) {

@@ -15,6 +15,11 @@ namespace ckpt::families {
 void check_type(const Catalog& source, const TranslateOptions& options,
                 const Family& family);
 
+// Throws unfaithful_error for a family other than the one that the source's own
+// configuration names: args that ckpt wrote, model.yaml, OLMo-core's.
+void check_named(const Catalog& source, const TranslateOptions& options,
+                 const Family& family);
+
 // For a target that keeps transformers' names and cuts by the numbers of
 // config.json: throws unfaithful_error if the tensors contradict them.
 void check_numbers(const Catalog& source, const TranslateOptions& options);

@@ -71,18 +71,45 @@ std::string_view dialect_of(const Catalog& catalog) {
 
 namespace {
 
-// The family that ckpt noted in OLMo-core's configuration, which names none.
-std::shared_ptr<const Family> noted_family(const Json& config) {
-  if (!config.is_object()) return nullptr;
-  const Json note = config.value("ckpt", Json());
-  if (!note.is_object()) return nullptr;
-  const Json name = note.value("family", Json());
+// The family of that name in `from`; null if there is none.
+std::shared_ptr<const Family> family_in(const Json& from, const char* key) {
+  if (!from.is_object()) return nullptr;
+  const Json name = from.value(key, Json());
   if (!name.is_string() || !Family::exists(name.get<std::string>()))
     return nullptr;
   return Family::by_name(name.get<std::string>());
 }
 
+// The family that ckpt noted in Megatron's args.
+std::shared_ptr<const Family> family_of_args(const Catalog& source) {
+  return family_in(values_of(source, "mcore").values, "ckpt_family");
+}
+
+// The family that ckpt noted in OLMo-core's configuration, which names none.
+std::shared_ptr<const Family> noted_family(const Catalog& source) {
+  const Json config = values_of(source, "olmo_core").values;
+  return config.is_object() ? family_in(config.value("ckpt", Json()), "family")
+                            : nullptr;
+}
+
 }  // namespace
+
+NamedFamily named_family(const Catalog& source) {
+  const std::string_view from = dialect_of(source);
+  if (from == "mcore") {
+    const auto family = family_of_args(source);
+    return {family, "args say ckpt_family", family ? family->name() : ""};
+  }
+  if (from == "olmo_core") {
+    const auto family = noted_family(source);
+    return {family, "config.json says ckpt.family",
+            family ? family->name() : ""};
+  }
+  if (from != "fairseq2") return {};
+  const Values yaml = values_of(source, "fairseq2");
+  return {Family::for_fairseq2(yaml.family, yaml.values),
+          yaml.source + " says model_family", yaml.family};
+}
 
 std::shared_ptr<const Family> find_family(const Catalog& source,
                                           const TranslateOptions& options) {
@@ -110,14 +137,9 @@ std::shared_ptr<const Family> find_family(const Catalog& source,
       return family;
   if (const Values hf = values_of(source, "hf"); !hf.source.empty())
     if (auto family = Family::for_config(hf.values)) return family;
-  if (const Values args = values_of(source, "mcore"); !args.source.empty())
-    if (const auto name = args.values.find("ckpt_family");
-        name != args.values.end() && name->is_string() &&
-        Family::exists(name->get<std::string>()))
-      return Family::by_name(name->get<std::string>());
+  if (auto family = family_of_args(source)) return family;
   if (dialect_of_format(source.format) == "olmo_core")
-    if (auto family = noted_family(values_of(source, "olmo_core").values))
-      return family;
+    if (auto family = noted_family(source)) return family;
   if (source.family.empty()) return nullptr;
   return known(source.family);
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include "ckpt/catalog.h"
@@ -21,5 +22,14 @@ std::string_view dialect_of(const Catalog& catalog);
 // name, or null.
 std::shared_ptr<const Family> find_family(const Catalog& source,
                                           const TranslateOptions& options);
+
+// The family that the source's own configuration names, whatever the options
+// say; null if it names none that is known.
+struct NamedFamily {
+  std::shared_ptr<const Family> family;
+  std::string said;  // "args say ckpt_family"
+  std::string name;  // as it is there
+};
+NamedFamily named_family(const Catalog& source);
 
 }  // namespace ckpt::families

@@ -43,6 +43,7 @@ std::shared_ptr<const Family> need_family(const Catalog& source,
                                           const TranslateOptions& options) {
   if (auto family = find_family(source, options)) {
     check_type(source, options, *family);
+    check_named(source, options, *family);
     return family;
   }
   if (const std::string why = why_not_megatron(source.family);

@@ -66,8 +66,9 @@ void put(Json& object, std::string_view dotted, Json value) {
 }
 
 Values read_yaml(const std::string& path) {
-  Values values{Json::object(), io::base_name(path)};
-  for (const auto& [key, value] : fairseq2::read_model_yaml(path).config)
+  const fairseq2::ModelYaml yaml = fairseq2::read_model_yaml(path);
+  Values values{Json::object(), io::base_name(path), yaml.family};
+  for (const auto& [key, value] : yaml.config)
     put(values.values, key, std::visit(ToJson(), value));
   return values;
 }

@@ -14,7 +14,8 @@ namespace ckpt::families {
 // A configuration and where it was found.
 struct Values {
   Json values = Json::object();
-  std::string source;  // "config.json", "args (common.pt)"; "" if none
+  std::string source;    // "config.json", "args (common.pt)"; "" if none
+  std::string family{};  // model.yaml's model_family
 };
 // What a checkpoint says about its model: config.json or params.json beside it,
 // Megatron's args, model.yaml. Without one, `source` is empty; throws

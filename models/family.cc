@@ -124,6 +124,43 @@ FamilyPtr find_if(const Json& config,
   return nullptr;
 }
 
+// A model_type that transformers' AutoConfig opens as another one if a key is
+// there, whatever its value.
+struct Retyped {
+  std::string_view type, key, as;
+};
+constexpr Retyped kRetyped[] = {
+    {"mistral", "layer_types", "ministral"},  // Ministral 8B's config.json
+};
+
+const Retyped* find_retyped(const Json& config) {
+  if (!config.is_object()) return nullptr;
+  const Json type = config.value("model_type", Json());
+  for (const Retyped& one : kRetyped)
+    if (type == Json(one.type) && config.contains(one.key)) return &one;
+  return nullptr;
+}
+
+// What selects a family: where it was found, and how.
+struct Named {
+  FamilyPtr family;
+  bool (*matches)(const HfSide&, const Json&) = nullptr;
+  Json config;
+};
+
+Named find_named(const Json& config) {
+  if (!config.is_object()) return {};
+  Json whole = config;
+  if (const Retyped* retyped = find_retyped(config))
+    whole["model_type"] = retyped->as;
+  for (const auto matches : {names_type, names_architecture})
+    if (FamilyPtr family = find_if(whole, matches))
+      return {std::move(family), matches, std::move(whole)};
+  const auto text = whole.find("text_config");
+  if (text == whole.end() || !text->is_object()) return {};
+  return {find_if(*text, names_type), names_type, *text};
+}
+
 // fairseq2's own name for a family.
 std::string fairseq2_name(const Family& family) {
   const Json& section = family.fairseq2();
@@ -169,17 +206,12 @@ FamilyPtr Family::from_file(const std::string& path) {
 }
 
 FamilyPtr Family::for_config(const Json& config) {
-  if (!config.is_object()) return nullptr;
-  // transformers' AutoConfig opens a mistral with layer_types (Ministral 8B's
-  // config.json) as a ministral, whatever their values.
-  if (config.value("model_type", Json()) == "mistral" &&
-      config.contains("layer_types"))
-    return by_name("ministral");
-  if (FamilyPtr family = find_if(config, names_type)) return family;
-  if (FamilyPtr family = find_if(config, names_architecture)) return family;
-  const auto text = config.find("text_config");
-  if (text == config.end() || !text->is_object()) return nullptr;
-  return find_if(*text, names_type);
+  return find_named(config).family;
+}
+
+std::string Family::retyped_by(const Json& config) {
+  const Retyped* retyped = find_retyped(config);
+  return retyped ? std::string(retyped->key) : std::string();
 }
 
 FamilyPtr Family::for_fairseq2(const std::string& name, const Json& config) {
@@ -246,6 +278,11 @@ const Json& Family::fairseq2() const {
   static const Json none;
   const auto found = std::ranges::find(dialects_, "fairseq2", &Dialect::name);
   return found == dialects_.end() ? none : found->section;
+}
+
+bool Family::fits(const Json& config) const {
+  const Named named = find_named(config);
+  return named.family && named.matches(hf_, named.config);
 }
 
 bool Family::fits_text(const Json& config) const {

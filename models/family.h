@@ -112,6 +112,9 @@ class Family {
   // By model_type and architectures of a config.json, its text_config too.
   // Null if no family has them.
   static std::shared_ptr<const Family> for_config(const Json& config);
+  // The key of config.json for which transformers' AutoConfig takes its
+  // model_type for another one; "" if there is none.
+  static std::string retyped_by(const Json& config);
   // By fairseq2's name (qwen is qwen2 or qwen3) and the configuration in
   // model.yaml. Null if there is no family with rules.
   static std::shared_ptr<const Family> for_fairseq2(const std::string& name,
@@ -144,6 +147,9 @@ class Family {
   // The modelopt section; nothing if the family is not in ModelOpt's blocks.
   const std::optional<ModeloptSection>& modelopt() const { return modelopt_; }
 
+  // True if what for_config() goes by is this family's, too: several may have
+  // one model_type.
+  bool fits(const Json& config) const;
   // False for a config.json whose text_config is another model's.
   bool fits_text(const Json& config) const;
   // With the first prefix replaced.

@@ -200,6 +200,23 @@ OTHER_FAMILIES = {
     "qwen2": ("llama",),
 }
 
+# What a source's own configuration says of its family, which no --family
+# undoes: a family, where it goes, other families whose names fit, the key.
+RECORDS = {
+    "args of Granite's multipliers": (
+        "granite", "megatron_torch_dist", ("llama", "mistral"),
+        "ckpt_family granite"),
+    "args of a ministral": (
+        "ministral", "megatron_torch_dist", ("mistral", "llama"),
+        "ckpt_family ministral"),
+    "model.yaml of a llama, whose base a mistral has not": (
+        "llama", "fairseq2", ("mistral", "qwen2"), "model_family llama"),
+    "model.yaml of a qwen3": (
+        "qwen3", "fairseq2", ("qwen2", "llama"), "model_family qwen"),
+    "OLMo-core's config.json of a llama": (
+        "llama", "olmo_core", ("qwen3", "olmo2"), "ckpt.family llama"),
+}
+
 # Megatron args once covered by a glob of those that change nothing.
 UNKNOWN = ("embedding_multiplier", "embedding_scale", "embedding_norm",
            "logits_scaling", "logits_soft_cap")

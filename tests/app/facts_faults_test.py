@@ -14,7 +14,7 @@ from pathlib import Path
 
 from facts_fault_cases import (
     ARGS, ARG_TYPES, BY_HAND, LINEAR, LLAMA3, NUMBERS, OTHER_EXPERTS,
-    OTHER_FAMILIES, OTHERS, REFUSED, SURVIVE, THETA, TYPES, UNKNOWN)
+    OTHER_FAMILIES, OTHERS, RECORDS, REFUSED, SURVIVE, THETA, TYPES, UNKNOWN)
 from support import Suite, check, check_equal, read_safetensors
 
 CKPT = None  # set by prepare
@@ -183,6 +183,26 @@ def family_of_others(folder, asked, own):
     for target in ("megatron_torch_dist", "vllm"):
         refused(source, folder / "there", "--to", target, "--family", asked,
                 word=f"model_type {own}")
+
+
+def family_on_record(folder, family, target, others, said):
+    """With the config.json taken away; with another one, too."""
+    from facts_models import UNSAID, config_of
+
+    source, want = model(folder / "source", family)
+    there = folder / "there"
+    allowed = [word for fact in UNSAID.get(family, ())
+               for word in ("--allow-unsaid", fact)]
+    CKPT.ok("convert", source, there, "-q", "--to", target, *allowed)
+    if target != "olmo_core":
+        take_config(there)
+    home = ("--to", "safetensors", "--dialect", "hf")
+    for other in others:
+        refused(there, folder / "no", *home, "--family", other, word=said)
+    CKPT.ok("convert", there, folder / "back", "-q", *home, "--family", family)
+    same_logits(folder / "back", want)
+    config_of(others[0]).save_pretrained(folder / "other")
+    refused(there, folder / "no", *home, "--config-from", folder / "other")
 
 
 def window_of_others(folder):
@@ -663,6 +683,8 @@ def prepare(suite, ckpt):
         suite.add(f"a config.json whose numbers the tensors are not of: {name}",
                   numbers_of_others, changes)
     suite.add("multiple_of of params.json makes another size", rounded_sizes)
+    for name, row in RECORDS.items():
+        suite.add(f"on record: {name}", family_on_record, *row)
     for asked, others in OTHER_FAMILIES.items():
         for own in others:
             suite.add(f"--family {asked} makes a {own} another model",

@@ -13,9 +13,11 @@ and names what the dialect can't say. A silent change is a failure.
 """
 
 import argparse
+import inspect
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -31,6 +33,7 @@ try:
     import facts_vision_models
     import torch
     from facts_models import FAMILIES, config_of, model_of
+    from transformers import AutoConfig
 except ImportError as error:
     print("skipped:", error)
     sys.exit(77)
@@ -206,6 +209,19 @@ def check_defaults():
             "hf_defaults.json is not what tests/generators/hf_defaults.py says"
 
 
+def check_retyped():
+    """models/family.cc has each model type that AutoConfig takes for another by
+    a key."""
+    looks = re.findall(
+        r'config_dict\["model_type"\] == "(\w+)" and "(\w+)" in config_dict:'
+        r'.*?config_dict\["model_type"\] = "(\w+)"',
+        inspect.getsource(AutoConfig.from_pretrained), re.DOTALL)
+    with open(os.path.join(HERE, "..", "..", "models", "family.cc")) as file:
+        table = re.search(r"kRetyped\[\] = {(.*?)};", file.read(), re.DOTALL)
+    ours = re.findall(r'{"(\w+)", "(\w+)", "(\w+)"}', table[1])
+    assert looks and ours == looks, (ours, looks)
+
+
 SCALED = {"rope_theta": 10000.0, "rope_type": "yarn", "factor": 4.0}
 # Keys of config.json that say one thing in two places, or where the class does
 # not look; absent: those that are taken out first.
@@ -377,6 +393,7 @@ def main():
     with tempfile.TemporaryDirectory() as home:
         if not given.names:
             check_defaults()
+            check_retyped()
             check_strict(given.ckpt, home)
             check_unknown_elsewhere(given.ckpt, home)
             check_damaged(given.ckpt, home)

@@ -4,14 +4,17 @@
 doesn't fit is named, and the example in docs/families.md works on a model of
 its architecture."""
 
+import itertools
 import json
 import shutil
+import struct
 
 from support import DATA, Suite, check, check_equal, read_safetensors
 
 CKPT = None
 HF = DATA / "hf"
 DOCS = DATA.parents[1] / "docs" / "families.md"
+FILES = DATA.parents[1] / "models" / "families"
 
 
 def cases():
@@ -138,6 +141,61 @@ def test_a_family_that_is_unknown(folder):
     CKPT.run("family", "check").want(2)
     CKPT.run("family", "show").want(2)
     CKPT.run("family", "lsit").want(2)
+
+
+def kinds():
+    """What config.json says of each family: {name: (model types, the type of
+    its text_config or None)}."""
+    listed = CKPT.run("family", "list", "--json").want(0).json()["families"]
+    texts = {one["name"]: json.loads((FILES / f"{one['name']}.json").read_text()
+                                     )["hf"].get("text_type")
+             for one in listed if one["model_types"]}
+    return {one["name"]: (one["model_types"], texts[one["name"]])
+            for one in listed if one["model_types"]}
+
+
+def named_alone(folder, config):
+    """A directory that says its family, and has one tensor."""
+    folder.mkdir(exist_ok=True)
+    header = json.dumps({"model.embed_tokens.weight": {
+        "dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4]}}).encode()
+    (folder / "model.safetensors").write_bytes(
+        struct.pack("<Q", len(header)) + header + bytes(4))
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def said_of(types, text):
+    for kind in types:
+        yield {"model_type": kind, **({"text_config": {"model_type": text}}
+                                      if text else {})}
+
+
+def test_family_by_hand(folder):
+    """--family does not undo what config.json's keys decide: families that
+    share a model type, or the type of a text_config; a key that makes another
+    type of it; architectures where there is no type."""
+    known, rows = kinds(), []
+    for (asked, (types, text)), (own, (of_own, its)) in itertools.permutations(
+            known.items(), 2):
+        if {*types, text} & {*of_own, its} - {None}:
+            rows += [(asked, own, config) for config in said_of(of_own, its)]
+    check(len(rows) > 20, f"{len(rows)} pairs")
+    for value in (["full_attention"], [], None):
+        rows.append(("mistral", "ministral", {"model_type": "mistral",
+                                              "layer_types": value}))
+    rows.append(("llama", "olmo2", {"architectures": ["Olmo3ForCausalLM"]}))
+    for asked, own, config in rows:
+        source = named_alone(folder / "source", config)
+        command = ("convert", source, folder / "there", "--to",
+                   "megatron_torch_dist", "--family")
+        result = CKPT.run(*command, asked).want(5)
+        check(f"--family {asked}, and config.json says " in result.err and
+              f", which is {own}\n" in result.err, f"{config} {result}")
+        for key, value in config.items():
+            check(key in result.err, f"no word of {key}: {result}")
+        right = CKPT.run(*command, own)
+        check("which is" not in right.err, f"{own} {config} {right}")
 
 
 def test_family_of_fairseq2(folder):
@@ -345,6 +403,7 @@ def prepare(suite, ckpt):
     suite.add("what does not fit", test_what_does_not_fit)
     suite.add("numbers that are missing", test_numbers_that_are_missing)
     suite.add("a family that is unknown", test_a_family_that_is_unknown)
+    suite.add("--family by hand holds what keys decide", test_family_by_hand)
     suite.add("--family olmo3 is unknown to fairseq2", test_family_of_fairseq2)
     suite.add("the example of the docs", test_the_example_of_the_docs)
     suite.add("families of one's own", test_families_of_ones_own)
