@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "ckpt/catalog.h"
-#include "formats/runs/order.h"
+#include "formats/runs/flat_units.h"
 
 namespace ckpt::runs {
 
@@ -20,8 +20,9 @@ struct Container {
   size_t first = 0;
   size_t base = 0;
   Catalog catalog;
-  // "flat": the parameters of each flat parameter, by its number.
-  std::vector<std::vector<Parameter>> units;
+  // "flat": RankCatalog::units, and whether numbers are parameters.
+  std::vector<FlatUnit> units;
+  bool original = false;
 };
 
 }  // namespace ckpt::runs

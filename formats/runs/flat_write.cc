@@ -21,13 +21,7 @@ namespace {
 using pickle::Document;
 using pickle::Id;
 using text::printable;
-using Units = std::vector<std::vector<Parameter>>;
-
-uint64_t elements_in(const std::vector<Parameter>& unit) {
-  uint64_t sum = 0;
-  for (const Parameter& one : unit) sum += element_count(one.shape).value_or(0);
-  return sum;
-}
+using Units = std::vector<FlatUnit>;
 
 // One rank's part of a state of a unit; a step is whole.
 struct Share {
@@ -105,7 +99,7 @@ class FlatWriting {
     Share part{.unit = *number, .state = tensor.state};
     part.scalar = tensor.shape.empty();
     if (!part.scalar && tensor.shape.size() != 1) refuse(name);
-    part.size = cuts::chunk_size(elements_in(units_[part.unit]), ranks_);
+    part.size = cuts::chunk_size(units_[part.unit].elements, ranks_);
     return part;
   }
 
@@ -120,7 +114,7 @@ class FlatWriting {
     if (part.scalar) return place_step(part, file, offset);
     const uint64_t first = rank * part.size;
     uint64_t item = 1, begin = 0, filled = 0;
-    for (const Parameter& parameter : units_[part.unit]) {
+    for (const Parameter& parameter : units_[part.unit].parameters) {
       const uint64_t count = element_count(parameter.shape).value_or(0);
       Tensor& tensor = target_of(parameter, part.state);
       item = element_size(tensor.dtype);
@@ -146,7 +140,7 @@ class FlatWriting {
 
   // A unit has one step, shared by its parameters.
   void place_step(const Share& part, uint32_t file, uint64_t offset) {
-    const auto& unit = units_[part.unit];
+    const auto& unit = units_[part.unit].parameters;
     uint32_t tie = 0;
     for (const Parameter& parameter : unit) {
       Tensor& tensor = target_of(parameter, part.state);

@@ -14,15 +14,14 @@
 
 #include "ckpt/catalog.h"
 #include "ckpt/layout.h"
-#include "formats/runs/order.h"
+#include "formats/runs/flat_units.h"
 
 namespace ckpt::runs {
 
 // `pattern`: that of the files in `folder`, "optim_world_size_{W}_rank_{r}.pt".
-// `catalog`: what read_ranks and name_runs made of them. `units`: by number.
+// `catalog`: what read_ranks and name_shares made of them. `units`: by number.
 Target lay_out_flat(const std::string& folder, const std::string& pattern,
-                    const Catalog& catalog,
-                    const std::vector<std::vector<Parameter>>& units,
+                    const Catalog& catalog, const std::vector<FlatUnit>& units,
                     uint32_t ranks);
 
 }  // namespace ckpt::runs

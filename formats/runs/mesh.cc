@@ -54,6 +54,30 @@ std::optional<DTensorNodes> find_dtensor(const Document& document, Id node) {
   return nodes;
 }
 
+std::optional<MeshPlace> place_on_mesh(const Document& document, Id spec) {
+  const auto is_list = [&](Id node) {
+    return document.is(node, Type::kTuple) || document.is(node, Type::kList);
+  };
+  const Id placements = attribute(document, spec, "placements");
+  const Id coordinate = attribute(document, attribute(document, spec, "mesh"),
+                                  "_coordinate_on_dim");
+  if (!is_list(placements) || !is_list(coordinate) ||
+      document.items(placements).size() != document.items(coordinate).size())
+    return std::nullopt;
+  MeshPlace place;
+  for (size_t m = 0; m < document.items(placements).size(); ++m) {
+    const auto at = document.as_int(document.items(coordinate)[m]);
+    const Id one = document.items(placements)[m];
+    if (!at || *at < 0 || !document.is(one, Type::kCall)) return std::nullopt;
+    const Id type = document.call(one).callable;
+    const bool whole =
+        document.is(type, Type::kGlobal) && document.text(type) == "Replicate";
+    (whole ? place.replica : place.part).push_back(static_cast<uint64_t>(*at));
+  }
+  if (place.part.empty()) return std::nullopt;
+  return place;
+}
+
 Placement placement_of(const Document& document, Id spec, const Shape& shape,
                        const std::string& path) {
   const auto refuse = [&](std::string_view why) {

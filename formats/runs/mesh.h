@@ -16,6 +16,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "ckpt/box.h"
 #include "lib/pickle/value.h"
@@ -29,6 +30,16 @@ struct DTensorNodes {
 // Nothing if the node is another kind of tensor.
 std::optional<DTensorNodes> find_dtensor(const pickle::Document& document,
                                          pickle::Id node);
+
+// Where on the mesh the rank is that wrote a spec: along the dimensions that
+// shard the tensor, and along the others.
+struct MeshPlace {
+  std::vector<uint64_t> part;
+  std::vector<uint64_t> replica;
+};
+// Nothing if the tensor is whole on each rank, or the mesh does not say.
+std::optional<MeshPlace> place_on_mesh(const pickle::Document& document,
+                                       pickle::Id spec);
 
 struct Placement {
   bool shard = false;  // false: whole on each rank

@@ -1,19 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/runs/ranks.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <map>
 #include <set>
-#include <unordered_map>
+#include <utility>
 
 #include "ckpt/error.h"
 #include "formats/runs/file_names.h"
 #include "formats/runs/merge.h"
-#include "formats/runs/order.h"
+#include "formats/runs/mesh.h"
 #include "formats/runs/pattern.h"
-#include "formats/runs/preorder.h"
 #include "formats/torch/torch.h"
 #include "lib/in_order.h"
 #include "lib/io/file.h"
@@ -34,15 +31,17 @@ bool is_whole(const Tensor& tensor) {
 
 bool is_run(const Tensor& tensor) {
   if (tensor.shape.empty() || !whole_number(tensor.param)) return true;
-  return tensor.shape.size() == 1 && is_whole(tensor) &&
-         tensor.pieces[0].extent.strides.empty();
+  if (tensor.shape.size() != 1) return false;
+  return tensor.shape[0] == 0 ||
+         (is_whole(tensor) && tensor.pieces[0].extent.strides.empty());
 }
 
 // Joins the ranks' tensors of the same name.
 class Joiner {
  public:
-  explicit Joiner(RankCatalog& out, bool join_runs)
-      : out_(out), join_(join_runs) {}
+  Joiner(RankCatalog& out, const Shards* shards) : out_(out), join_(shards) {
+    if (shards) out_.shards = *shards;
+  }
 
   void add(const std::string& path, uint64_t rank, Catalog one) {
     Catalog& all = out_.catalog;
@@ -60,159 +59,152 @@ class Joiner {
     }
   }
 
-  void finish(uint64_t ranks, const std::string& path) const {
-    for (const auto& [name, entry] : index_)
-      if (entry.count != ranks)
-        throw input_error({path, printable(name)},
-                          "is in the files of {} of {} ranks", entry.count,
-                          ranks)
-            .with_hint("the files are of different saves; fetch them again");
+  void finish(const std::vector<std::string>& paths) {
+    const bool runs = std::ranges::any_of(entries_, &Entry::run);
+    for (size_t t = 0; t < entries_.size(); ++t) {
+      Entry& entry = entries_[t];
+      // A rank without a state: name_shares() tells whether it has to have it.
+      if (runs && entry.joined) {
+        entry.pieces.resize(paths.size());
+        join(t, entry);
+      } else if (entry.count != paths.size()) {
+        refuse_lost(paths, t, entry);
+      }
+    }
   }
 
  private:
   struct Entry {
-    size_t tensor = 0;
-    uint64_t count = 0;
-    size_t runs = SIZE_MAX;  // in out_.runs
+    bool joined = false;  // it is a share
+    bool run = false;
+    uint64_t count = 0;                        // of ranks
+    std::optional<uint64_t> lost;              // the first rank without it
+    std::vector<std::optional<Piece>> pieces;  // by rank
   };
 
   void add(const std::string& path, uint64_t rank, Tensor tensor) {
     auto& tensors = out_.catalog.tensors;
-    const bool run = join_ && tensor.shape.size() == 1 && is_run(tensor);
-    const auto [it, first] =
-        index_.try_emplace(tensor.name, Entry{.tensor = tensors.size()});
-    Entry& entry = it->second;
-    if (!first && entry.count != rank)
-      throw input_error({path, printable(tensor.name)},
-                        "is not in the files of all ranks before");
-    if (first && rank > 0)
-      throw input_error({path, printable(tensor.name)},
-                        "is in the file of rank {}, not in that of rank 0",
-                        rank);
-    ++entry.count;
-    if (first && run) {
-      entry.runs = out_.runs.size();
-      out_.runs.push_back({.tensor = tensors.size(), .lengths = {}});
-    }
-    if (run) out_.runs[entry.runs].lengths.push_back(tensor.shape[0]);
+    const bool joined =
+        join_ && is_run(tensor) && whole_number(tensor.param).has_value();
+    const bool run = joined && tensor.shape.size() == 1;
+    const auto [it, first] = index_.try_emplace(tensor.name, tensors.size());
     if (first) {
-      tensors.push_back(std::move(tensor));
-      return;
+      entries_.push_back({.joined = joined, .run = run});
+      tensors.push_back(tensor);
     }
-    Tensor& whole = tensors[entry.tensor];
-    if (run != (entry.runs != SIZE_MAX) || whole.dtype != tensor.dtype)
+    Entry& entry = entries_[it->second];
+    Tensor& whole = tensors[it->second];
+    if (run != entry.run || whole.dtype != tensor.dtype)
       throw input_error({path, printable(tensor.name)},
                         "is {} {}, in the files of other ranks {} {}",
                         name(tensor.dtype), to_string(tensor.shape),
                         name(whole.dtype), to_string(whole.shape));
-    if (run) return add_run(path, whole, tensor);
-    if (whole.shape != tensor.shape)
+    if (!run && whole.shape != tensor.shape)
       throw input_error({path, printable(tensor.name)},
                         "has shape {}, in the files of other ranks {}",
                         to_string(tensor.shape), to_string(whole.shape));
-    std::ranges::move(tensor.pieces, std::back_inserter(whole.pieces));
+    if (entry.count != rank && !entry.lost) entry.lost = entry.count;
+    ++entry.count;
+    if (joined) {
+      entry.pieces.resize(rank);
+      entry.pieces.emplace_back(tensor.pieces.empty() ? Piece()
+                                                      : tensor.pieces[0]);
+      if (run) entry.pieces.back()->box = Box::whole(tensor.shape);
+    }
+    if (!first)
+      std::ranges::move(tensor.pieces, std::back_inserter(whole.pieces));
   }
 
-  void add_run(const std::string& path, Tensor& whole, Tensor& part) const {
-    const uint64_t at = whole.shape[0];
-    const auto length = checked_add(at, part.shape[0]);
-    if (!length || !byte_size(whole.dtype, Shape({*length})))
-      throw input_error({path, printable(part.name)}, "overflows");
-    whole.shape[0] = *length;
-    Piece piece = std::move(part.pieces[0]);
-    piece.box.offset[0] = at;
-    whole.pieces.push_back(std::move(piece));
+  // Each part begins where the one before ends; replicas begin where it does.
+  void join(size_t t, const Entry& entry) {
+    Tensor& whole = out_.catalog.tensors[t];
+    const Shards& shards = out_.shards;
+    RankCatalog::Share share{.tensor = t, .run = entry.run, .lengths = {}};
+    std::vector<uint64_t> ends(shards.count);
+    for (size_t r = 0; r < entry.pieces.size(); ++r) {
+      auto& length = share.lengths.emplace_back();
+      if (!entry.pieces[r]) continue;
+      length = entry.run ? entry.pieces[r]->box.shape[0] : 1;
+      uint64_t& end = ends[shards.of_rank[r]];
+      end = std::max(end, *length);
+    }
+    if (entry.run) {
+      uint64_t sum = 0;
+      for (uint64_t& end : ends) {
+        const auto next = checked_add(sum, end);
+        if (!next || !byte_size(whole.dtype, Shape({*next})))
+          throw input_error({out_.catalog.path, printable(whole.name)},
+                            "overflows");
+        end = std::exchange(sum, *next);  // where the part begins
+      }
+      whole.shape[0] = sum;
+      whole.pieces.clear();
+      for (size_t r = 0; r < entry.pieces.size(); ++r) {
+        if (share.lengths[r].value_or(0) == 0) continue;
+        whole.pieces.push_back(*entry.pieces[r]);
+        whole.pieces.back().box.offset[0] = ends[shards.of_rank[r]];
+      }
+    }
+    out_.shares.push_back(std::move(share));
+  }
+
+  // DTensors are in the file of each rank, empty ones too.
+  void refuse_lost(const std::vector<std::string>& paths, size_t t,
+                   const Entry& entry) const {
+    throw input_error({paths[entry.lost.value_or(entry.count)],
+                       printable(out_.catalog.tensors[t].name)},
+                      "is not there, but in the files of {} of {} ranks",
+                      entry.count, paths.size())
+        .with_hint("the files are of different saves; fetch them again");
   }
 
   RankCatalog& out_;
   bool join_;
-  std::map<std::string, Entry> index_;
+  std::map<std::string, size_t> index_;  // in the catalog
+  std::vector<Entry> entries_;           // by tensor
 };
 
-// The parameters of a flat unit, one after another.
-struct Unit {
-  std::string name;  // "", "model.layers.0."
-  std::vector<Parameter> parameters;
-  uint64_t elements = 0;
+// Where the ranks' files belong, as the first DTensor of each says.
+class Places {
+ public:
+  using Numbers = std::vector<uint64_t>;
+
+  void add(const Catalog& one) {
+    auto& place = places_.emplace_back();
+    if (!one.skeleton || !one.skeleton->document) return;
+    const pickle::Document& document = *one.skeleton->document;
+    for (const auto& [node, name] : one.skeleton->tensors) {
+      if (const auto dtensor = find_dtensor(document, node))
+        place = place_on_mesh(document, dtensor->spec);
+      if (place) return;
+    }
+  }
+
+  // Rank r has part r unless the meshes say otherwise: each part as often.
+  Shards shards() const {
+    Shards shards = one_part_each(places_.size());
+    std::map<Numbers, std::set<Numbers>> replicas;  // by part
+    std::set<size_t> dims;
+    for (const auto& place : places_) {
+      if (!place) return shards;
+      dims.insert(place->part.size());
+      replicas[place->part].insert(place->replica);
+    }
+    if (dims.size() != 1) return shards;
+    const size_t each = replicas.begin()->second.size();
+    if (replicas.size() * each != places_.size()) return shards;
+    for (const auto& [part, who] : replicas)
+      if (who.size() != each) return shards;
+    shards.count = replicas.size();
+    for (size_t r = 0; r < places_.size(); ++r)
+      shards.of_rank[r] = static_cast<uint64_t>(
+          std::distance(replicas.begin(), replicas.find(places_[r]->part)));
+    return shards;
+  }
+
+ private:
+  std::vector<std::optional<MeshPlace>> places_;  // by rank
 };
-
-uint64_t elements_of(const Parameter& parameter) {
-  return element_count(parameter.shape).value_or(0);
-}
-
-// "model.layers.3." for a name below a numbered module; else nothing.
-std::optional<std::pair<std::string, uint64_t>> layer_of(
-    const std::string& name) {
-  for (size_t at = 0; (at = name.find('.', at)) != name.npos;) {
-    const size_t begin = ++at;
-    const size_t end = name.find('.', begin);
-    if (end == name.npos) return std::nullopt;
-    if (const auto number = whole_number(name.substr(begin, end - begin)))
-      return std::pair{name.substr(0, end + 1), *number};
-  }
-  return std::nullopt;
-}
-
-// The root's own parameters, then each layer's, as FSDP's auto-wrap of decoder
-// layers arranges them.
-std::vector<Unit> units_of(const ParameterOrder& order) {
-  std::vector<Unit> units(1);
-  std::map<std::string, size_t> known;
-  for (const Parameter& parameter : order.parameters) {
-    size_t unit = 0;
-    if (const auto layer = layer_of(parameter.name)) {
-      const auto [it, fresh] = known.emplace(layer->first, units.size());
-      if (fresh) units.push_back({.name = layer->first});
-      unit = it->second;
-    }
-    units[unit].elements += elements_of(parameter);
-    units[unit].parameters.push_back(parameter);
-  }
-  return units;
-}
-
-// Cuts one state's flat tensor into its parameters.
-void cut_run(const Tensor& flat, const RankCatalog::Runs& runs,
-             const Unit& unit, std::vector<Tensor>& out) {
-  const uint64_t item = element_size(flat.dtype);
-  uint64_t begin = 0;
-  for (const Parameter& parameter : unit.parameters) {
-    const uint64_t end = begin + elements_of(parameter);
-    Tensor tensor = flat;
-    tensor.param = parameter.name;
-    tensor.name = parameter.name + "." + flat.state;
-    tensor.shape = parameter.shape;
-    tensor.pieces.clear();
-    uint64_t at = 0;
-    for (size_t r = 0; r < runs.lengths.size(); ++r) {
-      const uint64_t from = std::max(begin, at);
-      const uint64_t to = std::min(end, at + runs.lengths[r]);
-      if (from < to) {
-        Piece piece = flat.pieces[r];
-        piece.box = Box::whole(parameter.shape);
-        piece.flat = FlatRange{from - begin, to - begin};
-        piece.extent.offset += (from - at) * item;
-        piece.extent.strides = {};
-        tensor.pieces.push_back(std::move(piece));
-      }
-      at += runs.lengths[r];
-    }
-    out.push_back(std::move(tensor));
-    begin = end;
-  }
-}
-
-// True if the parts make up a flat parameter with that many elements: equal,
-// and longer than it by less than one element per rank.
-bool holds(const RankCatalog::Runs& runs, uint64_t elements, bool even) {
-  uint64_t sum = 0;
-  for (const uint64_t length : runs.lengths) {
-    if (even && length != runs.lengths[0]) return false;
-    sum += length;
-  }
-  if (!even) return sum == elements;
-  return sum >= elements && sum - elements < runs.lengths.size();
-}
 
 }  // namespace
 
@@ -256,84 +248,32 @@ std::optional<RankFiles> rank_files(const std::string& folder,
   return files;
 }
 
+Shards one_part_each(uint64_t ranks) {
+  Shards shards{.count = ranks, .of_rank = {}};
+  for (uint64_t r = 0; r < ranks; ++r) shards.of_rank.push_back(r);
+  return shards;
+}
+
 RankCatalog read_ranks(const std::string& folder, const RankFiles& files,
-                       bool join_runs, const formats::ReadOptions& options) {
+                       const Shards* shards,
+                       const formats::ReadOptions& options) {
   RankCatalog out;
   const auto reader = torch::make_reader();
   const auto paths = io::join_each(folder, files.names);
-  // FSDP1 on one rank has flat parameters, too.
-  Joiner joiner(out, join_runs);
+  Joiner joiner(out, shards);
+  Places places;
   in_order<Catalog>(
       paths.size(),
       [&](size_t r) { return reader->read_catalog(paths[r], options); },
       [&](size_t r, Catalog one) {
         if (r == 0 && one.skeleton) out.document = one.skeleton->document;
+        if (shards == nullptr) places.add(one);
         joiner.add(paths[r], r, std::move(one));
       });
-  joiner.finish(paths.size(), folder);
+  joiner.finish(paths);
+  if (shards == nullptr) out.shards = places.shards();
   out.catalog.topology.dp = static_cast<uint32_t>(files.world);
   return out;
-}
-
-std::string name_runs(RankCatalog& ranks,
-                      std::span<const Tensor* const> model) {
-  if (std::string doubt = doubt_in_order(model); !doubt.empty()) return doubt;
-  const ParameterOrder order = stored_order(model);
-  std::set<uint64_t> numbers;
-  for (const auto& runs : ranks.runs)
-    numbers.insert(*whole_number(ranks.catalog.tensors[runs.tensor].param));
-  const std::vector<Unit> units = units_of(order);
-  const bool flat = numbers.size() == units.size();
-  if (!flat && numbers.size() != order.parameters.size())
-    return fmt::format(
-        "{} flat parameters, the model has {} layers and {} "
-        "parameters",
-        numbers.size(), units.size() - 1, order.parameters.size());
-  // Number i is unit i, or parameter i.
-  const auto unit_of = [&](uint64_t number) -> Unit {
-    if (flat) return units[number];
-    const Parameter& one = order.parameters[number];
-    return {.name = {}, .parameters = {one}, .elements = elements_of(one)};
-  };
-  const uint64_t count = flat ? units.size() : order.parameters.size();
-  for (const auto& runs : ranks.runs) {
-    const Tensor& tensor = ranks.catalog.tensors[runs.tensor];
-    const uint64_t number = *whole_number(tensor.param);
-    if (number >= count)
-      return fmt::format("there is a parameter {} of {}", number, count);
-    const Unit unit = unit_of(number);
-    if (!holds(runs, unit.elements, flat))
-      return fmt::format(
-          "flat parameter {} has {} elements, {} has {}", number,
-          tensor.shape[0],
-          unit.name.empty() ? "the model's own part" : printable(unit.name),
-          unit.elements);
-  }
-  std::map<size_t, const RankCatalog::Runs*> by_tensor;
-  for (const auto& runs : ranks.runs) by_tensor[runs.tensor] = &runs;
-  std::vector<Tensor> out;
-  for (size_t t = 0; t < ranks.catalog.tensors.size(); ++t) {
-    Tensor& tensor = ranks.catalog.tensors[t];
-    const auto number = whole_number(tensor.param);
-    const auto runs = by_tensor.find(t);
-    if (runs != by_tensor.end()) {
-      cut_run(tensor, *runs->second, unit_of(*number), out);
-    } else if (number && *number < count && tensor.shape.empty()) {
-      // A step is the same for each parameter.
-      for (const Parameter& parameter : unit_of(*number).parameters) {
-        Tensor& one = out.emplace_back(tensor);
-        one.param = parameter.name;
-        one.name = one.param + "." + one.state;
-      }
-    } else {
-      tensor.name = "optimizer." + tensor.name;
-      out.push_back(std::move(tensor));
-    }
-  }
-  ranks.catalog.tensors = std::move(out);
-  if (flat)
-    for (const Unit& unit : units) ranks.units.push_back(unit.parameters);
-  return {};
 }
 
 }  // namespace ckpt::runs

@@ -9,7 +9,7 @@
 
 #include "ckpt/catalog.h"
 #include "formats/format.h"
-#include "formats/runs/order.h"
+#include "formats/runs/flat_units.h"
 #include "lib/pickle/value.h"
 
 namespace ckpt::runs {
@@ -24,30 +24,38 @@ struct RankFiles {
 std::optional<RankFiles> rank_files(const std::string& folder,
                                     const std::string& pattern);
 
-// All ranks' tensors, by name. `plain`: tensors that are not DTensors; with
-// more than one rank, each file has its own run of elements.
+// Which part of what FSDP cuts is in each rank's file.
+//   FULL_SHARD    rank r has part r
+//   HYBRID_SHARD  2 x 2: ranks 0 and 2 have part 0, ranks 1 and 3 part 1
+struct Shards {
+  uint64_t count = 0;
+  std::vector<uint64_t> of_rank;
+};
+Shards one_part_each(uint64_t ranks);
+
+// All ranks' tensors, by name: a tensor has the pieces of all ranks.
 struct RankCatalog {
-  Catalog catalog;  // merged: a tensor has the pieces of all ranks
-  // Each rank's part of a 1-dimensional tensor that is not a DTensor.
-  struct Runs {
-    size_t tensor = 0;  // in the catalog; its shape is that of all parts
-    std::vector<uint64_t> lengths;  // by rank, in elements
+  Catalog catalog;
+  // A state that is not a DTensor: each file has its own run of elements, or
+  // its own step. Only if some are runs.
+  struct Share {
+    size_t tensor = 0;  // in the catalog; a run's shape is that of all parts
+    bool run = false;
+    // By rank, in elements. Nothing: its file lacks the state.
+    std::vector<std::optional<uint64_t>> lengths;
   };
-  std::vector<Runs> runs;
-  // Once runs are named: what each flat parameter holds, by number. Empty if
-  // each number is a parameter (use_orig_params).
-  std::vector<std::vector<Parameter>> units;
+  std::vector<Share> shares;
+  // Of the shares; of a model: as the meshes of its DTensors say.
+  Shards shards;
+  // Once shares are named: what each unit holds. Empty if nothing proves it.
+  std::vector<FlatUnit> units;
+  bool original = false;  // use_orig_params: numbers are parameters
   // Rank 0's document, for what is not a tensor.
   std::shared_ptr<const pickle::Document> document;
 };
+// `shards`: of the optimizer of a model that is cut so; null for a model.
 RankCatalog read_ranks(const std::string& folder, const RankFiles& files,
-                       bool join_runs, const formats::ReadOptions& options);
-
-// Assigns parameters to flat state. FSDP1 with use_orig_params=False numbers
-// its units (what no layer holds, then each layer); with True, the parameters.
-// `model`: in module order. Returns the reason if this fails. Returns "" if it
-// succeeds; then the tensors of `ranks` are <parameter>.<state>, with `param`
-// and `state`.
-std::string name_runs(RankCatalog& ranks, std::span<const Tensor* const> model);
+                       const Shards* shards,
+                       const formats::ReadOptions& options);
 
 }  // namespace ckpt::runs

@@ -21,6 +21,7 @@
 #include "formats/runs/optimizer.h"
 #include "formats/runs/order.h"
 #include "formats/runs/pattern.h"
+#include "formats/runs/ranks.h"
 #include "formats/runs/trainer.h"
 
 namespace ckpt::runs {
@@ -44,6 +45,7 @@ class StepReading {
     bool pickled = false;      // its names are in module order
     bool arranged = false;     // Source::arranged
     bool partitioned = false;  // DeepSpeed's, with its optimizer
+    Shards shards;             // of rank files
   };
   struct Optimizer {
     const Source* source = nullptr;

@@ -150,7 +150,7 @@ class Rewriting {
     if (one.read == "ranks")
       return lay_out_ranks(io::join(source_.path, one.at), one.file,
                            one.catalog, ranks_, ranks_ == 1 && has_flat());
-    if (one.read == "flat" && !one.units.empty())
+    if (one.read == "flat" && !one.units.empty() && !one.original)
       return lay_out_flat(io::join(source_.path, one.at), one.file, one.catalog,
                           one.units, ranks_);
     if (one.read == "nanotron")

@@ -164,9 +164,11 @@ void StepReading::read_model(const Source& source, const Numbers& numbers,
                              const std::string& prefix) {
   size_t begin = 0;
   bool pickled = true;
+  Shards shards;
   if (source.read == "ranks") {
     const auto files = rank_files(folder_, source.file);
-    RankCatalog ranks = read_ranks(folder_, *files, false, options_);
+    RankCatalog ranks = read_ranks(folder_, *files, nullptr, options_);
+    shards = ranks.shards;
     take_topology(ranks.catalog.topology);
     set_format("torch", ranks.catalog.version);
     keep(source, "", ranks.catalog);
@@ -197,7 +199,8 @@ void StepReading::read_model(const Source& source, const Numbers& numbers,
                      {begin, catalog_.tensors.size()},
                      pickled,
                      source.arranged,
-                     source.read == "deepspeed"});
+                     source.read == "deepspeed",
+                     std::move(shards)});
   number_again(catalog_, begin, prefix, prefix + "optimizer.", folder_);
   note_copies(source);
 }

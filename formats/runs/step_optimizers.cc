@@ -11,6 +11,7 @@
 #include "formats/runs/checks.h"
 #include "formats/runs/file_names.h"
 #include "formats/runs/find.h"
+#include "formats/runs/flat_names.h"
 #include "formats/runs/merge.h"
 #include "formats/runs/naming.h"
 #include "formats/runs/ranks.h"
@@ -289,14 +290,18 @@ void StepReading::read_rank_optimizer(const Optimizer& optimizer) {
                       "the model is of {} ranks, the optimizer of {}",
                       catalog_.topology.dp, files->world)
         .with_hint("the files are of different saves; fetch them again");
-  RankCatalog ranks = read_ranks(folder_, *files, true, options_);
-  if (ranks.runs.empty()) keep(source, "", ranks.catalog);
-  const std::string path = io::join(folder_, files->names[0]);
+  const Shards shards = model.shards.of_rank.size() == files->world
+                            ? model.shards
+                            : one_part_each(files->world);
+  RankCatalog ranks = read_ranks(folder_, *files, &shards, options_);
+  if (ranks.shares.empty()) keep(source, "", ranks.catalog);
+  const auto paths = io::join_each(folder_, files->names);
+  const std::string& path = paths[0];
   std::vector<Tensor> copies;
   const auto tensors = model_tensors(model, copies);
   const auto document = ranks.document;
   const size_t objects = catalog_.objects.size();
-  if (ranks.runs.empty()) {
+  if (ranks.shares.empty()) {
     for (Object& object : ranks.catalog.objects)
       object.name = "optimizer." + object.name;
     const size_t begin = Merger(catalog_).add(std::move(ranks.catalog));
@@ -304,9 +309,13 @@ void StepReading::read_rank_optimizer(const Optimizer& optimizer) {
                           document);
   }
   for (Object& object : ranks.catalog.objects) object.name = word + object.name;
-  const std::string why_not = name_runs(ranks, tensors);
+  const std::string why_not = name_shares(ranks, paths, tensors);
   keep(source, "", ranks.catalog, "flat");
-  if (containers_) containers_->back().units = ranks.units;
+  if (containers_) {
+    containers_->back().units = ranks.units;
+    containers_->back().original = ranks.original;
+  }
+  const bool original = ranks.original;
   const size_t begin = Merger(catalog_).add(std::move(ranks.catalog));
   const Range range{begin, catalog_.tensors.size()};
   if (!why_not.empty())
@@ -318,9 +327,9 @@ void StepReading::read_rank_optimizer(const Optimizer& optimizer) {
     tensor.name = prefix + tensor.name;
   }
   catalog_.assumptions.push_back(fmt::format(
-      "{}optimizer: flat parameters are cut by the sizes of the model's "
-      "units, in the order of the pickle",
-      prefix));
+      "{}optimizer: {}, in the order of the pickle", prefix,
+      original ? "numbers are parameters, which the ranks' parts add up to"
+               : "flat parameters are cut by the sizes of the model's units"));
 }
 
 }  // namespace ckpt::runs
