@@ -15,6 +15,7 @@
 #include "formats/runs/file_names.h"
 #include "formats/runs/flat_write.h"
 #include "formats/runs/nanotron_write.h"
+#include "formats/runs/original_write.h"
 #include "formats/runs/pattern.h"
 #include "formats/runs/rank_write.h"
 #include "formats/runs/run.h"
@@ -150,7 +151,10 @@ class Rewriting {
     if (one.read == "ranks")
       return lay_out_ranks(io::join(source_.path, one.at), one.file,
                            one.catalog, ranks_, ranks_ == 1 && has_flat());
-    if (one.read == "flat" && !one.units.empty() && !one.original)
+    if (one.read == "flat" && !one.units.empty() && one.original)
+      return lay_out_original(io::join(source_.path, one.at), one.file,
+                              one.catalog, one.units, ranks_);
+    if (one.read == "flat" && !one.units.empty())
       return lay_out_flat(io::join(source_.path, one.at), one.file, one.catalog,
                           one.units, ranks_);
     if (one.read == "nanotron")
@@ -164,9 +168,8 @@ class Rewriting {
                            "{} of {} is not written for other ranks", one.read,
                            trainer_.name)
         .with_hint(one.read == "flat"
-                       ? "FSDP1's optimizer with use_orig_params: --to dcp "
-                         "keeps it by "
-                         "name"
+                       ? "nothing proves how FSDP1's optimizer is cut: --to "
+                         "dcp keeps it by name"
                        : "--to safetensors or dcp keeps model and optimizer");
   }
 
