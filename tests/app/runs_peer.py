@@ -244,7 +244,7 @@ def verl_fsdp2():
     finish(model, verl(model, contextlib.nullcontext))
 
 
-def verl_fsdp1():
+def verl_fsdp1(original=False):
     """verl's default: FSDP1 with flat parameters."""
     import functools
 
@@ -258,7 +258,8 @@ def verl_fsdp1():
     dist.init_process_group("gloo", rank=RANK, world_size=WORLD)
     mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("fsdp",))
     model = FullyShardedDataParallel(
-        llama("actor", 2), use_orig_params=False,
+        tiny_llama() if original else llama("actor", 2),
+        use_orig_params=original,
         auto_wrap_policy=functools.partial(
             transformer_auto_wrap_policy,
             transformer_layer_cls={LlamaDecoderLayer}),
@@ -272,6 +273,19 @@ def verl_fsdp1():
     with FullyShardedDataParallel.state_dict_type(
             model, StateDictType.FULL_STATE_DICT):
         finish(model, loss)
+
+
+def tiny_llama():
+    """Of tests/data/verl/fsdp1."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(7)
+    return LlamaForCausalLM(LlamaConfig.from_json_file(
+        Path(DIR, "huggingface/config.json")))
+
+
+def verl_fsdp1_orig():
+    verl_fsdp1(True)
 
 
 def bag(shapes):

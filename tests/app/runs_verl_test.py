@@ -3,18 +3,21 @@
 """verl with Megatron: what its MegatronCheckpointManager leaves (verl 0.7, and
 0.9 with a container for each part), of Megatron's own containers.
 
-And folders of roles that lack what they are known by.
+And folders of roles that lack what they are known by, and FSDP1 as actors
+may configure it: use_orig_params, and HYBRID_SHARD (tests/data/verl/fsdp1).
 """
 
 import json
 import pickle
 import shutil
 
-from support import DATA, Suite, check, check_equal, read_safetensors
+from support import (
+    DATA, Suite, check, check_equal, digest, read_safetensors)
 
 CKPT = None  # set by prepare
 MEGATRON = DATA / "megatron_torch_dist"
 RUNS = DATA / "runs"
+FSDP1 = DATA / "verl/fsdp1"
 STEP = "global_step_10"
 FULL = "gpt_optim_fully_reshardable_v0161"
 FLAT = "gpt_optim_dp_reshardable_v0161"
@@ -254,6 +257,86 @@ def test_gone_role(folder):
     check("critic" in said.out + said.err, f"{said}")
 
 
+def check_live(case, path):
+    """The tensors are those of the live model and optimizer, by name."""
+    found = CKPT.inspect(path, "--digest")
+    check_equal(found["problems"], [], "problems")
+    got = {t["name"]: (tuple(t["shape"]), t["digest"])
+           for t in found["tensors"]}
+    want = {}
+    for what in ("expected", "expected_optim"):
+        want.update(read_safetensors(FSDP1 / case / f"{what}.safetensors"))
+    check_equal(got, {name: (tensor.shape, digest(tensor.data))
+                      for name, tensor in want.items()}, "tensors")
+
+
+def test_fsdp1(folder, case):
+    check_live(case, FSDP1 / case / "ckpt")
+    CKPT.ok("verify", "--deep", FSDP1 / case / "ckpt")
+
+
+def test_fsdp1_reshard(folder):
+    """For other ranks and back. What is not cut over one mesh dimension is
+    refused."""
+    for ranks in (1, 3, 7):
+        out = folder / str(ranks)
+        CKPT.ok("reshard", FSDP1 / "orig_w4/ckpt", out, "--dp", ranks)
+        check_live("orig_w4", out)
+    CKPT.ok("reshard", folder / "7", folder / "back", "--dp", 4)
+    check_live("orig_w4", folder / "back")
+    CKPT.run("reshard", FSDP1 / "hybrid_w4/ckpt", folder / "out", "--dp",
+             2).want(5)
+
+
+def test_fsdp1_loss(folder, case):
+    """Each rank's file, and each entry of a state in it. What one rank alone
+    had may be frozen: a warning."""
+    import torch
+
+    root = folder / "ckpt"
+    shutil.copytree(FSDP1 / case / "ckpt", root)
+    sole = 0
+    for rank in range(4):
+        path = root / f"global_step_3/actor/optim_world_size_4_rank_{rank}.pt"
+        before = path.read_bytes()
+        path.unlink()
+        check(path.name in CKPT.run("verify", root).want(1).out, path.name)
+        path.write_bytes(before)
+        whole = torch.load(path, weights_only=False)
+        for number in whole["state"]:
+            for state in (None, "step", "exp_avg"):
+                states = dict(whole["state"])
+                left = dict(states.pop(number))
+                if state:
+                    del left[state]
+                    states[number] = left
+                torch.save({**whole, "state": states}, path)
+                result = CKPT.run("verify", root)
+                if result.code == 0:
+                    check(not state and "no_state" in result.out, f"{result}")
+                    sole += 1
+                else:
+                    check(result.code == 1 and path.name in result.out,
+                          f"{number}.{state}: {result}")
+        path.write_bytes(before)
+    check(sole < 20 if case == "orig_w4" else sole == 0, f"{sole} unproven")
+
+
+def test_fsdp1_replicas(folder):
+    """Ranks 1 and 3 have the same part."""
+    import torch
+
+    root = folder / "ckpt"
+    shutil.copytree(FSDP1 / "hybrid_w4/ckpt", root)
+    path = root / "global_step_3/actor/optim_world_size_4_rank_3.pt"
+    whole = torch.load(path, weights_only=False)
+    whole["state"][1]["exp_avg"][2] += 1
+    torch.save(whole, path)
+    result = CKPT.run("verify", root, "--deep").want(1)
+    check("rank_3.pt: model.layers.0." in result.out
+          and "differs" in result.out, f"{result}")
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -267,6 +350,11 @@ def prepare(suite, ckpt):
     suite.add("actor and critic", test_roles)
     suite.add("a role that is lost", test_lost_role)
     suite.add("a role whose folder is gone", test_gone_role)
+    for case in ("orig_w4", "hybrid_w4"):
+        suite.add(f"FSDP1, {case}", test_fsdp1, case)
+        suite.add(f"FSDP1, {case}: what is lost", test_fsdp1_loss, case)
+    suite.add("FSDP1, orig_w4: for other ranks", test_fsdp1_reshard)
+    suite.add("FSDP1, hybrid_w4: replicas that differ", test_fsdp1_replicas)
 
 
 if __name__ == "__main__":

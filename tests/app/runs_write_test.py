@@ -176,7 +176,8 @@ def prepare(suite, ckpt):
             ("verl_fsdp1_flat_w2", "verl_fsdp1", 3, "actor"),
             ("verl_fsdp2_w2", "verl_fsdp2", 3, "actor"),
             ("verl_fsdp2_w2", "verl_fsdp2", 1, "critic"),
-            *([("verl_fsdp1_flat_w2", "verl_fsdp1", 1, "actor")]
+            *([("verl_fsdp1_flat_w2", "verl_fsdp1", 1, "actor"),
+               ("../verl/fsdp1/orig_w4", "verl_fsdp1_orig", 3, "actor")]
               if suite.full else [])):
         suite.add(f"{kind} resumes with {ranks} ranks {role}".strip(),
                   test_resume, case, kind, ranks, role)
