@@ -229,7 +229,7 @@ void Scanner::broken_zip(const io::Handle& file, const Part& part) {
 // makes no sense is the end.
 void Scanner::tar(const io::Handle& file, const Part& part) {
   known_ = true;
-  old_torch_ = true;
+  old_torch_ = old_torch_ || part.depth == 0;
   constexpr uint64_t kHeader = 512;
   for (uint64_t at = 0; at + kHeader <= file.size();) {
     const std::string header = file.read_string(at, kHeader);

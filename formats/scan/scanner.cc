@@ -361,7 +361,7 @@ void Scanner::more_pickles(const io::Handle& file, const Part& part,
 
 // Protocol, sys_info, value, keys; storages follow, which are never unpickled.
 void Scanner::legacy(const io::Handle& file, const Part& part, uint64_t at) {
-  old_torch_ = true;
+  old_torch_ = old_torch_ || part.depth == 0;
   for (int i = 0; i < 4; ++i) {
     const pickle::Trace trace = pickle::trace(file, at, file.size());
     add(file, trace, part);

@@ -257,6 +257,13 @@ def pickles():
     yield "bytes that torch loads", proto(load + evil_bytes + b"\x85R"), EXECUTES
     yield "sound bytes that torch loads", proto(
         load + good_bytes + b"\x85R"), SAFE
+    # What pickle.dump makes of a tensor: its storage is a file of its own.
+    for name, value, want in (("a storage", PLAIN, SAFE),
+                              ("a call in a storage", EVIL, EXECUTES)):
+        inner = legacy(proto(value, 2))
+        yield f"{name} that torch loads", proto(
+            load + b"B" + struct.pack("<I", len(inner)) + inner
+            + b"\x85R"), want
     yield "computed bytes that torch loads", proto(
         load + glob("_codecs", "encode") + text("x") + b"\x85R\x85R"), EXECUTES
 
