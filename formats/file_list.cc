@@ -35,7 +35,7 @@ struct NameRow {
 };
 
 // The first row that matches. Names of transformers, accelerate, torch,
-// DeepSpeed, Lightning, fairseq2, OLMo-core, Megatron-LM and Meta.
+// DeepSpeed, Lightning, Composer, fairseq2, OLMo-core, Megatron-LM and Meta.
 constexpr auto kNames = std::to_array<NameRow>({
     {"rng_*", "rng"},
     {"random_states*", "rng"},
@@ -62,6 +62,8 @@ constexpr auto kNames = std::to_array<NameRow>({
     {"latest", "trainer"},
     {"latest_checkpointed_iteration.txt", "trainer"},
     {"custom_checkpoint_*.pkl", "trainer"},
+    {"resumption.pkl", "trainer"},
+    {"composer_metadata.json", "trainer"},
     {"tokenizer*", "tokenizer"},
     {"vocab*", "tokenizer"},
     {"merges.txt", "tokenizer"},
@@ -213,10 +215,10 @@ class Walk {
   void visit(const std::string& folder, const std::string& name) {
     if (is_own_file(name)) return;
     const std::string path = io::join(folder, name);
+    if (path == except_) return;
     const std::string where = full(path);
     if (sizes_.contains(where)) return add(path, where);
     if (!io::is_link(where) && io::is_directory(where)) {
-      if (path == except_) return;
       if (std::ranges::count(path, '/') < static_cast<long>(kMaxDepth))
         folders_.push_back(path);
       else

@@ -11,6 +11,7 @@
 //   i64 count | data                for each key; nothing is aligned
 #include <unordered_map>
 
+#include "containers/torch/nested.h"
 #include "containers/torch/storages.h"
 #include "lib/pickle/decode.h"
 #include "lib/text/format.h"
@@ -193,8 +194,10 @@ void read_storages(const io::Handle& file, Stream& stream, Container& container,
 
 }  // namespace
 
-Container open_legacy(const std::string& path, Catalog& catalog) {
-  const io::Handle file = io::Handle::open_read(path);
+namespace {
+
+Container open_stream(const io::Handle& file, Catalog& catalog) {
+  const std::string& path = file.path();
   Stream stream(file);
   check_head(stream, path);
 
@@ -210,6 +213,22 @@ Container open_legacy(const std::string& path, Catalog& catalog) {
       *container.document, 6, [](Id) { return false; }, container.storages,
       catalog.problems);
   read_storages(file, stream, container, catalog);
+  return container;
+}
+
+}  // namespace
+
+Container open_legacy(const std::string& path, Catalog& catalog) {
+  return open_stream(io::Handle::open_read(path), catalog);
+}
+
+Container open_nested(std::string_view bytes, const std::string& path,
+                      Catalog& catalog, const Limits& limits) {
+  Catalog aside;
+  Container container =
+      open_stream(io::Handle::of_memory(std::string(bytes), path), aside);
+  if (limits.restrict_globals) check_globals(container.globals, path);
+  add_globals(catalog, container.globals);
   return container;
 }
 

@@ -160,6 +160,13 @@ std::optional<Found> step_at(const Trainer& trainer, const std::string& path) {
   return found;
 }
 
+const Trainer* other_trainer(const Trainer& mine, const std::string& path) {
+  for (const Trainer& other : trainers())
+    if (&other != &mine && is_step_name(other, path) && step_at(other, path))
+      return &other;
+  return nullptr;
+}
+
 std::string unfinished_mark(const Trainer& trainer, const std::string& step) {
   for (const std::string& mark : trainer.unfinished) {
     const std::string path = mark.starts_with(kBeside)

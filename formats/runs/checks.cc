@@ -25,6 +25,15 @@ namespace ckpt::runs {
 using text::printable;
 using Severity = Problem::Severity;
 
+bool lacks_index(const std::string& folder) {
+  if (io::is_file(io::join(folder, ".metadata"))) return false;
+  const auto names = io::list_directory(folder);
+  return names.empty() ||
+         std::ranges::any_of(names, [](const std::string& name) {
+           return name.ends_with(".distcp");
+         });
+}
+
 void check_finished(const Source& source, const std::string& step) {
   constexpr std::string_view kIndex = "/.metadata";
   if (!source.file.ends_with(kIndex)) return;
@@ -32,7 +41,7 @@ void check_finished(const Source& source, const std::string& step) {
       source.file.substr(0, source.file.size() - kIndex.size() + 1);
   for (const Name& name : names_like(step, folder)) {
     const std::string path = io::join(step, name.path);
-    if (io::is_file(io::join(path, ".metadata"))) continue;
+    if (!lacks_index(path)) continue;
     throw input_error({path, {}},
                       ".metadata is missing, which is written last: incomplete "
                       "save")

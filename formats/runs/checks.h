@@ -16,8 +16,10 @@ namespace ckpt::runs {
 void note_lost_optimizer(const Trainer& trainer, const std::string& folder,
                          const std::string& beside, Catalog& catalog);
 
-// DCP writes its index last: a folder without one is an unfinished save.
-// Throws input_error.
+// DCP writes its index last: true for a folder of its files, or an empty one,
+// that has none.
+bool lacks_index(const std::string& folder);
+// Such a folder is an unfinished save. Throws input_error.
 void check_finished(const Source& source, const std::string& step);
 
 // safetensors beside .bin: the files can't tell which of the two the trainer

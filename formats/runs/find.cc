@@ -7,12 +7,14 @@
 
 #include "ckpt/error.h"
 #include "formats/runs/candidates.h"
+#include "formats/runs/checks.h"
 #include "formats/runs/file_names.h"
 #include "formats/runs/pattern.h"
 #include "formats/runs/unfinished.h"
 #include "lib/io/file.h"
 #include "lib/io/remote.h"
 #include "lib/text/format.h"
+#include "lib/text/number.h"
 
 namespace ckpt::runs {
 namespace {
@@ -33,6 +35,19 @@ const std::string& names_newest(const Trainer& trainer) {
   return trainer.tracker.empty() ? trainer.pointer : trainer.tracker;
 }
 
+// "checkpoint-10" of "…/checkpoint-0010".
+std::string without_zeros(const std::string& path) {
+  const std::string name = io::base_name(path);
+  std::string out;
+  for (size_t at = 0; at < name.size(); ++at) {
+    const bool leads = name[at] == '0' &&
+                       (out.empty() || !text::is_digit(out.back())) &&
+                       at + 1 < name.size() && text::is_digit(name[at + 1]);
+    if (!leads) out += name[at];
+  }
+  return out;
+}
+
 // The newest real step of a root.
 std::optional<Found> newest(const Trainer& trainer, const std::string& root,
                             const std::vector<Candidate>& all) {
@@ -49,6 +64,8 @@ std::optional<Found> newest(const Trainer& trainer, const std::string& root,
       continue;
     }
     if (best) {
+      if (without_zeros(one.path) == without_zeros(best->step))
+        best->twin = one.path;
       best->others.push_back(one.path);
       continue;
     }
@@ -120,6 +137,18 @@ std::string trace_of(const Trainer& trainer, const std::string& folder) {
   return {};
 }
 
+// All parts in one DCP: its writers' files without the index.
+std::optional<Unsigned> unindexed_at(const Trainer& trainer,
+                                     const std::string& step) {
+  const auto names = io::list_directory(step);
+  const auto file = std::ranges::find_if(
+      names, [](const std::string& name) { return name.ends_with(".distcp"); });
+  if (file == names.end() || !lacks_index(step)) return std::nullopt;
+  return Unsigned{&trainer, io::join(step, ".metadata"),
+                  fmt::format("{} in {}", printable(*file),
+                              printable(io::base_name(step)))};
+}
+
 std::optional<Unsigned> unsigned_at(const Trainer& trainer,
                                     const std::string& step) {
   const bool named =
@@ -128,9 +157,9 @@ std::optional<Unsigned> unsigned_at(const Trainer& trainer,
                      io::base_name(step))
             .has_value();
       });
-  if (!named || !io::is_directory(step) || !trainer.objects.empty() ||
-      !trainer.role_signature.empty())
+  if (!named || !io::is_directory(step) || !trainer.role_signature.empty())
     return std::nullopt;
+  if (!trainer.objects.empty()) return unindexed_at(trainer, step);
   std::vector<std::string> folders{step};
   for (const std::string& role : trainer.roles)
     folders.push_back(io::join(step, role));

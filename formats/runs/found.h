@@ -21,7 +21,8 @@ struct Found {
   std::vector<std::string> skipped;  // newer, incomplete ones
   std::vector<std::string> others;   // complete ones, newest first
   bool weights_beside = false;       // the root has a model of its own
-  std::string broken_link;           // of the root, by a trainer's name
+  std::string twin;  // a step of the same number, with other zeros in its name
+  std::string broken_link;  // of the root, by a trainer's name
 };
 
 }  // namespace ckpt::runs

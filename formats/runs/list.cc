@@ -7,6 +7,7 @@
 
 #include "ckpt/error.h"
 #include "formats/runs/candidates.h"
+#include "formats/runs/checks.h"
 #include "formats/runs/file_names.h"
 #include "formats/runs/find.h"
 #include "formats/runs/pattern.h"
@@ -109,7 +110,7 @@ std::string broken_source(const Source& source, const std::string& folder) {
   const std::string pattern =
       source.file.substr(0, source.file.size() - kIndex.size() + 1);
   for (const Name& name : names_like(folder, pattern))
-    if (!io::is_file(io::join(io::join(folder, name.path), ".metadata")))
+    if (lacks_index(io::join(folder, name.path)))
       return "no .metadata in " + name.path;
   return {};
 }
@@ -186,6 +187,7 @@ std::vector<Candidate> steps_of(const Trainer& trainer,
 
 }  // namespace
 
+// A root of two trainers has the steps of each.
 std::vector<Step> list_steps(const std::string& root, const std::string& only) {
   std::vector<Step> steps;
   if (!io::is_directory(root)) return steps;
@@ -197,8 +199,9 @@ std::vector<Step> list_steps(const std::string& root, const std::string& only) {
     const std::optional<uint64_t> wanted = newest_by_name(trainer, root);
     std::ranges::copy(drafts(trainer, root), std::back_inserter(all));
     for (const Candidate& one : all)
-      steps.push_back(describe(trainer, one, wanted));
-    break;
+      if (!std::ranges::count(steps, one.path, &Step::path) &&
+          (step_at(trainer, one.path) || !other_trainer(trainer, one.path)))
+        steps.push_back(describe(trainer, one, wanted));
   }
   return steps;
 }

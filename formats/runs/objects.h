@@ -18,15 +18,16 @@ struct Values {
   std::vector<std::pair<uint32_t, std::string>> storages;  // as in Skeleton
 };
 
-// Adds the file's value as the object `name`: JSON, or a torch file, whose
-// small tensors stay inside the value. Large ones (such as a registered average
+// Adds the file's value as the object `name`: JSON, a pickle, or a torch file,
+// whose small tensors stay inside the value. Large ones (such as a registered average
 // of all weights) become tensors <name>.<…> of kind other. Other kinds of files
 // remain files.
 void add_object(const std::string& path, const std::string& name,
                 const formats::ReadOptions& options, Values& values,
                 Catalog& catalog);
 
-// A whole number at "a.b" in a JSON file or the root of a torch file.
+// A whole number at "a.b" in a JSON file or the root of a pickle or a torch
+// file.
 std::optional<uint64_t> number_in(const std::string& path,
                                   const std::string& key);
 // The same for an object of the catalog; opens it.

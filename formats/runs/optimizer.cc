@@ -354,7 +354,7 @@ void number_again(Catalog& catalog, size_t begin, const std::string& prefix,
 
 void leave_numbered(Catalog& catalog, const Range& range,
                     const std::string& word, const std::string& file,
-                    const std::string& why) {
+                    const std::string& why, Assumable assumable) {
   for (size_t t = range.begin; t < range.end; ++t) {
     Tensor& tensor = catalog.tensors[t];
     tensor.kind = Kind::optim;
@@ -364,8 +364,12 @@ void leave_numbered(Catalog& catalog, const Range& range,
   catalog.problems.push_back(
       warning("numbered_state", {file, {}},
               "the optimizer's state stays by the numbers of parameters: "
-              "{}",
-              why));
+              "{}{}",
+              why,
+              assumable == Assumable::kNo
+                  ? ""
+                  : " (--assume-order module, decay or a file of their names "
+                    "says how they count)"));
 }
 
 namespace {

@@ -82,9 +82,12 @@ void apply(Catalog& catalog, const Range& range, const Names& names,
 void number_again(Catalog& catalog, size_t begin, const std::string& prefix,
                   const std::string& word, const std::string& path);
 
+// Whether --assume-order could name them all the same.
+enum class Assumable : uint8_t { kNo, kYes };
+
 // Names them <word>state.3.exp_avg, and adds a problem that says why.
 void leave_numbered(Catalog& catalog, const Range& range,
                     const std::string& word, const std::string& file,
-                    const std::string& why);
+                    const std::string& why, Assumable assumable);
 
 }  // namespace ckpt::runs

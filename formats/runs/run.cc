@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 
 #include "ckpt/error.h"
@@ -20,6 +21,7 @@
 #include "formats/runs/unfinished.h"
 #include "formats/runs/unnamed.h"
 #include "lib/io/file.h"
+#include "lib/io/remote.h"
 #include "lib/text/format.h"
 
 namespace ckpt::runs {
@@ -124,7 +126,8 @@ void name_pickled_optimizer(Catalog& catalog, const std::string& prefix,
     const Names names = named(catalog, range, *groups, "module", model, true,
                               {}, options, catalog.path);
     if (!names.why_not.empty()) {
-      leave_numbered(catalog, range, "optimizer.", catalog.path, names.why_not);
+      leave_numbered(catalog, range, "optimizer.", catalog.path, names.why_not,
+                     Assumable::kYes);
     } else {
       apply(catalog, range, names, "", "optimizer.");
       catalog.assumptions.push_back(
@@ -287,6 +290,22 @@ void note_lost_roles(const Found& found, Catalog& catalog) {
   }
 }
 
+// Nothing if the file is damaged and that was said: it is a part.
+std::optional<uint64_t> step_by_file(const Found& found,
+                                     const Catalog& catalog) {
+  const std::string path = io::join(found.step, found.trainer->step_file);
+  try {
+    return number_in(path, found.trainer->step_key);
+  } catch (const Error& error) {
+    const bool said =
+        std::ranges::any_of(catalog.problems, [&](const Problem& problem) {
+          return problem.kind == "part" && problem.file == path;
+        });
+    if (error.code() != ExitCode::kDamaged || !said) throw;
+    return std::nullopt;
+  }
+}
+
 // Reports a folder that a later run partly saved into again.
 void note_other_step(const Found& found, Catalog& catalog) {
   const Trainer& trainer = *found.trainer;
@@ -299,6 +318,35 @@ void note_other_step(const Found& found, Catalog& catalog) {
               "says step {}, the folder is that of step {}: some of its files "
               "may be of another save",
               *catalog.run->step, *named));
+}
+
+// Steps of other trainers in the same root, which nobody would look for.
+void note_other_trainers(const Found& found, const std::string& root,
+                         Catalog& catalog) {
+  if (found.step == root || io::is_url(root)) return;
+  const auto is_mine = [&](const std::string& path) {
+    return path == found.step ||
+           std::ranges::find(found.others, path) != found.others.end() ||
+           std::ranges::find(found.skipped, io::base_name(path)) !=
+               found.skipped.end();
+  };
+  for (const Trainer& other : trainers()) {
+    if (&other == found.trainer) continue;
+    std::vector<Candidate> all;
+    for (const std::string& pattern : other.steps)
+      std::ranges::move(candidates(other, root, pattern),
+                        std::back_inserter(all));
+    const auto step = std::ranges::find_if(all, [&](const Candidate& one) {
+      return !is_mine(one.path) && step_at(other, one.path);
+    });
+    if (step != all.end())
+      catalog.problems.push_back(warning(
+          "other_trainer", {step->path, {}},
+          "is a step of {}, and {} of {}, which is read: --trainer {} reads "
+          "the other's",
+          other.what, printable(io::base_name(found.step)), found.trainer->what,
+          other.name));
+  }
 }
 
 // Saves that are not finished: those that were skipped, and this one.
@@ -327,6 +375,14 @@ void note_unfinished(const Found& found, const std::string& path,
                                 printable(name), foreign->what, read));
       continue;
     }
+    if (const Trainer* other = other_trainer(trainer, skipped)) {
+      catalog.problems.push_back(warning(
+          "other_trainer", {skipped, {}},
+          "is newer, and a step of {}; {} of {} is read: --trainer {} reads "
+          "the other's",
+          other->what, read, trainer.what, other->name));
+      continue;
+    }
     const std::string why = why_unfinished(trainer, skipped);
     if (why.empty() && !trainer.pointer.empty())
       warn(skipped,
@@ -337,6 +393,12 @@ void note_unfinished(const Found& found, const std::string& path,
            fmt::format("{} is newer, but an incomplete save{}; {} is read",
                        printable(name), why.empty() ? "" : ": " + why, read));
   }
+  if (!found.twin.empty())
+    catalog.problems.push_back(
+        warning("same_step", {found.twin, {}},
+                "is of the same step as {}, which is read: name the one that "
+                "you mean",
+                read));
   const std::string mark = unfinished_mark(trainer, found.step);
   if (found.step == path && !mark.empty())
     catalog.problems.push_back(
@@ -366,11 +428,8 @@ std::optional<Catalog> read_run(const Found& found, const std::string& path,
     catalog.run = Run{.trainer = trainer.name, .step = {}};
     say_unnamed(catalog);
   }
-  if (!lone && trainer.objects.empty()) {
-    if (!trainer.step_file.empty())
-      catalog.run->step =
-          number_in(io::join(found.step, trainer.step_file), trainer.step_key);
-  }
+  if (!lone && trainer.objects.empty() && !trainer.step_file.empty())
+    catalog.run->step = step_by_file(found, catalog);
   note_other_step(found, catalog);
   if (!catalog.run->step && trainer.name != "accelerate")
     catalog.run->step = number_in_name(trainer, found);
@@ -385,6 +444,7 @@ std::optional<Catalog> read_run(const Found& found, const std::string& path,
   catalog.assumptions.insert(catalog.assumptions.begin(), said.begin(),
                              said.end());
   note_unfinished(found, path, catalog);
+  if (options.trainer.empty()) note_other_trainers(found, path, catalog);
   if (found.step != path && !trainer.without_tracker.empty() &&
       !io::is_file(io::join(path, trainer.tracker)))
     catalog.problems.push_back(

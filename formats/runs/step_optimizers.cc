@@ -269,8 +269,10 @@ const StepReading::Model* StepReading::owner_of(const Optimizer& optimizer,
 void StepReading::say_names(const Names& names, const Range& range,
                             const std::string& prefix, const Word& word,
                             const std::string& path) {
+  const bool arranged = std::ranges::any_of(models_, &Model::arranged);
   if (!names.why_not.empty())
-    return leave_numbered(catalog_, range, word, path, names.why_not);
+    return leave_numbered(catalog_, range, word, path, names.why_not,
+                          arranged ? Assumable::kNo : Assumable::kYes);
   apply(catalog_, range, names, prefix, word);
   for (const auto& group : names.parameters)
     for (const Parameter& one : group) named_.insert(prefix + one.name);
@@ -319,7 +321,7 @@ void StepReading::read_rank_optimizer(const Optimizer& optimizer) {
   const size_t begin = Merger(catalog_).add(std::move(ranks.catalog));
   const Range range{begin, catalog_.tensors.size()};
   if (!why_not.empty())
-    return leave_numbered(catalog_, range, word, path, why_not);
+    return leave_numbered(catalog_, range, word, path, why_not, Assumable::kNo);
   for (size_t t = begin; t < range.end; ++t) {
     Tensor& tensor = catalog_.tensors[t];
     tensor.kind = Kind::optim;

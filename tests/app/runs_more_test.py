@@ -8,6 +8,7 @@ and Megatron are goldens of these, put where the trainer puts them.
 """
 
 import json
+import pickle
 import shutil
 from pathlib import Path
 
@@ -257,6 +258,121 @@ def test_composer_shards(folder):
     rows = CKPT.ok("ls", root, "--json").json()["entries"]
     check_equal([Path(r["name"]).name for r in rows],
                 ["ep1-ba8", "latest-rank0.pt"], "rows")
+
+
+def resumption(batch, optimizer):
+    """get_resumption_state_dict of one rank (composer/checkpoint/state_dict.py
+    at 6405188): values, and random numbers in tensors."""
+    import datetime
+    import random
+
+    import numpy
+    import torch
+
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    return {
+        "dataset_state": {"train": None},
+        "timestamp": {"epoch": 1, "batch": batch,
+                      "total_wct": datetime.timedelta(seconds=3)},
+        "schedulers": {"LambdaLR": scheduler.state_dict()},
+        "callbacks": [("Speed", {"total": 1.5})], "rank_zero_seed": 3,
+        "run_name": "tiny", "rng": [{
+            "python": random.getstate(), "numpy": numpy.random.get_state(),
+            "torch": torch.random.get_rng_state()}]}
+
+
+def save_composer_parts(step, batch, kind):
+    """save_checkpoint_to_disk (composer/checkpoint/save.py at 6405188): FSDP's
+    shards are DCP; of any other model rank 0 writes all."""
+    import torch
+    from torch.distributed.checkpoint.state_dict import (
+        get_optimizer_state_dict)
+
+    model, optimizer = train()
+    states = optimizer.state_dict()
+    if kind != "numbered":
+        states = get_optimizer_state_dict(model, optimizer)
+    if kind == "shards":
+        save_dcp(model.state_dict(), step / "model")
+        save_dcp(states, step / "optim")
+    else:
+        (step / "model").mkdir(parents=True)
+        (step / "optim").mkdir()
+        torch.save(model.state_dict(), step / "model" / "model.pt")
+        torch.save(states, step / "optim" / "optim.pt")
+    values = resumption(batch, optimizer)
+    with open(step / "resumption.pkl", "wb") as file:
+        pickle.dump(values, file)
+    (step / "composer_metadata.json").write_text(json.dumps({
+        "composer_version": "0.32.1", "sharded_state_dict": kind == "shards",
+        "precision": "fp32", "model_name": "Sequential"}, indent=4))
+    return wanted(model, optimizer), values
+
+
+def test_composer_parts(folder, kind):
+    import torch
+
+    root = folder / "run"
+    save_composer_parts(root / "ep1-ba4", 4, kind)
+    step = root / "ep1-ba10"
+    want, values = save_composer_parts(step, 10, kind)
+    for path in (step, root):
+        check_run(path, "composer_parts", want, 10)
+    renamed = folder / "mine"
+    shutil.copytree(step, renamed)
+    found = check_run(renamed, "composer_parts", want, 10)
+    parts = {f["path"]: f["part"] for f in found["file_list"]}
+    check_equal(parts["resumption.pkl"], "trainer", "part")
+    CKPT.ok("verify", root)
+    rows = CKPT.ok("ls", root, "--json").json()["entries"]
+    check_equal([(r["step"], r["complete"]) for r in rows],
+                [(4, True), (10, True)], "rows")
+    # Its values go along as torch.save would have written them.
+    out = folder / "out.pt"
+    said = CKPT.ok("convert", step, out, "--to", "torch").err
+    check("left out" not in said, said)
+    kept = torch.load(out, weights_only=False)["resumption"]
+    check_equal(kept["timestamp"], values["timestamp"], "timestamp")
+    check_equal(kept["rng"][0]["python"], values["rng"][0]["python"], "python")
+    check(torch.equal(kept["rng"][0]["torch"], values["rng"][0]["torch"]),
+          "torch's random numbers")
+    if kind == "shards":
+        again = folder / "again"
+        CKPT.ok("reshard", step, again, "--dp", "3")
+        check_run(again, "composer_parts", want, 10)
+        check_equal((again / "resumption.pkl").read_bytes(),
+                    (step / "resumption.pkl").read_bytes(), "resumption.pkl")
+
+
+def test_composer_resumption(folder):
+    """resumption.pkl is a pickle: looked at, never loaded."""
+    root = folder / "run"
+    for batch in (4, 8):
+        want, _ = save_composer_parts(root / f"ep1-ba{batch}", batch, "full")
+    path = root / "ep1-ba8" / "resumption.pkl"
+    whole = path.read_bytes()
+    mark = folder / "ran"
+    evil = pickle.dumps({"timestamp": {"batch": 8}})[:-1] + (
+        b"cos\nsystem\n(X" + len(f"touch {mark}").to_bytes(4, "little")
+        + f"touch {mark}".encode() + b"tR0.")
+    for name, content, kind, code in (
+            ("cut", whole[:-1], "part", 1),
+            ("cut in a tensor", whole[:len(whole) // 2], "part", 1),
+            ("no STOP, zeros", whole[:-1] + b"\0" * 9, "part", 1),
+            ("more after STOP", whole + b"\0" * 9, "trailing_bytes", 0),
+            ("a call", evil, "executes", 1),
+            ("empty", b"", "empty_file", 1),
+            ("another step's", (root / "ep1-ba4" / path.name).read_bytes(),
+             "stale_part", 0)):
+        path.write_bytes(content)
+        said = CKPT.run("verify", path.parent, "--json").want(code).json()
+        check([p for p in said["problems"] if p["kind"] == kind
+               and p["file"] == str(path)], f"{name}: {said['problems']}")
+        CKPT.ok("inspect", path.parent)
+    check(not mark.exists(), "it was run")
+    path.unlink()
+    said = CKPT.run("verify", path.parent).want(1).out
+    check("ep1-ba4/resumption.pkl" in said, said)
 
 
 def save_weights(tensors, path):
@@ -707,6 +823,10 @@ def prepare(suite, ckpt):
     suite.add("Composer, one file", test_composer_file)
     suite.add("Composer's weights alone", test_composer_weights)
     suite.add("Composer, shards", test_composer_shards)
+    for kind in ("numbered", "full", "shards"):
+        suite.add(f"Composer, a folder of parts: {kind}", test_composer_parts,
+                  kind)
+    suite.add("Composer's resumption.pkl", test_composer_resumption)
     suite.add("Composer's link in a file", test_composer_link_file)
     suite.add("Composer, compressed", test_composer_packed)
     suite.add("Trainer with FSDP, full state dicts", test_full_fsdp)
