@@ -107,8 +107,13 @@ void add_carried_crcs(Catalog& catalog) {
                                   entry.name});
       catalog.files.push_back({.path = path, .size = file.size()});
     } catch (const Error& error) {
+      // A link of one's own beside the step ("best") is not part of it.
+      const bool beside = !path.starts_with(catalog.path + "/") &&
+                          error.code() == ExitCode::kMissing;
       catalog.problems.push_back(
-          damage("damaged", {path, {}}, "{}", error.problem()));
+          beside ? warning("broken_link", {path, {}},
+                           "leads nowhere; it lies beside what was opened")
+                 : damage("damaged", {path, {}}, "{}", error.problem()));
     }
   }
 }

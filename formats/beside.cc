@@ -94,8 +94,10 @@ class Settling {
       payload_.emplace(plain(file.path), false);
     for (const Tensor& tensor : source.tensors) use(tensor);
     for (const Redundant& one : source.redundant) use(one.tensor);
+    for (const Problem& problem : target.problems)
+      if (problem.kind == "object_left_out") dropped_.insert(problem.tensor);
     for (const Object& object : source.objects)
-      if (object.bytes) use(object.file);
+      if (object.bytes && !is_dropped(object)) use(object.file);
     for (const Sidecar& sidecar : source.sidecars) {
       sidecars_.insert(plain(sidecar.path));
       if (sidecar.text) made_.insert(sidecar.name);
@@ -161,20 +163,61 @@ class Settling {
     if (const auto found = unread_.find(key); found != unread_.end())
       return left(file, found->second);
     if (const auto found = payload_.find(key); found != payload_.end()) {
-      if (found->second || !(file.part == "model" || file.part == "optim"))
-        return {file.path, Fate::kConverted, {}};
+      if (found->second) return {file.path, Fate::kConverted, {}};
+      if (!(file.part == "model" || file.part == "optim")) {
+        if (!source_.run || keeps_values(file.path))
+          return {file.path, Fate::kConverted, {}};
+        return left(file, "none of its values has a place in the target");
+      }
       return left(file,
                   "no tensor is taken from it: it has none, none was asked "
                   "for, or another "
                   "file has the same");
     }
+    if (io::base_name(key) == ".metadata")
+      if (const auto used = uses_folder(io::parent(key))) {
+        if (*used) return {file.path, Fate::kConverted, {}};
+        return left(file, "no tensor is taken from the files that it lists");
+      }
     const auto inner = name_in_checkpoint(where);
     if (is_format_file(source_.format, inner.value_or(file.path)) ||
         is_in_array(where) || (file.sidecar && !sidecars_.contains(key)))
       return {file.path, Fate::kConverted, {}};
+    if (source_.run && !traits_of(target_.catalog.format).is_run &&
+        runs::is_trainers_own(source_.run->trainer,
+                              inner.value_or(file.path)) &&
+        keeps_values(file.path))
+      return {file.path, Fate::kConverted, {}};
     std::string why = why_not(file, inner);
     if (!why.empty()) return left(file, std::move(why));
     return carry(file, inner.value_or(file.path), where);
+  }
+
+  // Whether anything is taken from the payload in a folder; nothing if it has
+  // none.
+  std::optional<bool> uses_folder(const std::string& folder) const {
+    std::optional<bool> used;
+    for (const auto& [path, is_used] : payload_)
+      if (io::parent(path) == folder) used = used.value_or(false) || is_used;
+    return used;
+  }
+
+  bool is_dropped(const Object& object) const {
+    return dropped_.contains(object.name) ||
+           dropped_.contains(text::printable(object.name));
+  }
+
+  // Values of a run's file are objects named after it, behind their role.
+  bool keeps_values(const std::string& path) const {
+    const std::string name = io::base_name(path);
+    const std::string stem = name.substr(0, name.rfind('.'));
+    return std::ranges::any_of(source_.objects, [&](const Object& object) {
+      const size_t at = object.name.find(stem);
+      if (at == std::string::npos || is_dropped(object)) return false;
+      const size_t end = at + stem.size();
+      return (at == 0 || object.name[at - 1] == '.') &&
+             (end == object.name.size() || object.name[end] == '.');
+    });
   }
 
   // Megatron's zarr strategy leaves its own arrays: NAME.sync.
@@ -236,9 +279,16 @@ class Settling {
 
   FileFate carry(const SourceFile& file, const std::string& name,
                  const std::string& where) {
-    if (io::is_link(where) && io::is_directory(where))
-      return left(file, "a link to a directory, which is not followed");
-    check(where);
+    // What lies beside a step is not its own: nothing there may stop it.
+    const bool beside = io::is_link(where) && !name_in_checkpoint(where);
+    try {
+      if (io::is_link(where) && io::is_directory(where))
+        return left(file, "a link to a directory, which is not followed");
+      check(where);
+    } catch (const Error& error) {
+      if (!beside) throw;
+      return left(file, "beside the checkpoint, " + error.problem());
+    }
     const std::string path = io::join(target_.beside, name);
     // The target's file was made from it.
     if (file.part == "config" && made_.contains(name) && names_.contains(path))
@@ -306,6 +356,7 @@ class Settling {
   const Catalog& source_;
   Target& target_;
   std::unordered_map<std::string, bool> payload_;  // whether it is used
+  std::unordered_set<std::string> dropped_;        // objects
   std::unordered_set<std::string> sidecars_;
   std::unordered_set<std::string> made_;                 // names
   std::unordered_map<std::string, std::string> unread_;  // path, why

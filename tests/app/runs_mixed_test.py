@@ -577,6 +577,92 @@ def test_numbers(folder):
                   f"{result}")
 
 
+def named(result, kind):
+    return [Path(p["file"]).name for p in result["problems"]
+            if p["kind"] == kind]
+
+
+def test_two_trainers(folder):
+    """A root with steps of two trainers: one is read, the others are named."""
+    root = folder / "run"
+    shutil.copytree(QWEN, root / "checkpoint-10")
+    check_equal(named(CKPT.inspect(root), "other_trainer"), [], "one trainer")
+    shutil.copytree(ACCELERATE, root / "checkpoint_12")
+    shutil.copytree(step_of("torchtitan_w2"), root / "checkpoint" / "step-7")
+    found = CKPT.inspect(root)
+    check_equal(found["trainer"], {"name": "hf_trainer", "step": 10}, "read")
+    check_equal(sorted(named(found, "other_trainer")),
+                ["checkpoint_12", "step-7"], "named")
+    rows = CKPT.ok("ls", root, "--json").json()["entries"]
+    check_equal(sorted((r["trainer"], r["step"], r["complete"]) for r in rows),
+                [("accelerate", 12, True), ("hf_trainer", 10, True),
+                 ("torchtitan", 7, True)], "rows")
+    for name in ("accelerate", "torchtitan"):
+        found = CKPT.inspect(root, "--trainer", name)
+        check_equal(found["trainer"]["name"], name, "asked for")
+        check_equal(named(found, "other_trainer"), [], name)
+
+
+def test_same_step(folder):
+    """Two folders of one step; which is newer nobody knows."""
+    root = folder / "run"
+    for name in ("checkpoint-9", "checkpoint-10", "checkpoint-0010"):
+        shutil.copytree(QWEN, root / name)
+    found = CKPT.inspect(root)
+    names = {"checkpoint-10", "checkpoint-0010"} - {Path(found["path"]).name}
+    check_equal(named(found, "same_step"), [*names], "named")
+
+
+def test_own_links(folder):
+    """Links of one's own beside the steps, and a step that is one."""
+    root = folder / "run"
+    root.mkdir()
+    shutil.copytree(QWEN, folder / "disk")
+    (root / QWEN.name).symlink_to(folder / "disk")
+    (root / "last").symlink_to(QWEN.name)
+    (root / "best").symlink_to("checkpoint-7")
+    (root / "notes.txt").symlink_to("/etc/passwd")
+    found = CKPT.run("verify", root, "--json").want(0).json()
+    check_equal(named(found, "broken_link"), ["best"], "verify")
+    for to in ("safetensors", "run"):
+        out = folder / f"as_{to}"
+        files = CKPT.ok("convert", root, out, "--to", to, "--json").json()
+        left = {f["path"] for f in files["files"] if f["fate"] == "left_out"}
+        check(left >= {"best", "last", "notes.txt"} and QWEN.name not in left,
+              f"{to}: {left}")
+        check(not (out / "notes.txt").exists(), "a link was followed")
+
+
+def test_fates(folder):
+    """What the target can't hold is left out, and never called converted."""
+    for number, case in enumerate((QWEN, FSDP, ZERO, ACCELERATE)):
+        for to, holds in (("dcp", True), ("safetensors", False)):
+            result = CKPT.ok("convert", case, folder / f"{number}_{to}",
+                             "--to", to, "--json").json()
+            fates = {f["path"]: f["fate"] for f in result["files"]}
+            for path in sorted(fates):
+                if Path(path).suffix in (".pth", ".pkl") or "sched" in path \
+                        or path == "trainer_state.json":
+                    want = "converted" if holds else "left_out"
+                    check_equal(fates[path], want, f"{case.name}/{path}, {to}")
+                if path.startswith("optimizer_0/"):
+                    want = "converted" if holds else "left_out"
+                    check_equal(fates[path], want, f"{case.name}/{path}, {to}")
+                if path.startswith("pytorch_model_fsdp_0/"):
+                    check_equal(fates[path], "converted", f"{path}, {to}")
+
+
+def test_lost_index(folder):
+    """A DCP of all parts without its index: still that trainer's step."""
+    root = folder / "run"
+    step = root / "checkpoint" / "step-10"
+    shutil.copytree(step_of("torchtitan_w2"), step)
+    (step / ".metadata").unlink()
+    for path in (root, step):
+        result = CKPT.run("inspect", path).want(4)
+        check(".metadata" in result.err, f"{result}")
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -596,7 +682,9 @@ def prepare(suite, ckpt):
     for test in (test_goldens, test_written_counts, test_hf_counts,
                  test_hf_honest_counts, test_other_counts, test_rates,
                  test_newer_tag, test_broken_pointer,
-                 test_files_of_ranks, test_left_ranks, test_loops_of_ranks):
+                 test_files_of_ranks, test_left_ranks, test_loops_of_ranks,
+                 test_two_trainers, test_same_step, test_own_links, test_fates,
+                 test_lost_index):
         suite.add(test.__name__[5:].replace("_", " "), test)
 
 
