@@ -19,9 +19,9 @@ struct Values {
 };
 
 // Adds the file's value as the object `name`: JSON, a pickle, or a torch file,
-// whose small tensors stay inside the value. Large ones (such as a registered average
-// of all weights) become tensors <name>.<…> of kind other. Other kinds of files
-// remain files.
+// whose small tensors stay inside the value. Large ones (such as a registered
+// average of all weights) become tensors <name>.<…> of kind other. Other kinds
+// of files remain files.
 void add_object(const std::string& path, const std::string& name,
                 const formats::ReadOptions& options, Values& values,
                 Catalog& catalog);
