@@ -14,6 +14,7 @@ import warnings
 import numpy
 import torch
 import torch.distributed.checkpoint
+from object_server import Objects
 from ranks_test import MPIRUN, job_environment
 from support import Suite, check, check_equal, read_safetensors
 
@@ -23,10 +24,11 @@ WANT = (numpy.arange(12)[:, None] * 1000 + numpy.arange(24)[None]).astype("f4")
 NAMES = {"rows.weight", "columns.weight", "whole.weight"}
 
 
-def job(count, *words, timeout=60):
+def job(count, *words, timeout=60, env=None):
     return subprocess.run(
         [*MPIRUN, "-n", str(count), TOOL, *map(str, words)], text=True,
-        capture_output=True, timeout=timeout, env=job_environment())
+        capture_output=True, timeout=timeout,
+        env={**job_environment(), **(env or {})})
 
 
 def ok(count, *words):
@@ -101,6 +103,31 @@ def test_between(folder):
     check_tensors(path)
 
 
+def test_store(folder):
+    """To an object store: what two processes wrote into one spool is sent in
+    the second phase, and nothing without one."""
+    spool = folder / "spool"
+    spool.mkdir()
+    with Objects() as server:
+        env = {**server.env, "CKPT_SPOOL": str(spool)}
+        dropped = job(2, "save", "s3://b/step", "dcp", "--between", "drop",
+                      env=env)
+        check_equal(dropped.returncode, 0, dropped.stderr)
+        check_equal(sorted(server.objects), [], "objects of a dropped save")
+        done = job(2, "save", "s3://b/step", "dcp", "--between", "change",
+                   env=env)
+        check_equal(done.returncode, 0, done.stderr)
+        check_equal([p for p in spool.rglob("*") if p.is_file()], [], "spool")
+        for key, (data, *_) in server.objects.items():
+            path = folder / key
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(data)
+        check_equal(server.uploads, {}, "uploads that were left")
+        again = job(2, "save", "s3://b/step", "dcp", env=env)
+        check("exists" in again.stderr, again.stderr)
+    check_tensors(folder / "step")
+
+
 def prepare(suite, ckpt):
     global CKPT, TOOL
     CKPT = ckpt
@@ -111,6 +138,7 @@ def prepare(suite, ckpt):
     for count in (2, 3, 4):
         suite.add(f"save and load by {count}", test_save, count)
     suite.add("between the phases", test_between)
+    suite.add("to an object store", test_store)
 
 
 if __name__ == "__main__":
