@@ -27,22 +27,20 @@ bool is_there(const std::string& path) {
   return io::stat_any(path, facts);
 }
 
-// The files of "a|b" that exist.
+// The files of "a|b" that exist; without `beside`, of those that are in the
+// folder itself.
 std::vector<Name> signs(const std::string& folder,
-                        const std::string& alternatives) {
+                        const std::string& alternatives, bool beside = true) {
   for (size_t at = 0; at <= alternatives.size();) {
     const size_t end =
         std::min(alternatives.find('|', at), alternatives.size());
-    auto names = names_like(folder, alternatives.substr(at, end - at));
-    if (!names.empty()) return names;
+    const std::string pattern = alternatives.substr(at, end - at);
     at = end + 1;
+    if (!beside && pattern.starts_with("../")) continue;
+    auto names = names_like(folder, pattern);
+    if (!names.empty()) return names;
   }
   return {};
-}
-
-bool has_signature(const Trainer& trainer, const std::string& folder) {
-  return io::is_directory(folder) && !trainer.signature.empty() &&
-         lacks(trainer, folder).empty();
 }
 
 bool is_step_name(const Trainer& trainer, const std::string& path) {
@@ -52,6 +50,30 @@ bool is_step_name(const Trainer& trainer, const std::string& path) {
   };
   return std::ranges::any_of(trainer.steps, fits) ||
          std::ranges::any_of(trainer.last, fits);
+}
+
+// What the trainer leaves beside a folder says nothing about it if that has
+// another name than its steps, and no model. A server would be asked for two
+// more listings.
+bool may_be_signed_beside(const Trainer& trainer, const std::string& folder) {
+  return is_step_name(trainer, folder) ||
+         std::ranges::any_of(trainer.models, [&](const Source& source) {
+           return !names_like(folder, source.file).empty();
+         });
+}
+
+bool has_signature(const Trainer& trainer, const std::string& folder) {
+  if (!io::is_directory(folder) || trainer.signature.empty()) return false;
+  const auto all_there = [&](bool beside) {
+    return std::ranges::none_of(trainer.signature, [&](const auto& sign) {
+      return signs(folder, sign, beside).empty();
+    });
+  };
+  if (all_there(false)) return true;
+  const bool any_beside = std::ranges::any_of(
+      trainer.signature,
+      [](const std::string& sign) { return sign.find("../") != sign.npos; });
+  return any_beside && may_be_signed_beside(trainer, folder) && all_there(true);
 }
 
 // Recognizes one file by its name and first bytes; its contents show when it is
