@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "ckpt/error.h"
+#include "lib/io/ahead.h"
 #include "lib/io/file.h"
+#include "lib/io/remote.h"
 #include "lib/text/format.h"
 #include "lib/tree_memory.h"
 
@@ -183,6 +185,14 @@ families::Config flat_yaml(const std::string& path, const std::string& bytes) {
                       text::printable(flat.null_at_end))
         .with_hint("the file was cut: take it from another copy");
   return std::move(flat.values);
+}
+
+void ask_for_yaml(const std::string& path) {
+  constexpr uint64_t kMostAsked = uint64_t{64} << 10;
+  if (!io::is_url(path)) return;
+  const io::Handle file = io::Handle::open_read(path);
+  const io::Range range{0, std::min(file.size(), kMostAsked)};
+  io::ask_for(file, {&range, 1}, {.looks = true});
 }
 
 ModelYaml read_model_yaml(const std::string& path) {

@@ -24,6 +24,9 @@ struct ModelYaml {
 // 100,000 values, nesting deeper than 64, or what is not YAML at all.
 ModelYaml read_model_yaml(const std::string& path);
 
+// Asks a server for it; whoever reads it soon finds it on its way.
+void ask_for_yaml(const std::string& path);
+
 // The scalars of any such file, by their dotted keys.
 families::Config read_flat_yaml(const std::string& path);
 // The same for a text; `path` is for messages.

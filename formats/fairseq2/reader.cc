@@ -80,19 +80,25 @@ Catalog Reader::read_catalog(const std::string& path,
       location.old ? scan_old(location.path) : scan_grid(location.model_dir);
   Catalog catalog = begin_catalog(path, location, grid);
   const auto yaml_path = find_model_yaml(location);
+  // Of a server, it comes together with the headers of the files.
   std::optional<ModelYaml> yaml;
-  if (yaml_path) yaml = read_model_yaml(*yaml_path);
+  if (yaml_path) ask_for_yaml(*yaml_path);
+  const auto read_yaml = [&] {
+    if (yaml_path && !yaml) yaml = read_model_yaml(*yaml_path);
+  };
 
   families::Rules rules;
   std::vector<std::vector<std::string>> order;
   read_stages(grid, location.old, catalog, options,
               [&](uint32_t pp, Stage stage) {
+                read_yaml();
                 if (pp == 0)
                   rules = choose_rules(options, yaml, stage, catalog);
                 add_stage(stage, rules, catalog);
                 order.push_back(parameter_order(stage, catalog));
                 leave_others(catalog);
               });
+  read_yaml();
   if (yaml) check_config(options, *yaml, catalog);
   check_rows(grid, catalog);
   const std::string optimizer = io::join(location.path, "optimizer");
