@@ -404,6 +404,7 @@ void FetchHere::fetch(const Stretch& piece) {
 
 void FetchHere::run() {
   std::error_code failed;
+  const bool is_new = !fs::exists(job_.target, failed);
   fs::create_directories(folder_, failed);
   if (failed) throw io_error(folder_, "cannot make it", failed.value());
   const io::TargetLock lock(job_.target);
@@ -421,6 +422,12 @@ void FetchHere::run() {
   } catch (const Interrupted&) {
     throw Interrupted("stopped; what was received is kept in " + folder_ +
                       "; run it again to resume");
+  } catch (...) {
+    // What says nothing but that a run began would be left over by each of
+    // them.
+    if (journal_->is_empty()) fs::remove_all(folder_, failed);
+    if (is_new) fs::remove(job_.target, failed);  // if nothing is in it
+    throw;
   }
   if (job_.sync)
     for (const std::string& folder : folders_) io::sync_directory(folder);

@@ -84,7 +84,8 @@ FetchJournal::FetchJournal(const std::string& path, bool sync)
   if (file_.size() > kMostJournal)
     throw input_error({path, {}}, "is longer than any journal");
   read(file_.read_string(0, file_.size()));
-  add(fmt::format("run {} {}", this_boot(), sync ? "synced" : "quick"));
+  begins_ =
+      add(fmt::format("run {} {}", this_boot(), sync ? "synced" : "quick"));
 }
 
 // A last line without an end was not fully written: the next one overwrites it.

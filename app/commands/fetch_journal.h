@@ -48,6 +48,8 @@ class FetchJournal {
   // Reads what earlier runs wrote.
   FetchJournal(const std::string& path, bool sync);
 
+  // True if there is nothing of any file.
+  bool is_empty() const { return known_.empty() && begins_ == end_; }
   // What there is of that version of the file; nothing of any other version.
   Known known(const std::string& name, const std::string& tag) const;
   // For all threads.
@@ -67,6 +69,7 @@ class FetchJournal {
   io::Handle file_;
   std::mutex mutex_;
   uint64_t end_ = 0;
+  uint64_t begins_ = 0;  // where this run's lines about files do
   std::mutex sync_mutex_;
   uint64_t synced_ = 0;
 };
