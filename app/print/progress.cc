@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
+#include <fstream>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -236,10 +238,18 @@ void Bar::hide() {
 
 }  // namespace
 
+// Linux keeps ru_maxrss across exec: it would be the shell's, or Python's, that
+// started this process. Where /proc is not mounted, that is all there is.
 uint64_t peak_memory() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    constexpr std::string_view kPeak = "VmHWM:";
+    if (!line.starts_with(kPeak)) continue;
+    return std::strtoull(line.c_str() + kPeak.size(), nullptr, 10) << 10;  // kB
+  }
   rusage usage = {};
   ::getrusage(RUSAGE_SELF, &usage);
-  return static_cast<uint64_t>(usage.ru_maxrss) << 10;  // KiB on Linux
+  return static_cast<uint64_t>(usage.ru_maxrss) << 10;  // KiB
 }
 
 namespace {
