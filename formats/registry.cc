@@ -13,6 +13,8 @@
 #include "lib/failures.h"
 #include "lib/io/file.h"
 #include "lib/io/listing.h"
+#include "lib/io/remote.h"
+#include "lib/io/remote_below.h"
 #include "lib/tensor_part.h"
 #include "lib/text/format.h"
 #include "lib/trace.h"
@@ -186,6 +188,8 @@ Catalog open_as(const std::string& path, const std::string& from,
   }
   const trace::Span span("headers");
   const io::SameListings listings;
+  if (io::is_url(path) && from.empty() && options.trainer != "none")
+    io::look_beside_remote(path);
   if (from.empty() && options.trainer != "none") {
     check_path(path);
     if (const auto found = runs::find_run(path, options.trainer))

@@ -119,17 +119,19 @@ std::map<std::string, Facts> ListedStore::look_at_all_again(
     in_folder[folder_of(path)].push_back(&path);
   std::map<std::string, Facts> told;
   for (const auto& [folder, files] : in_folder) {
-    size_t names = 0;
+    std::vector<std::string> keys;
     {
       const std::lock_guard lock(mutex_);
       const auto known = listings_.find(folder);
       if (known == listings_.end() || !known->second) continue;
-      names = known->second->entries.size();
+      for (const auto& [name, facts] : known->second->entries)
+        keys.push_back(facts.directory ? name + "/" : name);
     }
-    if (files.size() < kFew * (1 + names / kPage)) continue;
+    if (files.size() < kFew * (1 + keys.size() / kPage)) continue;
+    std::ranges::sort(keys);
     const failures::Unimportant if_each_is_asked;
     try {
-      const std::optional<Listing> now = list_all(folder);
+      const std::optional<Listing> now = list_again(folder, keys);
       if (!now) continue;
       for (const std::string* const path : files)
         if (const auto found = now->entries.find(last_name(*path));
@@ -140,6 +142,42 @@ std::map<std::string, Facts> ListedStore::look_at_all_again(
     }
   }
   return told;
+}
+
+// What looks like a file is asked for by its name (look_both()): the directory
+// around it may be large.
+void ListedStore::look_beside(const std::string& path) {
+  if (parse_place(path).key.empty() ||
+      last_name(path).find('.') != std::string::npos)
+    return;
+  const std::string folder = folder_of(path);
+  {
+    const std::lock_guard lock(mutex_);
+    if (listings_.contains(folder) || listings_.contains(path) ||
+        !begun_.insert(folder).second)
+      return;
+  }
+  begin_listings(folder, path);
+}
+
+// Whether a listing of the directory can tell. Of one that was begun, its first
+// page is waited for.
+bool ListedStore::knows(const std::string& path) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = listings_.find(path);
+    if (found != listings_.end()) return found->second.has_value();
+    if (begun_.erase(path) == 0) return false;
+  }
+  const failures::Unimportant if_each_is_asked;
+  try {
+    auto told = list_begun(path);
+    // What is odd beside a checkpoint is no matter of its readers.
+    if (!told || (*told && !(*told)->odd.empty())) return false;
+    return keep(path, *std::move(told)) != nullptr;
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 // What the listings say from the nearest directory above it that was listed:
@@ -154,9 +192,7 @@ std::optional<std::optional<Facts>> ListedStore::look_in_listings(
   while (!known && !parse_place(above).key.empty()) {
     names.push_back(last_name(above));
     above = folder_of(above);
-    const std::lock_guard lock(mutex_);
-    const auto found = listings_.find(above);
-    known = found != listings_.end() && found->second;
+    known = knows(above);
   }
   if (!known) return std::nullopt;
   while (true) {
@@ -234,10 +270,12 @@ const Listing* ListedStore::keep(const std::string& path,
 void ListedStore::forget() {
   const std::lock_guard lock(mutex_);
   listings_.clear();
+  begun_.clear();
 }
 
 // Null if nothing is below it.
 const Listing* ListedStore::listing(const std::string& path) {
+  knows(path);
   {
     const std::lock_guard lock(mutex_);
     if (const auto found = listings_.find(path); found != listings_.end())

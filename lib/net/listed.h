@@ -52,6 +52,7 @@ class ListedStore : public Store {
   std::optional<std::vector<std::string>> names(
       const std::string& path) override;
   void look_below(const std::string& path) override;
+  void look_beside(const std::string& path) override;
   void forget() override;
 
  protected:
@@ -65,6 +66,21 @@ class ListedStore : public Store {
   virtual std::optional<Folders> list_small(const std::string&) {
     return std::nullopt;
   }
+  // Asks for the first page of list_all(folder), and for that of
+  // list_small(path) in it, for whoever wants them next. Doesn't wait.
+  virtual void begin_listings(const std::string& /*folder*/,
+                              const std::string& /*path*/) {}
+  // What list_all(folder) says, if that was begun and one page holds all of it;
+  // else nullopt.
+  virtual std::optional<std::optional<Listing>> list_begun(const std::string&) {
+    return std::nullopt;
+  }
+  // What list_all(path) says now of a directory that had these keys, in order
+  // and with a slash for directories: in fewer round trips, if it can.
+  virtual std::optional<Listing> list_again(const std::string& path,
+                                            const std::vector<std::string>&) {
+    return list_all(path);
+  }
   // An object, asked for by its name. `beside` others that no listing has.
   virtual std::optional<Facts> head(const std::string& path, bool beside) = 0;
 
@@ -74,11 +90,13 @@ class ListedStore : public Store {
   void keep(Folders&& found);
   std::optional<Facts> look_both(const std::string& path);
   bool is_below_object(std::string path) const;  // with the mutex held
+  bool knows(const std::string& path);
   std::optional<std::optional<Facts>> look_in_listings(const std::string& path);
   std::optional<Facts> look_alone(const std::string& path);
 
   std::mutex mutex_;
   std::map<std::string, std::optional<Listing>> listings_;
+  std::set<std::string> begun_;  // directories of begin_listings()
   std::set<std::string> alone_;  // objects that no listing has
 };
 

@@ -240,6 +240,11 @@ void look_below_remote(const std::string& url) {
   net::store_of(path).look_below(path);
 }
 
+void look_beside_remote(const std::string& url) {
+  const std::string path = net::normal(url);
+  net::store_of(path).look_beside(path);
+}
+
 std::string remote_sha256(const std::string& url) {
   const auto facts = net::facts_of(net::normal(url));
   return facts ? facts->sha256 : "";

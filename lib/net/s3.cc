@@ -145,62 +145,6 @@ class ObjectStore final : public ListedStore {
     return true;
   }
 
-  std::optional<Listing> list_all(const std::string& path) override {
-    const Place place = parse_place(path);
-    Listing all;
-    bool any = place.key.empty();
-    const bool listed = list_pages(path, "/", [&](const Page& page) {
-      for (const std::string_view part : elements(page.xml, "Contents")) {
-        any = true;
-        std::string name = page.name(key_of(path, part));
-        const uint64_t size = size_number(fmt::format("{}/{}", path, name),
-                                          element(part, "Size"));
-        add_object(path, std::move(name), size, element(part, "ETag"), all);
-      }
-      for (const std::string_view part : elements(page.xml, "CommonPrefixes"))
-        for (const std::string_view one : elements(part, "Prefix")) {
-          any = true;
-          add_folder(path, page.name(one), all);
-        }
-      check_names(path, all.entries.size());
-      return true;
-    });
-    if (!listed || !any) return std::nullopt;
-    return all;
-  }
-
-  Folders list_below(const std::string& path) override {
-    return list_flat(path, false).value_or(Folders());
-  }
-
-  std::optional<Folders> list_small(const std::string& path) override {
-    return list_flat(path, true);
-  }
-
-  // Of everything below, however deep; empty if it can't be listed, nullopt if
-  // it has more than the one page that is wanted.
-  std::optional<Folders> list_flat(const std::string& path, bool one_page) {
-    Folders all;
-    size_t count = 0;
-    bool cut = false;
-    const auto take = [&](const Page& page) {
-      cut = one_page && page.goes_on();
-      if (cut) return false;
-      for (const std::string_view part : elements(page.xml, "Contents")) {
-        const std::string name = page.name(key_of(path, part));
-        const uint64_t size = size_number(fmt::format("{}/{}", path, name),
-                                          element(part, "Size"));
-        add_below(path, name, size, element(part, "ETag"), all);
-        ++count;
-      }
-      check_names(path, count);
-      return true;
-    };
-    list_pages(path, "", take);
-    if (cut) return std::nullopt;
-    return all;
-  }
-
   // A page of a listing.
   struct Page {
     std::string_view xml;
@@ -221,6 +165,10 @@ class ObjectStore final : public ListedStore {
     }
   };
 
+  static Page page_of(const Response& page, const std::string& prefix) {
+    return {page.body, prefix, element(page.body, "EncodingType") == "url"};
+  }
+
   static std::string_view key_of(const std::string& path,
                                  std::string_view part) {
     const auto keys = elements(part, "Key");
@@ -229,6 +177,173 @@ class ObjectStore final : public ListedStore {
                   "the server's listing has an object without a key",
                   "is there a proxy that answers in its place?");
     return keys.front();
+  }
+
+  std::optional<Listing> list_all(const std::string& path) override {
+    const Place place = parse_place(path);
+    Listing all;
+    bool any = place.key.empty();
+    const bool listed = list_pages(path, "/", [&](const Page& page) {
+      any |= add_page(
+          path, page, [](const std::string&) {}, all);
+      return true;
+    });
+    if (!listed || !any) return std::nullopt;
+    return all;
+  }
+
+  // Adds a page that is cut at slashes, and shows its keys; false if it has
+  // none.
+  template <class Show>
+  static bool add_page(const std::string& path, const Page& page,
+                       const Show& show, Listing& all) {
+    bool any = false;
+    for (const std::string_view part : elements(page.xml, "Contents")) {
+      any = true;
+      std::string name = page.name(key_of(path, part));
+      const uint64_t size =
+          size_number(fmt::format("{}/{}", path, name), element(part, "Size"));
+      show(name);
+      add_object(path, std::move(name), size, element(part, "ETag"), all);
+    }
+    for (const std::string_view part : elements(page.xml, "CommonPrefixes"))
+      for (const std::string_view one : elements(part, "Prefix")) {
+        any = true;
+        std::string name = page.name(one);
+        show(name);
+        add_folder(path, std::move(name), all);
+      }
+    check_names(path, all.entries.size());
+    return any;
+  }
+
+  void begin_listings(const std::string& folder,
+                      const std::string& path) override {
+    begin_page(folder, "/");
+    begin_page(path, "");
+  }
+
+  void begin_page(const std::string& path, const std::string& delimiter) {
+    const Place place = parse_place(path);
+    const std::string query = query_of(place.prefix(), delimiter, "", "");
+    Ticket ticket = start(ask(path, place.bucket, "/", query));
+    const std::lock_guard lock(begun_mutex_);
+    begun_.insert_or_assign(place.bucket + "?" + query, std::move(ticket));
+  }
+
+  std::optional<std::optional<Listing>> list_begun(
+      const std::string& path) override {
+    const Place place = parse_place(path);
+    const std::string prefix = place.prefix();
+    const Ticket begun =
+        take_begun(place.bucket, query_of(prefix, "/", "", ""));
+    if (!begun) return std::nullopt;
+    const Response& page = wait(begun);
+    if (page.status != 200) return std::nullopt;
+    check_answer(ask(path, place.bucket, "/", ""), page, "ListBucketResult");
+    const Page taken = page_of(page, prefix);
+    if (taken.goes_on()) return std::nullopt;
+    Listing all;
+    const bool any = add_page(
+        path, taken, [](const std::string&) {}, all);
+    if (!any && !place.key.empty()) return std::optional<Listing>();
+    return all;
+  }
+
+  void forget() override {
+    ListedStore::forget();
+    const std::lock_guard lock(begun_mutex_);
+    begun_.clear();
+  }
+
+  // The page of a query, if it was begun.
+  Ticket take_begun(const std::string& bucket, const std::string& query) {
+    const std::lock_guard lock(begun_mutex_);
+    const auto found = begun_.find(bucket + "?" + query);
+    if (found == begun_.end()) return nullptr;
+    Ticket ticket = std::move(found->second);
+    begun_.erase(found);
+    return ticket;
+  }
+
+  // A page says where the next one begins, but so do the keys that were there:
+  // all pages are asked for at once, and overlap in case there are more keys by
+  // now. What none of them has is asked for by its name.
+  std::optional<Listing> list_again(
+      const std::string& path, const std::vector<std::string>& keys) override {
+    constexpr size_t kPage = 1000, kStep = 950;
+    if (keys.size() <= kPage) return list_all(path);
+    const Place place = parse_place(path);
+    const std::string prefix = place.prefix();
+    std::vector<std::pair<std::string, Ticket>> pages;
+    for (size_t i = 0; i < keys.size(); i += kStep) {
+      const std::string after = i == 0 ? "" : keys[i - 1];
+      const std::string query =
+          query_of(prefix, "/", "", i == 0 ? "" : prefix + after);
+      pages.emplace_back(after, start(ask(path, place.bucket, "/", query)));
+    }
+    Listing all;
+    const Request asked = ask(path, place.bucket, "/", "");
+    for (const auto& [after, ticket] : pages) {
+      const Response& page = wait(ticket);
+      if (may_have_expired(page)) return list_all(path);
+      check_status(asked, page);
+      check_answer(asked, page, "ListBucketResult");
+      // A server that doesn't know start-after begins at the first key; another
+      // one may have shorter pages.
+      bool before = false;
+      size_t count = 0;
+      const Page taken = page_of(page, prefix);
+      const auto look = [&](const std::string& key) {
+        before |= !after.empty() && key < after;
+        ++count;
+      };
+      add_page(path, taken, look, all);
+      if (before || (taken.goes_on() && count < kStep)) return list_all(path);
+    }
+    return all;
+  }
+
+  Folders list_below(const std::string& path) override {
+    return list_flat(path, false).value_or(Folders());
+  }
+
+  std::optional<Folders> list_small(const std::string& path) override {
+    return list_flat(path, true);
+  }
+
+  // Of everything below, however deep; empty if it can't be listed. If only
+  // what is `small` is wanted, nullopt if it has more than a page and
+  // directories: without them, the listing of the top is the same pages.
+  std::optional<Folders> list_flat(const std::string& path, bool small) {
+    constexpr size_t kMostFlat = 16;  // pages, in vain if a directory is last
+    Folders all;
+    size_t count = 0, pages = 0;
+    bool cut = false;
+    const auto take = [&](const Page& page) {
+      cut = small && page.goes_on() &&
+            (++pages > kMostFlat || has_folders(path, page));
+      if (cut) return false;
+      for (const std::string_view part : elements(page.xml, "Contents")) {
+        const std::string name = page.name(key_of(path, part));
+        const uint64_t size = size_number(fmt::format("{}/{}", path, name),
+                                          element(part, "Size"));
+        add_below(path, name, size, element(part, "ETag"), all);
+        ++count;
+      }
+      check_names(path, count);
+      return true;
+    };
+    list_pages(path, "", take);
+    if (cut) return std::nullopt;
+    return all;
+  }
+
+  static bool has_folders(const std::string& path, const Page& page) {
+    return std::ranges::any_of(
+        elements(page.xml, "Contents"), [&](std::string_view part) {
+          return page.name(key_of(path, part)).find('/') != std::string::npos;
+        });
   }
 
   // Nothing can be there then, and the name to correct is another.
@@ -264,8 +379,7 @@ class ObjectStore final : public ListedStore {
       const Request asked = ask(path, place.bucket, "/", "");
       check_status(asked, page);
       check_answer(asked, page, "ListBucketResult");
-      const Page taken{page.body, prefix,
-                       element(page.body, "EncodingType") == "url"};
+      const Page taken = page_of(page, prefix);
       if (!take(taken)) return false;
       if (!taken.goes_on()) return true;
       const std::string before =
@@ -275,13 +389,26 @@ class ObjectStore final : public ListedStore {
   }
 
   // The query's names are in order, as the signature requires.
-  Response list_page(const std::string& path, const std::string& bucket,
-                     const std::string& prefix, const std::string& delimiter,
-                     const std::string& token) {
+  static std::string query_of(const std::string& prefix,
+                              const std::string& delimiter,
+                              const std::string& token,
+                              const std::string& after) {
     std::string query;
     if (!token.empty()) query = "continuation-token=" + encode(token) + "&";
     if (!delimiter.empty()) query += "delimiter=" + encode(delimiter) + "&";
     query += "encoding-type=url&list-type=2&prefix=" + encode(prefix);
+    if (!after.empty()) query += "&start-after=" + encode(after);
+    return query;
+  }
+
+  Response list_page(const std::string& path, const std::string& bucket,
+                     const std::string& prefix, const std::string& delimiter,
+                     const std::string& token) {
+    const std::string query = query_of(prefix, delimiter, token, "");
+    if (const Ticket begun = take_begun(bucket, query)) {
+      const Response& page = wait(begun);
+      if (page.status == 200) return page;
+    }
     Response page = fetch_renewed(*this, ask(path, bucket, "/", query));
     if (moved(bucket, page))
       page = fetch_renewed(*this, ask(path, bucket, "/", query));
@@ -301,6 +428,8 @@ class ObjectStore final : public ListedStore {
   }
 
   AccessKeeper access_;
+  std::mutex begun_mutex_;
+  std::map<std::string, Ticket> begun_;  // listings, by bucket and query
   std::mutex regions_mutex_;
   std::map<std::string, std::string> regions_;  // by bucket
 };

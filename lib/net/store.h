@@ -48,6 +48,9 @@ class Store {
   // Called before everything below a path is asked for, folder by folder: one
   // listing may answer for all of them.
   virtual void look_below(const std::string&) {}
+  // Called before a path is opened as a checkpoint: readers look at names
+  // beside it, too. May begin what will tell; doesn't wait.
+  virtual void look_beside(const std::string&) {}
   // A request for bytes of a file: URL, headers, signature.
   virtual Request request(const std::string& path) = 0;
   // Called before several requests for bytes of a file begin together, to ask

@@ -76,6 +76,8 @@ class Objects(Server):
     def listing(self, query):
         prefix, rows, seen = query.get("prefix", ""), [], set()
         after = query.get("continuation-token", "")
+        if "start-after" in query and "no start" not in self.odd:
+            after = query["start-after"]
         # Servers that know only the first version of listings go on by marker.
         if "old list" in self.odd:
             after = query.get("marker", "")

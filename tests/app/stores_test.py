@@ -68,6 +68,29 @@ def test_cut_listing(folder):
             run(server, "inspect", "s3://b/m").want(0)
 
 
+def test_last_look(folder):
+    """What lies in a store is looked at again in as many pages as before, all
+    at once; where the server doesn't know how, one after the other. What
+    changed meanwhile is found on any page."""
+    objects = {f"m/{i:04}": b"%d" % i for i in range(1010)}
+    for name, odd, many in (("at once", (), 4), ("in turn", ("no start",), 6)):
+        with Objects(objects, odd=odd) as server:
+            check_equal(len(copied(server, folder / name)), 1010, name)
+            listed = [r for r in server.requests if "list-type" in r.path]
+            check_equal(len(listed), many, [r.path for r in listed])
+            check_equal(len(server.requests), 1010 + many, "requests")
+
+    def change(request, _):
+        if "start-after" in request.path:
+            server.objects["m/1005"] = (b"x", {})
+
+    with Objects(objects) as server:
+        server.fault = change
+        done = run(server, "fetch", "s3://b/m", folder / "changed")
+        check_equal(done.code, 6, str(done))
+        check("changed during the run" in done.err, done.err)
+
+
 PLAIN = ["a b+c%20d.safetensors", "ü&<>'\"#?=;@,.safetensors", "a\\b.bin",
          "~$(x).bin", "%2e%2e.bin", "...", "sub/..x", ".hidden", "日本.bin"]
 WRONG = ["../x.bin", "./x.bin", "s/../../x.bin", "/x.bin", "s//x.bin", "s//"]
@@ -597,7 +620,7 @@ def test_ipv6(folder):
 
 def main():
     suite = Suite(__doc__)
-    for test in (test_pages, test_cut_listing, test_keys, test_versions,
+    for test in (test_pages, test_cut_listing, test_last_look, test_keys, test_versions,
                  test_not_there, test_hub_revisions,
                  test_hub_names, test_late_error, test_expired, test_late_keys,
                  test_aws_keys, test_clock, test_packed,
