@@ -91,6 +91,22 @@ def test_last_look(folder):
         check("changed during the run" in done.err, done.err)
 
 
+def test_beside(folder):
+    """What lies beside a checkpoint is listed once, and not asked for by name.
+    It is no matter of the checkpoint's, however odd or large."""
+    inner = {"run/model/model.safetensors": model(folder, "s", {"l.0": 50})}
+    for more, page, most in (({"run/x": b"1"}, 1000, 0),
+                             ({"run/model": b"x"}, 1000, 9),
+                             ({f"run/{i}": b"x" for i in range(4)}, 3, 9)):
+        with Objects({**inner, **more}, page=page) as server:
+            run(server, "inspect", "s3://b/run/model").want(0)
+            heads = [path for _, method, path, _ in server.log
+                     if method == "HEAD"]
+            check(len(heads) <= most, heads)
+            if most == 0:
+                check_equal(len(server.log), 3, [x[1:3] for x in server.log])
+
+
 PLAIN = ["a b+c%20d.safetensors", "ü&<>'\"#?=;@,.safetensors", "a\\b.bin",
          "~$(x).bin", "%2e%2e.bin", "...", "sub/..x", ".hidden", "日本.bin"]
 WRONG = ["../x.bin", "./x.bin", "s/../../x.bin", "/x.bin", "s//x.bin", "s//"]
@@ -620,7 +636,8 @@ def test_ipv6(folder):
 
 def main():
     suite = Suite(__doc__)
-    for test in (test_pages, test_cut_listing, test_last_look, test_keys, test_versions,
+    for test in (test_pages, test_cut_listing, test_last_look, test_beside,
+                 test_keys, test_versions,
                  test_not_there, test_hub_revisions,
                  test_hub_names, test_late_error, test_expired, test_late_keys,
                  test_aws_keys, test_clock, test_packed,
