@@ -41,7 +41,7 @@ constexpr uint64_t kStep = 8 * kFetchMiB;
 // Stays in cache while its sum is computed.
 constexpr uint64_t kSumStep = kFetchMiB / 4;
 // Each waits for one request; lib/net decides how many run.
-constexpr size_t kPieces = 64;
+constexpr size_t kPieces = 128;
 // What is left is divided into this many shares, so that they end together.
 constexpr uint64_t kShares = 24;
 constexpr uint64_t kLeastPiece = 16 * kFetchMiB, kMostPiece = 64 * kFetchMiB;

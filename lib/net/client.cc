@@ -48,11 +48,19 @@ class Client {
 
   Ticket start(Request request) {
     auto transfer = std::make_shared<Transfer>(std::move(request));
+    // If it must wait for others to end, whoever ends them begins it. Only the
+    // first thread takes small ones.
+    bool may_begin = false;
     {
       const std::lock_guard lock(mutex_);
-      enqueue(transfer);
+      const Host& host = enqueue(transfer);
+      may_begin = host.running < host.window.size();
     }
-    wake();
+    if (!may_begin) return transfer;
+    if (is_large(transfer->request))
+      wake();
+    else
+      curl().multi_wakeup(loops_[0].multi);
     return transfer;
   }
 
@@ -92,9 +100,11 @@ class Client {
   };
   // Requests to one host: its window limits how many run.
   struct Host {
-    Host(size_t most, size_t first) : window(most, first) {}
+    Host(size_t most, size_t first, size_t large_takes)
+        : window(most, first), large_takes(large_takes) {}
     Window window;
-    size_t running = 0;
+    const size_t large_takes;  // places in it; a small request takes one
+    size_t running = 0;        // places taken
     std::deque<Ticket> small, large;
   };
   // One thread's state. All small requests go to the first thread and share its
@@ -107,7 +117,7 @@ class Client {
     std::map<const Host*, size_t> large = {};  // that are running
   };
 
-  Client() : connections_(settings().connections) {
+  Client() : connections_(most_connections(true)) {
     constexpr size_t kMostLoops = 4;
     const size_t count = std::min<size_t>(processors(), kMostLoops);
     const auto most = static_cast<long>(connections_);
@@ -191,23 +201,39 @@ class Client {
     transfer.easy = nullptr;
     loop.free.push_back(easy);
     Host& host = host_of(transfer);
-    --host.running;
+    host.running -= places(host, transfer);
     if (is_large(transfer.request)) --loop.large[&host];
   }
 
+  static size_t places(const Host& host, const Transfer& transfer) {
+    return is_large(transfer.request) ? host.large_takes : 1;
+  }
+
   // Stores are made for many requests at once, and say when it is too much; a
-  // web server may be a small one.
+  // web server may be a small one. Of a store, a large request takes two
+  // places: as many of them as of small ones would move no more, and take more
+  // memory.
+  static size_t most_connections(bool store) {
+    constexpr size_t kMost = 64, kMostOfStore = 128;
+    const size_t wanted = settings().connections;
+    return wanted != 0 ? wanted : store ? kMostOfStore : kMost;
+  }
+
   Host& host_of(const Transfer& transfer) {
-    constexpr size_t kFirst = 8, kFirstOfStore = 32;
+    constexpr size_t kFirst = 8, kFirstOfStore = 64;
+    const bool store = transfer.request.as_stored;
+    const bool by_kind = store && settings().connections == 0;
     return hosts_
-        .try_emplace(parse_url(transfer.request.url).authority, connections_,
-                     transfer.request.as_stored ? kFirstOfStore : kFirst)
+        .try_emplace(parse_url(transfer.request.url).authority,
+                     most_connections(store), store ? kFirstOfStore : kFirst,
+                     by_kind ? 2 : 1)
         .first->second;
   }
 
-  void enqueue(const Ticket& transfer) {
+  const Host& enqueue(const Ticket& transfer) {
     Host& host = host_of(*transfer);
     (is_large(transfer->request) ? host.large : host.small).push_back(transfer);
+    return host;
   }
 
   void take_due() {
@@ -227,8 +253,9 @@ class Client {
     if (host.large.empty()) return nullptr;
     const auto found = loop.large.find(&host);
     const size_t mine = found == loop.large.end() ? 0 : found->second;
-    const size_t share =
-        (host.window.size() + loops_.size() - 1) / loops_.size();
+    const size_t most =
+        std::max<size_t>(1, host.window.size() / host.large_takes);
+    const size_t share = (most + loops_.size() - 1) / loops_.size();
     return mine < share ? &host.large : nullptr;
   }
 
@@ -251,11 +278,12 @@ class Client {
       while (std::deque<Ticket>* const queue = next(loop, host)) {
         const Ticket transfer = std::move(queue->front());
         queue->pop_front();
-        ++host.running;
+        const bool alone = host.running == 0;
+        host.running += places(host, *transfer);
         if (queue == &host.large) ++loop.large[&host];
         transfer->began = Clock::now();
         transfer->window = &host.window;
-        host.window.began(transfer->began, host.running);
+        host.window.began(transfer->began, alone ? 1 : host.running);
         begin(loop, transfer);
       }
   }

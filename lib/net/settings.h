@@ -12,7 +12,8 @@ struct Settings {
   uint64_t retries = 5;         // CKPT_NET_RETRIES, for one request
   uint64_t backoff_ms = 200;    // CKPT_NET_BACKOFF_MS, doubled each time
   uint64_t stall_seconds = 30;  // CKPT_NET_STALL: below 1 KiB/s for this long
-  uint64_t connections = 64;    // CKPT_NET_CONNECTIONS, to one host at most
+  uint64_t connections = 0;     // CKPT_NET_CONNECTIONS, to one host at most; 0:
+                                // as many as its kind takes
   uint64_t part_mib = 16;   // CKPT_NET_PART_MIB, of what is sent; 5 at least
   bool allow_http = false;  // CKPT_NET_ALLOW_HTTP=1: not to loopback alone
   // CKPT_NET_FORBIDDEN=absent: 403 for what no listing has means that it is

@@ -35,7 +35,11 @@ uint64_t size_of_parts(uint64_t bytes, uint64_t mib) {
 
 }  // namespace
 
-size_t upload_threads() { return std::min<size_t>(settings().connections, 16); }
+size_t upload_threads() {
+  constexpr size_t kMost = 16;
+  const size_t wanted = settings().connections;
+  return wanted == 0 ? kMost : std::min(wanted, kMost);
+}
 
 uint64_t upload_number(const std::string& text) {
   uint64_t value = 0;
