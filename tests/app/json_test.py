@@ -168,6 +168,16 @@ BAD = [
 CLOCKS = ("seconds", "peak_memory", "rate")
 
 
+def test_peak_memory(folder):
+    """peak_memory is ckpt's own, whatever the program that starts it holds:
+    the kernel counts a child from its parent's size, even after exec."""
+    ballast = b"\1" * (256 << 20)
+    said = CKPT.ok("unshard", TP4, "out.pt", "--json", cwd=folder).json()
+    check(len(ballast) > 0 and (
+        CKPT.sanitized or said["peak_memory"] < 128 << 20),
+        f"{said['peak_memory'] >> 20} MiB")
+
+
 def test_lines(folder):
     """--ndjson is the same document, reassembled here from its lines."""
     seen = set()
@@ -384,6 +394,7 @@ def prepare(suite, ckpt):
         suite.add(f"{kind}: ckpt {' '.join(map(str, argv))[:60]}", test_bad,
                   code, kind, argv)
     suite.add("--ndjson", test_lines)
+    suite.add("peak_memory", test_peak_memory)
     suite.add("path and tensor of an error", test_place)
     suite.add("numbers of differences", test_numbers)
     suite.add("plan.json", test_plan)
