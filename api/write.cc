@@ -49,7 +49,8 @@ namespace {
 bool is_cast(const Tensor& tensor) {
   const bool wide = tensor.dtype == DType::f64 || tensor.dtype == DType::f32 ||
                     tensor.dtype == DType::f16 || tensor.dtype == DType::bf16;
-  return wide && tensor.kind != Kind::optim;
+  return (wide || families::is_small_float(tensor.dtype)) &&
+         tensor.kind != Kind::optim;
 }
 
 // Gives the tensors the target's dtypes, for the writer to see; returns the

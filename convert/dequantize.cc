@@ -18,16 +18,11 @@
 namespace ckpt::families {
 namespace {
 
-bool is_eight_bits(DType dtype) {
-  return dtype == DType::f8_e4m3 || dtype == DType::f8_e5m2 ||
-         dtype == DType::f8_e4m3fnuz || dtype == DType::f8_e5m2fnuz;
-}
-
 // By dtype and name alone. Codes made on the way (--quantize) are not the
 // source's.
 bool may_be_codes(const Catalog& catalog, const Tensor& tensor) {
   const bool fits =
-      is_eight_bits(tensor.dtype) || tensor.dtype == DType::i8 ||
+      is_small_float(tensor.dtype) || tensor.dtype == DType::i8 ||
       (tensor.dtype == DType::u8 && tensor.name.ends_with("_blocks")) ||
       (tensor.dtype == DType::i32 && tensor.name.ends_with("qweight"));
   return fits && tensor.kind != Kind::optim &&
@@ -177,7 +172,7 @@ class Finder {
         is_weight ? name.substr(0, name.size() - 6) : std::string();
     const Tensor* scales = get(name + "_scale_inv");
     if (!scales) scales = get(name + "_scale");
-    const bool fp8 = is_eight_bits(codes.dtype);
+    const bool fp8 = is_small_float(codes.dtype);
     // A quantized model has no plain eight-bit numbers.
     const bool has_scale =
         fp8 ? config_.there : config_.method == "compressed-tensors";

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <set>
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "ckpt/error.h"
@@ -144,7 +145,61 @@ bool may_be_unknown_codes(const Tensor& tensor) {
          !name.ends_with(".bias");
 }
 
+std::string_view until_last_dot(std::string_view name) {
+  const size_t dot = name.rfind('.');
+  return dot == name.npos ? std::string_view() : name.substr(0, dot + 1);
+}
+
+// Floats of eight bits are cast like others where nothing scales them, as Flux
+// and torch's .to() have them. A scale of a name that no rule has
+// (scale_weight), or weights beside them that had one, say that they are codes.
+void check_plain_floats(const Catalog& catalog, DType dtype) {
+  const auto is_plain = [&](const Tensor& tensor) {
+    return is_small_float(tensor.dtype) && tensor.dtype != dtype &&
+           !tensor.pinned && tensor.kind != Kind::optim &&
+           !is_made(catalog, tensor);
+  };
+  const auto first = std::ranges::find_if(catalog.tensors, is_plain);
+  if (first == catalog.tensors.end()) return;
+  // Losses are counted in wider floats alone (reshard/cast_loss.h).
+  if (is_small_float(dtype))
+    throw unfaithful_error({catalog.path, first->name},
+                           "--dtype {}: from {} a cast would lose values "
+                           "uncounted",
+                           name(dtype), name(first->dtype))
+        .with_hint("write bf16, which holds all of them, then cast that");
+  const Tensor* scaled = nullptr;  // was one of codes and scales
+  std::unordered_map<std::string_view, const Tensor*> scales;  // by module
+  for (const Tensor& tensor : catalog.tensors) {
+    const std::string_view module = until_last_dot(tensor.name);
+    if (is_made(catalog, tensor)) scaled = &tensor;
+    if (tensor.name.find("scale", module.size()) != std::string::npos &&
+        !is_small_float(tensor.dtype))
+      scales.emplace(module, &tensor);
+  }
+  for (const Tensor& tensor : catalog.tensors) {
+    if (!is_plain(tensor)) continue;
+    const auto found = scales.find(until_last_dot(tensor.name));
+    if (!scaled && found == scales.end()) continue;
+    throw unfaithful_error(
+        {catalog.path, tensor.name}, "--dtype {}: {} {} {}", name(dtype),
+        name(tensor.dtype), to_string(tensor.shape),
+        found != scales.end()
+            ? "beside " + found->second->name +
+                  ", and how that scales them is not known"
+            : "without a scale, which other weights have: " + scaled->name)
+        .with_hint(
+            "docs/quantized.md lists what is known; without --dtype codes and "
+            "scales are kept as they are");
+  }
+}
+
 }  // namespace
+
+bool is_small_float(DType dtype) {
+  return dtype == DType::f8_e4m3 || dtype == DType::f8_e5m2 ||
+         dtype == DType::f8_e4m3fnuz || dtype == DType::f8_e5m2fnuz;
+}
 
 std::vector<QuantizedWeight> quantized_weights(const Catalog& catalog) {
   std::unordered_set<std::string_view> names;
@@ -250,6 +305,7 @@ void prepare_cast(Catalog& catalog, DType dtype) {
   if (const QuantizationConfig config = quantization_config(catalog);
       config.there)
     check_unknown_codes(catalog, config.method);
+  check_plain_floats(catalog, dtype);
   for (Tensor& tensor : catalog.tensors)
     if (!tensor.pinned && tensor.kind != Kind::optim &&
         (is_pinned(tensor.name) || is_scale(tensor.name)))

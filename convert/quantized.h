@@ -23,6 +23,9 @@ struct QuantizedWeight {
 };
 std::vector<QuantizedWeight> quantized_weights(const Catalog& catalog);
 
+// A float of eight bits, but for e8m0: exponents, which only scales are.
+bool is_small_float(DType dtype);
+
 // "a.weight (f8_e4m3 with a.weight_scale_inv) and 3 more"
 std::string describe(const std::vector<QuantizedWeight>& weights);
 
@@ -42,8 +45,9 @@ void check_activation_scales(const Catalog& catalog);
 // k_scale, v_scale and the like that it removes.
 void drop_cache_scales(Catalog& catalog);
 
-// Call before --dtype: throws unfaithful_error for quantized weights, and pins
-// tensors whose dtype never follows the model's (router biases, scales).
+// Call before --dtype: throws unfaithful_error for quantized weights and for
+// floats of eight bits that may be codes, and pins tensors whose dtype never
+// follows the model's (router biases, scales).
 void prepare_cast(Catalog& catalog, DType dtype);
 
 }  // namespace ckpt::families

@@ -254,9 +254,11 @@ def test_module(folder):
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
-    for source in ("float32", "float64", "bfloat16", "float16"):
+    for source in ("float32", "float64", "bfloat16", "float16",
+                   "float8_e4m3fn", "float8_e5m2"):
         for target in TYPES:
-            if TYPES[target] != source:
+            eight = source.startswith("float8") and target.startswith("f8")
+            if TYPES[target] != source and not eight:
                 suite.add(f"{source} to {target}", test_counts, source, target)
     suite.add("many tensors", test_many)
     suite.add("views", test_views)

@@ -388,6 +388,37 @@ def test_said(folder, kind, says, change, code, word):
     is_refused(folder, source, code, word)
 
 
+def test_plain_floats(folder):
+    """Floats of eight bits that nothing scales are numbers: cast as torch does.
+    What may be a scale, by whatever name, makes them codes: refused."""
+    import torch
+    from safetensors.torch import save_file
+    codes = torch.randn(4, 8).to(torch.float8_e4m3fn)
+    norm = {"a.norm.scale": torch.randn(8).to(torch.float8_e5m2)}
+    marks = {"a.other.scale_shift": torch.randn(3)}  # of another module
+    source = folder / "a.safetensors"
+    save_file({"a.weight": codes, **norm, **marks}, source)
+    out = folder / "out.safetensors"
+    for dtype in ("float32", "float16", "bfloat16"):
+        CKPT.ok("convert", source, out, "--dtype", dtype, "--overwrite")
+        got = read_safetensors(out)
+        for name, tensor in {"a.weight": codes, **norm}.items():
+            check_equal(got[name], from_torch(tensor.to(
+                getattr(torch, dtype))), f"{name} in {dtype}")
+    CKPT.run("convert", source, folder / "no.safetensors", "--dtype",
+             "f8_e5m2").want(5)  # other losses than of wider floats
+    scaled = {"b.weight": codes.clone(), "b.weight_scale": torch.ones(1)}
+    for more, want in (({"a.scale_weight": torch.ones(())}, "a.scale_weight"),
+                       (scaled, "without a scale")):
+        save_file({"a.weight": codes, **more}, source)
+        for dry in ((), ("--dry-run",)):
+            result = CKPT.run("convert", source, folder / "no.safetensors",
+                              "--dtype", "bf16", *dry).want(5)
+            check("a.weight: --dtype bf16: f8_e4m3 [4, 8]" in result.err
+                  and want in result.err, str(result))
+        CKPT.ok("convert", source, out, "--overwrite")  # codes are kept
+
+
 def test_unknown(folder, method, parts):
     """An unknown way of quantizing: no scale is cast alone."""
     import torch
@@ -849,7 +880,7 @@ def prepare(suite, ckpt):
         suite.add(f"unknown {name}", test_unknown, *row)
     for function in (test_overrides, test_zero_block, test_no_convention, test_another_meaning, test_no_size, test_too_large,
                      test_smaller_block,
-                     test_quantize_refused, test_model,
+                     test_quantize_refused, test_model, test_plain_floats,
                      test_transformers, test_compressed_tensors):
         suite.add(function.__name__[5:].replace("_", " "), function)
 
