@@ -58,27 +58,6 @@ void cut_run(const Tensor& run, std::span<const Parameter> parameters,
   }
 }
 
-// FSDP1's state dict has a tied output layer of its own under its name; the
-// optimizer has the embedding alone. Nothing if there is none to tie.
-std::optional<ParameterOrder> tied_order(const ParameterOrder& order) {
-  const auto head =
-      std::ranges::find_if(order.parameters, [](const Parameter& one) {
-        return one.name.ends_with("lm_head.weight");
-      });
-  if (head == order.parameters.end()) return std::nullopt;
-  const bool tied =
-      std::any_of(order.parameters.begin(), head, [&](const Parameter& one) {
-        return one.shape == head->shape &&
-               (one.name.find("embed") != one.name.npos ||
-                one.name.find("wte") != one.name.npos);
-      });
-  if (!tied) return std::nullopt;
-  ParameterOrder rest = order;
-  rest.parameters.erase(rest.parameters.begin() +
-                        (head - order.parameters.begin()));
-  return rest;
-}
-
 class FlatNames {
  public:
   FlatNames(RankCatalog& ranks, const std::vector<std::string>& paths,
@@ -461,7 +440,7 @@ std::string name_shares(RankCatalog& ranks,
   if (why_not.empty()) {
     why_not = names.name();
     if (why_not.empty()) return {};
-    if (auto tied = tied_order(order))
+    if (auto tied = without_tied_head(order))
       if (FlatNames(ranks, paths, model, *std::move(tied)).name().empty())
         return {};
   }

@@ -449,6 +449,16 @@ Names named(const Catalog& catalog, const Range& range, const Groups& groups,
   if (rule == "decay" && order)
     if (const std::string why = of_another_rule(groups); !why.empty())
       return name_parameters(catalog, range, groups, rule, std::nullopt, why);
+  if (rule == "module" && order) {
+    Names names = by(rule);
+    if (names.why_not.empty()) return names;
+    if (const auto tied = without_tied_head(*order))
+      if (Names rest =
+              name_parameters(catalog, range, groups, rule, tied, why_not);
+          rest.why_not.empty())
+        return rest;
+    return names;
+  }
   if (rule != "decay" || !older || !order) return by(rule);
   return by_either_rule(by(rule), by(std::string(kBiases)));
 }

@@ -296,6 +296,25 @@ ParameterOrder stored_order(std::span<const Tensor* const> tensors) {
   return order;
 }
 
+std::optional<ParameterOrder> without_tied_head(const ParameterOrder& order) {
+  const auto head =
+      std::ranges::find_if(order.parameters, [](const Parameter& one) {
+        return one.name.ends_with("lm_head.weight");
+      });
+  if (head == order.parameters.end()) return std::nullopt;
+  const bool tied =
+      std::any_of(order.parameters.begin(), head, [&](const Parameter& one) {
+        return one.shape == head->shape &&
+               (one.name.find("embed") != one.name.npos ||
+                one.name.find("wte") != one.name.npos);
+      });
+  if (!tied) return std::nullopt;
+  ParameterOrder rest = order;
+  rest.parameters.erase(rest.parameters.begin() +
+                        (head - order.parameters.begin()));
+  return rest;
+}
+
 std::optional<ParameterOrder> family_order(
     std::span<const Tensor* const> tensors, const ModelFacts& facts,
     std::string& why_not) {

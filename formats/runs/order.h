@@ -44,6 +44,9 @@ std::optional<ParameterOrder> family_order(
 // The tensors in the given order, that of a pickled state dict, without repeats
 // of tied tensors and without integer tensors.
 ParameterOrder stored_order(std::span<const Tensor* const> tensors);
+// FSDP1's state dict has a tied output layer under its own name; the optimizer
+// has the embedding alone. Nothing if there is no head of an embedding's shape.
+std::optional<ParameterOrder> without_tied_head(const ParameterOrder& order);
 
 // What --assume-order asks for, instead of what is proven: the rule, "decay" or
 // "module", and the order: the model's tensors as they come, or as in a FILE of

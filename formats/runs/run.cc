@@ -157,6 +157,7 @@ void adopt_pickle(Catalog& catalog, const Trainer& trainer,
     copies.push_back(tensor);
   }
   std::vector<const Tensor*> model;
+  model.reserve(copies.size());
   for (const Tensor& copy : copies) model.push_back(&copy);
   for (const auto& [prefix, id] :
        state_dicts_in(*catalog.skeleton, pickled.optimizers))

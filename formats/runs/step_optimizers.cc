@@ -44,6 +44,7 @@ std::vector<StepReading::Optimizer> StepReading::find_optimizers() {
     }
   }
   std::vector<Optimizer> all;
+  all.reserve(found.size());
   for (const auto& [number, optimizer] : found) all.push_back(optimizer);
   uint64_t hole = 0;
   while (found.contains(hole)) ++hole;
@@ -169,6 +170,7 @@ std::vector<const Tensor*> StepReading::model_tensors(
     copy.name.erase(0, model.prefix.size());
   }
   std::vector<const Tensor*> pointers;
+  pointers.reserve(copies.size());
   for (const Tensor& copy : copies) pointers.push_back(&copy);
   return pointers;
 }

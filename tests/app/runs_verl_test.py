@@ -322,6 +322,22 @@ def test_fsdp1_loss(folder, case):
     check(sole < 20 if case == "orig_w4" else sole == 0, f"{sole} unproven")
 
 
+def test_fsdp1_swapped(folder, case):
+    """Files of two ranks whose parts are alike, under each other's names."""
+    for kind in ("model", "optim"):
+        root = folder / kind
+        shutil.copytree(FSDP1 / case / "ckpt", root)
+        files = [root / f"global_step_3/actor/{kind}_world_size_4_rank_{r}.pt"
+                 for r in (1, 2)]
+        files[0].rename(folder / "aside")
+        files[1].rename(files[0])
+        (folder / "aside").rename(files[1])
+        for command in ("verify", root), ("inspect", root):
+            result = CKPT.run(*command).want(1 if command[0] == "verify" else 4)
+            check("rank_1.pt: is rank 2's file" in result.out + result.err,
+                  f"{result}")
+
+
 def test_fsdp1_replicas(folder):
     """Ranks 1 and 3 have the same part."""
     import torch
@@ -353,6 +369,7 @@ def prepare(suite, ckpt):
     for case in ("orig_w4", "hybrid_w4"):
         suite.add(f"FSDP1, {case}", test_fsdp1, case)
         suite.add(f"FSDP1, {case}: what is lost", test_fsdp1_loss, case)
+        suite.add(f"FSDP1, {case}: swapped", test_fsdp1_swapped, case)
     suite.add("FSDP1, orig_w4: for other ranks", test_fsdp1_reshard)
     suite.add("FSDP1, hybrid_w4: replicas that differ", test_fsdp1_replicas)
 
