@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/rank_part.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -99,7 +101,8 @@ class Stages {
     if (!layers_.empty() && total() < stages)
       throw unfaithful_error({catalog.path, {}},
                              "{} pipeline stages for {} layers", stages,
-                             total());
+                             total())
+          .with_hint(fmt::format("--pp {} is the most", total()));
   }
 
   bool holds(const Tensor& tensor, uint32_t stage) const {

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/write.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <new>
 #include <set>
 #include <string_view>
+#include <vector>
 
 #include "api/config_name.h"
 #include "api/contents.h"
@@ -104,13 +107,19 @@ void write_sidecars(const Catalog& source, Target& target) {
 }
 
 void check_topology(const Topology& asked, const Target& target) {
-  if (target.catalog.topology == asked) return;
+  const Topology& is = target.catalog.topology;
+  if (is == asked) return;
+  std::vector<std::string_view> odd;
+  if (is.tp != asked.tp) odd.emplace_back("--tp");
+  if (is.pp != asked.pp) odd.emplace_back("--pp");
+  if (is.dp != asked.dp) odd.emplace_back("--dp");
+  if (is.ep != asked.ep) odd.emplace_back("--ep");
   throw unfaithful_error({}, "format {} can't hold {}: it would be {}",
-                         target.catalog.format, to_string(asked),
-                         to_string(target.catalog.topology))
-      .with_hint(
-          "`ckpt convert SRC DST --to FORMAT --tp N` writes a format that has "
-          "files for each rank (fairseq2)");
+                         target.catalog.format, to_string(asked), to_string(is))
+      .with_hint(fmt::format(
+          "leave {} out, or `ckpt convert SRC DST --to FORMAT`: Megatron's "
+          "formats have ranks of all kinds, fairseq2 all but --ep",
+          fmt::join(odd, " and ")));
 }
 
 void copy_sidecar(const TargetFile& file, const std::string& root) {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a family file says about vLLM: "vllm".
+#include <fmt/format.h>
+
 #include <array>
 
 #include "lib/text/format.h"

@@ -222,9 +222,9 @@ std::vector<Problem> named_problems(
     const Catalog& catalog, std::vector<std::pair<uint32_t, Problem>> found) {
   std::vector<Problem> problems;
   std::vector<StoredCrc> wrong;  // one per problem
-  for (auto& [index, problem] : found) {
-    problems.push_back(std::move(problem));
-    wrong.push_back(catalog.crcs[index]);
+  for (std::pair<uint32_t, Problem>& one : found) {
+    problems.push_back(std::move(one.second));
+    wrong.push_back(catalog.crcs[one.first]);
   }
   if (problems.empty()) return problems;
   const std::vector<std::string> names = tensors_in(catalog, wrong);

@@ -144,7 +144,9 @@ std::vector<uint32_t> assign_stages(const std::vector<std::string>& names,
   const Stacks stacks = count_layers(names);
   if (stacks.total() < stages)
     throw unfaithful_error({}, "{} pipeline stages for {} layers", stages,
-                           stacks.total());
+                           stacks.total())
+        .with_hint(fmt::format("--pp {} is the most",
+                               std::max<uint64_t>(1, stacks.total())));
   const auto stage_of = [&](uint64_t layer) {
     return static_cast<uint32_t>(layer * stages / stacks.total());
   };

@@ -52,7 +52,8 @@ void check_topology(const Catalog& source, const Topology& grid) {
   if (grid.ep != 1)
     throw unfaithful_error({source.path, {}},
                            "fairseq2 has no expert parallelism (ep={})",
-                           grid.ep);
+                           grid.ep)
+        .with_hint("leave --ep out, or give --ep 1");
   if (grid.tp == 0 || grid.pp == 0 || grid.dp == 0)
     throw usage_error({}, "a topology of no ranks ({})", to_string(grid));
 }

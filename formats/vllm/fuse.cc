@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/vllm/fuse.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <optional>
 #include <unordered_map>
@@ -251,7 +253,8 @@ class Fuser {
       return std::nullopt;
     std::vector<View> views;
     for (const std::string_view part : fusion.from) {
-      const auto found = by_name_.find(before + std::string(part) + after);
+      const auto found =
+          by_name_.find(fmt::format("{}{}{}", before, part, after));
       if (found == by_name_.end())
         throw unfaithful_error({source_.path, tensor.name},
                                "{}{}{} is not there, and vLLM joins them in {}",

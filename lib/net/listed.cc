@@ -49,7 +49,7 @@ bool ListedStore::is_below_object(std::string path) const {
   while (!parse_place(path).key.empty()) {
     const std::string name = last_name(path);
     path = folder_of(path);
-    if (alone_.contains(path + "/" + name)) return true;
+    if (alone_.contains(fmt::format("{}/{}", path, name))) return true;
     const auto found = listings_.find(path);
     if (found == listings_.end() || !found->second) continue;
     const auto entry = found->second->entries.find(name);

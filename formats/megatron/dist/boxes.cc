@@ -158,7 +158,8 @@ void check_split(const Catalog& source, const Tensor& tensor, const Key& key,
   if (extent(tensor, true, d) % split.ep != 0)
     throw unfaithful_error({source.path, tensor.name},
                            "{} experts, which ep={} does not divide",
-                           extent(tensor, true, d), split.ep);
+                           extent(tensor, true, d), split.ep)
+        .with_hint("--ep must divide the number of experts");
 }
 
 void each_box(const Tensor& tensor, const Key& key, const DistSplit& split,

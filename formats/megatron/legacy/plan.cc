@@ -163,8 +163,8 @@ class Planner {
     const uint32_t ep = layout_.topology.ep;
     if (ep > 1 && plan_.experts == 0)
       throw unfaithful_error({source_.path, {}},
-                             "ep={}, but the model has no numbered experts",
-                             ep);
+                             "ep={}, but the model has no numbered experts", ep)
+          .with_hint("leave --ep out, or give --ep 1");
     if (plan_.experts % ep != 0)
       throw unfaithful_error({source_.path, {}},
                              "{} experts can't be shared by ep={} ranks",

@@ -4,8 +4,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "ckpt/error.h"
+#include "lib/text/format.h"
 
 namespace ckpt::megatron {
 namespace {
@@ -92,6 +94,13 @@ uint32_t count_of(const Topology& topology) {
   return static_cast<uint32_t>(stage * topology.pp);
 }
 
+// The least dp whose stages hold all ep x etp expert ranks, each as often.
+uint64_t least_dp(const Topology& topology, uint64_t etp) {
+  const uint64_t experts =
+      std::max<uint64_t>(1, topology.ep) * std::max<uint64_t>(1, etp);
+  return experts / std::gcd(experts, std::max<uint64_t>(1, topology.tp));
+}
+
 }  // namespace
 
 Ranks::Ranks(const Topology& topology, uint64_t etp, bool experts)
@@ -103,13 +112,13 @@ Ranks::Ranks(const Topology& topology, uint64_t etp, bool experts)
   if (!experts) return;
   if (etp_ == 0 || etp_ > stage || stage % (etp_ * topology.ep) != 0)
     throw unfaithful_error(
-        {},
-        "the {} ranks of a stage (tp={} x dp={}) can't be shared by ep={} x "
-        "expert tensor parallel {}",
-        stage, topology.tp, topology.dp, topology.ep, etp_)
+        {}, "{} of a stage (tp={} x dp={}) can't be shared by ep={} x etp={}",
+        text::counted(stage, "rank"), topology.tp, topology.dp, topology.ep,
+        etp_)
         .with_hint(fmt::format(
-            "expert ranks are taken from the data-parallel ones: --dp {}",
-            std::max<uint64_t>(1, uint64_t{topology.ep} * etp_ / topology.tp)));
+            "expert ranks are taken from a stage's: --dp {} or a multiple, or "
+            "another --ep",
+            least_dp(topology, etp_)));
 }
 
 uint32_t Ranks::take(uint64_t first, uint64_t step, uint64_t size,
