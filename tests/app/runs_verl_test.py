@@ -288,6 +288,32 @@ def test_fsdp1_reshard(folder):
              2).want(5)
 
 
+def test_fsdp1_tied(folder):
+    """One rank whose optimizer lacks the head, the last parameter: it is the
+    embedding."""
+    import torch
+
+    root = folder / "one"
+    CKPT.ok("reshard", FSDP1 / "orig_w4/ckpt", root, "--dp", 1)
+    actor = root / "actor"
+    optim = torch.load(actor / "optim_world_size_1_rank_0.pt",
+                       weights_only=False)
+    head = optim["param_groups"][0]["params"].pop()
+    del optim["state"][head]
+    torch.save(optim, actor / "optim_world_size_1_rank_0.pt")
+    (root / ".ckpt-manifest.json").unlink()
+    model_file = actor / "model_world_size_1_rank_0.pt"
+    model = torch.load(model_file, weights_only=False)
+    check_equal(list(model)[-1], "lm_head.weight", "the head's place")
+    model["lm_head.weight"] = model["model.embed_tokens.weight"].clone()
+    torch.save(model, model_file)
+    found = CKPT.inspect(root)
+    check_equal(found["problems"], [], "problems")
+    found = [t["name"] for t in found["tensors"]]
+    check("model.norm.weight.exp_avg" in found, f"{found}")
+    check("lm_head.weight.exp_avg" not in found, f"{found}")
+
+
 def test_fsdp1_loss(folder, case):
     """Each rank's file, and each entry of a state in it. What one rank alone
     had may be frozen: a warning."""
@@ -371,6 +397,7 @@ def prepare(suite, ckpt):
         suite.add(f"FSDP1, {case}: what is lost", test_fsdp1_loss, case)
         suite.add(f"FSDP1, {case}: swapped", test_fsdp1_swapped, case)
     suite.add("FSDP1, orig_w4: for other ranks", test_fsdp1_reshard)
+    suite.add("FSDP1, orig_w4: one rank, tied", test_fsdp1_tied)
     suite.add("FSDP1, hybrid_w4: replicas that differ", test_fsdp1_replicas)
 
 
