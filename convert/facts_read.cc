@@ -218,7 +218,8 @@ void prepare_fairseq2(Json& values) {
 }  // namespace
 
 bool has_rope_by_type(const Json& traits) {
-  return truthy(at(traits, "local_rope"));
+  return truthy(at(traits, "local_rope")) ||
+         truthy(at(traits, "rope_full_only"));
 }
 
 const Json& facts_table() {

@@ -253,6 +253,33 @@ def olmo_windows(folder, kept):
     check_equal(config_at(back)["sliding_window"], 6, "sliding_window")
 
 
+def olmo_by_type(folder):
+    """transformers 5.24 writes OLMo 3's rope for each type of layer; layers
+    with windows have the same base, and never a scaling."""
+    source, want = model(folder / "source", "olmo3")
+    config = config_at(source)
+    flat = config["rope_parameters"]
+
+    def write(window):
+        (source / "config.json").write_text(json.dumps({
+            **config, "rope_parameters": {"full_attention": flat,
+                                          "sliding_attention": window}}))
+
+    write(flat)
+    there, back = folder / "there", folder / "back"
+    result = CKPT.ok("convert", source, there, *MEGATRON)
+    check("rope" not in result.err.replace("rope_scaled", ""), result.err)
+    take_config(there)
+    CKPT.ok("convert", there, back, *HF, "--family", "olmo3", "-q")
+    same_logits(back, want)
+    for window, word in ((dict(flat, rope_theta=70.0), "rope_window_theta"),
+                         (dict(flat, rope_type="linear", factor=2.0),
+                          "rope_local_type")):
+        write(window)
+        for target in MEGATRON, ("--to", "olmo_core"), ("--to", "fairseq2"):
+            refused(source, folder / "out", *target, word=word)
+
+
 def olmo_yarn(folder):
     source, _ = model(folder / "source", "olmo3", rope_parameters=YARN)
     refused(source, folder / "there", "--to", "fairseq2", word="rope")
@@ -459,6 +486,7 @@ def prepare(suite, ckpt):
         suite.add(f"{family} has rope after args alone", layers_all_full,
                   family)
     suite.add("OLMo 3's yarn is lost in fairseq2's", olmo_yarn)
+    suite.add("OLMo 3's rope is by type of layer", olmo_by_type)
     suite.add("scales of fp8 are rounded apart from their weights", scaled_fp8)
     for name, case in VERIFIED.items():
         suite.add(f"verify says different after {name}", verified, *case)
