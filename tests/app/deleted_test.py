@@ -112,7 +112,6 @@ MEANT = {
     "meta/*/consolidated.01.pth": "are all files of the checkpoint here",
     "modelopt/*.index.json": r"is in two files|not a recognized",
     "olmo_core_v1/checkpointer_mixed_w4/metadata.json": "is in two files",
-    "runs/*/.metadata": "not a recognized checkpoint",
     "runs/nanotron_tp2/*/model_weight*":
         r"that of rank \d is missing|is in two parts",
     "vllm/tp2/model-rank-0-part-1.safetensors": "is the last part",
