@@ -328,11 +328,11 @@ class Client {
     const auto now = Clock::now();
     for (const auto& [transfer, easy, more] : all) {
       stop(loop, *transfer, easy);
-      Window& window = host_of(*transfer).window;
+      Host& host = host_of(*transfer);
       if (transfer->is_too_much())
-        window.refused(now, transfer->began);
+        host.window.refused(now, transfer->began);
       else
-        window.ended(now);
+        host.window.ended(now, places(host, *transfer));
       if (more)
         waiting_.push_back({now + transfer->pause(), transfer});
       else

@@ -32,8 +32,9 @@ void Window::next_epoch(Clock::time_point now) {
   full_ = false;
 }
 
-void Window::ended(Clock::time_point now) {
-  if (++ended_ >= size_ && now - begin_ >= kLeastEpoch) judge(now);
+void Window::ended(Clock::time_point now, size_t places) {
+  ended_ += places;
+  if (ended_ >= size_ && now - begin_ >= kLeastEpoch) judge(now);
 }
 
 void Window::look(Clock::time_point now, size_t running) {

@@ -29,8 +29,8 @@ class Window {
   void moved(uint64_t bytes) { bytes_ += bytes; }
   // Called now and then, with `running` in flight.
   void look(Clock::time_point now, size_t running);
-  // A request ended.
-  void ended(Clock::time_point now);
+  // A request ended that took so many places of the window.
+  void ended(Clock::time_point now, size_t places = 1);
   // The host refused one begun at `began`: it has too many.
   void refused(Clock::time_point now, Clock::time_point began);
 
@@ -49,7 +49,7 @@ class Window {
   // Of the epoch, which lasts as many requests as run at once.
   Clock::time_point begin_;
   std::atomic<uint64_t> bytes_ = 0;
-  size_t ended_ = 0;
+  size_t ended_ = 0;  // places
   bool full_ = false;  // the whole window was used
 };
 

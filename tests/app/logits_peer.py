@@ -152,8 +152,8 @@ def config_of(args):
     known = {f.name for f in dataclasses.fields(kind)}
     values = {k: v for k, v in args.items() if k in known}
     values.update(PLACE, params_dtype=torch.float32,
-                  pipeline_dtype=torch.float32, tensor_model_parallel_size=args[
-                      "tensor_model_parallel_size"])
+                  pipeline_dtype=torch.float32, tensor_model_parallel_size=args
+                  .get("tensor_model_parallel_size", 1))
     if args.get("experimental_attention_variant"):
         values.update(deterministic_mode=True, transformer_impl="local")
     values["num_moe_experts"] = args["num_experts"]
@@ -236,7 +236,7 @@ FUSED = (*FUSED_MLP,
          (".kv_layernorm.", ".linear_kv_up_proj.layer_norm_"))
 
 
-def name_as_transformer_engine(state, path, sparse):
+def name_as_transformer_engine(state, path, sparse=False):
     """In attention with an indexer no norm is fused with anything."""
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing.dict_utils import nested_values
