@@ -284,8 +284,9 @@ class ObjectStore final : public ListedStore {
     }
     Listing all;
     const Request asked = ask(path, place.bucket, "/", "");
-    for (const auto& [after, ticket] : pages) {
-      const Response& page = wait(ticket);
+    for (const auto& one : pages) {
+      const std::string& after = one.first;
+      const Response& page = wait(one.second);
       if (may_have_expired(page)) return list_all(path);
       check_status(asked, page);
       check_answer(asked, page, "ListBucketResult");
