@@ -110,6 +110,7 @@ struct Row {
 const std::vector<Row>& rows() {
   static const std::vector<Row> all = [] {
     std::vector<Row> made;
+    made.reserve(std::size(kNames));
     for (const NameRow& row : kNames)
       made.push_back({text::Glob(row.glob), row.part, row.whole});
     return made;

@@ -282,7 +282,11 @@ const Json& Family::fairseq2() const {
 
 bool Family::fits(const Json& config) const {
   const Named named = find_named(config);
-  return named.family && named.matches(hf_, named.config);
+  if (named.family && named.matches(hf_, named.config)) return true;
+  // The language model of one that sees: what else it has must be dropped.
+  const auto text = config.find("text_config");
+  return text != config.end() && text->is_object() &&
+         contains(hf_.model_types, text->value("model_type", Json()));
 }
 
 bool Family::fits_text(const Json& config) const {

@@ -147,8 +147,8 @@ class Family {
   // The modelopt section; nothing if the family is not in ModelOpt's blocks.
   const std::optional<ModeloptSection>& modelopt() const { return modelopt_; }
 
-  // True if what for_config() goes by is this family's, too: several may have
-  // one model_type.
+  // True if what for_config() goes by is this family's, too (several may have
+  // one model_type), or if it is the family of the text_config.
   bool fits(const Json& config) const;
   // False for a config.json whose text_config is another model's.
   bool fits_text(const Json& config) const;

@@ -208,7 +208,7 @@ ROWS = (
      "nowhere/deep: the directory of the target is missing",
      "mkdir -p nowhere/deep"),
     ("convert llama out --to safetensors --tp 2", 5,
-     "safetensors can't hold tp=2", "--to FORMAT --tp N"),
+     "safetensors can't hold tp=2", "leave --tp out, or"),
     ("reshard gpt out --ep 2", 5, "--ep 2: the model has no experts",
      "leave --ep out"),
     ("reshard tp4 out -o plan.json", 2, "-o writes a plan", "SRC DST"),

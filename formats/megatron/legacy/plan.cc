@@ -229,7 +229,7 @@ class Planner {
     return all;
   }
 
-  void share_out(Keys keys, uint32_t vpp) {
+  void share_out(const Keys& keys, uint32_t vpp) {
     std::string assumption;
     const StageSplit split =
         split_stages(source_, facts_, keys, layout_.topology.pp, vpp,
