@@ -516,6 +516,7 @@ CHANGES = {
     ],
     "GPT-OSS": [
         dict(swiglu_limit=1.0),
+        dict(swiglu_alpha=1.5),
         dict(sliding_window=2),
     ],
     "GLM 4.5": [
