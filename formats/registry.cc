@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/foreign.h"
 #include "containers/hf/hub_cache.h"
 #include "formats/dcp/directory.h"

@@ -342,7 +342,7 @@ void number_again(Catalog& catalog, size_t begin, const std::string& prefix,
     const std::string number = tensor.param.substr(prefix.size());
     if (!whole_number(number)) continue;
     tensor.param = number;
-    tensor.name = word + "state." + number + "." + tensor.state;
+    tensor.name = fmt::format("{}state.{}.{}", word, number, tensor.state);
     any = true;
   }
   if (any)
