@@ -383,7 +383,7 @@ void add_folder(const std::string& folder, std::string name, Listing& listing) {
 }
 
 void add_below(const std::string& root, std::string_view name, uint64_t size,
-               std::string etag, Folders& folders) {
+               const std::string& etag, Folders& folders) {
   std::string folder = root;
   std::vector<Listing*> above;
   bool goes_on = true;
@@ -395,12 +395,13 @@ void add_below(const std::string& root, std::string_view name, uint64_t size,
     if (goes_on)
       add_folder(folder, first, listing);
     else
-      add_object(folder, first, size, std::move(etag), listing);
+      add_object(folder, first, size, etag, listing);
     if (const auto odd = listing.odd.find(first); odd != listing.odd.end()) {
       // A path is no name of theirs: only who wants all of them meets it.
       for (Listing* const one : above)
         if (one->odd.empty())
-          one->odd.try_emplace(folder + "/" + first, odd->second);
+          one->odd.try_emplace(fmt::format("{}/{}", folder, first),
+                                 odd->second);
       return;
     }
     above.push_back(&listing);

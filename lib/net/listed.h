@@ -114,7 +114,7 @@ void add_folder(const std::string& folder, std::string name, Listing& listing);
 // Adds an object at any depth below `root` to the listings of the directories
 // above it. An odd name is one of all of them.
 void add_below(const std::string& root, std::string_view name, uint64_t size,
-               std::string etag, Folders& folders);
+               const std::string& etag, Folders& folders);
 // Nothing if the reply says that it is not there.
 std::optional<Facts> facts_of_head(const Request& asked,
                                    const Response& response, bool beside);

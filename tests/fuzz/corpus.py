@@ -25,10 +25,12 @@ def files(*patterns):
 
 
 def header(path):
-    """The JSON of a safetensors file behind the byte that the target wants."""
+    """The JSON of a safetensors file behind the byte that the target wants: the
+    size of what follows it, none in a file that ends early."""
     data = path.read_bytes()
     size = int.from_bytes(data[:8], "little")
-    return bytes([min(255, len(data) - 8 - size)]) + data[8:8 + size]
+    left = max(0, len(data) - 8 - size)
+    return bytes([min(255, left)]) + data[8:8 + size]
 
 
 # Pickles that Python runs, and that something here once stopped at or choked
