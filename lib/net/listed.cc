@@ -401,7 +401,7 @@ void add_below(const std::string& root, std::string_view name, uint64_t size,
       for (Listing* const one : above)
         if (one->odd.empty())
           one->odd.try_emplace(fmt::format("{}/{}", folder, first),
-                                 odd->second);
+                               odd->second);
       return;
     }
     above.push_back(&listing);
