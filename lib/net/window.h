@@ -49,7 +49,7 @@ class Window {
   // Of the epoch, which lasts as many requests as run at once.
   Clock::time_point begin_;
   std::atomic<uint64_t> bytes_ = 0;
-  size_t ended_ = 0;  // places
+  size_t ended_ = 0;   // places
   bool full_ = false;  // the whole window was used
 };
 
