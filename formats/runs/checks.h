@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks for what a step lacks, or has from another save. Private to this room.
+// Checks for what a step lacks; unread.h has what it holds besides. Private to
+// this room.
 #pragma once
 
 #include <string>
@@ -52,23 +53,6 @@ void check_numbers(const Part& part, const std::string& folder,
 // "tp-{t}-of-{T}_dp-{d}-of-{D}": as many files as the sizes give.
 void check_grid(const Part& part, const std::string& folder,
                 const std::vector<Name>& names, Catalog& catalog);
-
-// Shards beside an index that is opened by its own name, which it does not
-// list.
-void note_unread_shards(const std::string& index, Catalog& catalog);
-
-// Weights in folders below that no part of the step has read: modules beside
-// the model, other adapters; in `homes` a copy for transformers.
-void note_unread_weights(const std::string& folder,
-                         const std::vector<std::string>& homes,
-                         Catalog& catalog);
-
-// Files of ranks' random numbers that a save of more ranks left, or of one
-// alone. `ranks`: how many wrote the model; 0: not known. False if there are
-// none.
-bool note_left_ranks(const Part& part, const std::string& folder,
-                     const std::vector<Name>& names, uint64_t ranks,
-                     Catalog& catalog);
 
 // Files of ranks count from 0, and there is one for each rank that wrote the
 // rest.

@@ -27,6 +27,7 @@
 #include "formats/runs/pattern.h"
 #include "formats/runs/ranks.h"
 #include "formats/runs/reading.h"
+#include "formats/runs/unread.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"
