@@ -37,7 +37,8 @@ void parallel_for(size_t count, const std::function<void(size_t)>& work,
   };
   const size_t threads = std::max<size_t>({1, least, processors()});
   std::vector<std::jthread> others;
-  for (size_t t = 1; t < std::min(threads, count); ++t)
+  // Work that ends at once is done before there are many.
+  for (size_t t = 1; t < std::min(threads, count) && next < count; ++t)
     if (!try_thread(others, run)) break;
   run();
   others.clear();

@@ -13,10 +13,12 @@
 #include <deque>
 #include <filesystem>
 #include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "app/commands/fetch.h"
@@ -126,6 +128,7 @@ class FetchHere {
   void keep(Arrival& one);
   bool add_sum(Arrival& one);
   void end(Arrival& one);
+  void answered();
   void place_all();
   void place(const FetchFile& file);
   void verify(const FetchFile& file) const;
@@ -145,6 +148,8 @@ class FetchHere {
   std::vector<const FetchFile*> whole_;  // that wait for their names
   std::set<std::string> folders_;        // that files were placed in
   std::atomic<bool> stopped_ = false;
+  std::atomic<size_t> unanswered_ = 0;  // pieces whose bytes aren't on the way
+  std::future<void> unchanged_;
 };
 
 // A name in one folder and on one line, whatever folders the file is in.
@@ -269,7 +274,10 @@ void FetchHere::copy(const Stretch& piece) {
     if (!remote)  // in the hub's cache
       copy_steps(*one.from, *one.to, piece, look);
     else if (max_rate() == 0)
-      remote->copy(piece.begin, size, one.to, piece.begin, look);
+      remote->copy(piece.begin, size, one.to, piece.begin, [&](uint64_t count) {
+        if (stands == 0 && count > 0) answered();
+        look(count);
+      });
     else
       fetch_bytes(job_, *one.from, piece.begin, piece.end, piece.end,
                   [&](uint64_t at, std::span<const std::byte> bytes) {
@@ -341,11 +349,25 @@ void FetchHere::end(Arrival& one) {
   whole_.push_back(&file);
 }
 
+// What is on the way is of the version that was looked at first. Once all of it
+// is, whether the source still has that version can be asked meanwhile: a round
+// trip less at the end.
+void FetchHere::answered() {
+  if (--unanswered_ != 0 || job_.files.size() < 2) return;
+  try {
+    unchanged_ = std::async(std::launch::async, io::watch::check_unchanged);
+  } catch (const std::system_error&) {  // no thread: it is asked at the end
+  }
+}
+
 // Nothing of a source that was replaced on the way gets a name: files of two
 // versions, each of them whole, would be a checkpoint that never was. Indexes
 // come last.
 void FetchHere::place_all() {
-  if (job_.files.size() > 1) io::watch::check_unchanged();
+  if (unchanged_.valid())
+    unchanged_.get();
+  else if (job_.files.size() > 1)
+    io::watch::check_unchanged();
   std::ranges::stable_sort(
       whole_, {}, [](const FetchFile* file) { return is_index(*file); });
   for (const FetchFile* const file : whole_) place(*file);
@@ -415,6 +437,8 @@ void FetchHere::run() {
         job_.files.size(), [&](size_t i) { look(job_.files[i]); },
         kFetchThreads);
     const std::vector<Stretch> pieces = cut();
+    unanswered_ = static_cast<size_t>(std::ranges::count_if(
+        pieces, [](const Stretch& one) { return one.begin < one.end; }));
     parallel_for(
         pieces.size(), [&](size_t i) { fetch(pieces[i]); },
         max_rate() == 0 ? kPieces : kFetchThreads);

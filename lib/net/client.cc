@@ -220,7 +220,7 @@ class Client {
   }
 
   Host& host_of(const Transfer& transfer) {
-    constexpr size_t kFirst = 8, kFirstOfStore = 64;
+    constexpr size_t kFirst = 8, kFirstOfStore = 128;
     const bool store = transfer.request.as_stored;
     const bool by_kind = store && settings().connections == 0;
     return hosts_
