@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/net/aws.h"
 
+#include <fmt/format.h>
+
+#include <initializer_list>
+
 #include "ckpt/error.h"
+#include "lib/net/aws_profile.h"
 #include "lib/net/http.h"
 #include "lib/net/settings.h"
 #include "lib/net/url.h"
@@ -27,26 +32,14 @@ std::string profile_name() {
   return name.empty() ? environment("AWS_DEFAULT_PROFILE") : name;
 }
 
-using Profile = std::map<std::string, std::string>;
-
-// Reads both files, the credentials file last: it wins.
-Profile read_profile() {
-  std::string name = profile_name();
-  const bool asked = !name.empty();
-  if (!asked) name = "default";
-  Profile all;
-  bool found = false;
+// Both files, the credentials file last: it wins.
+Profiles read_profiles() {
+  Profiles all;
   for (const std::string& path :
        {aws_file("AWS_CONFIG_FILE", "config"),
-        aws_file("AWS_SHARED_CREDENTIALS_FILE", "credentials")}) {
-    const Profiles profiles = parse_profiles(read_secret(path));
-    const auto profile = profiles.find(name);
-    if (profile == profiles.end()) continue;
-    found = true;
-    for (const auto& [key, value] : profile->second) all[key] = value;
-  }
-  if (asked && !found)
-    throw usage_error({}, "AWS_PROFILE={}: no such profile in ~/.aws", name);
+        aws_file("AWS_SHARED_CREDENTIALS_FILE", "credentials")})
+    for (const auto& [name, profile] : parse_profiles(read_secret(path)))
+      for (const auto& [key, value] : profile) all[name][key] = value;
   return all;
 }
 
@@ -55,11 +48,7 @@ std::optional<Credentials> web_identity(const std::string& token_file,
                                         const std::string& role,
                                         const std::string& region) {
   if (token_file.empty() || role.empty()) return std::nullopt;
-  std::string endpoint = environment("AWS_ENDPOINT_URL_STS");
-  if (endpoint.empty())
-    endpoint = fmt::format("https://sts.{}.amazonaws.com", region);
-  else
-    check_endpoint("AWS_ENDPOINT_URL_STS", endpoint);
+  const std::string endpoint = sts_endpoint(region);
   std::string session = environment("AWS_ROLE_SESSION_NAME");
   if (session.empty()) session = "ckpt";
   const std::string token = read_secret(token_file);
@@ -102,6 +91,15 @@ std::optional<Credentials> whole_keys(Credentials keys,
   return keys;
 }
 
+}  // namespace
+
+std::string sts_endpoint(const std::string& region) {
+  const std::string set = environment("AWS_ENDPOINT_URL_STS");
+  if (set.empty()) return fmt::format("https://sts.{}.amazonaws.com", region);
+  check_endpoint("AWS_ENDPOINT_URL_STS", set);
+  return set;
+}
+
 std::optional<Credentials> environment_keys() {
   return whole_keys(
       {environment("AWS_ACCESS_KEY_ID"), environment("AWS_SECRET_ACCESS_KEY"),
@@ -109,46 +107,17 @@ std::optional<Credentials> environment_keys() {
       "the environment");
 }
 
-std::string shown_name() {
-  const std::string name = profile_name();
-  return "the profile " + (name.empty() ? "default" : name);
-}
-
-// A role's keys are not its profile's own, which may be there, too.
-bool is_of_role(Profile& profile) {
-  return !profile["role_arn"].empty() &&
-         (!profile["source_profile"].empty() ||
-          !profile["credential_source"].empty());
-}
-
-std::optional<Credentials> profile_keys(Profile& profile) {
-  if (is_of_role(profile)) return std::nullopt;
+std::optional<Credentials> keys_in(const Profile& profile,
+                                   const std::string& name) {
+  const auto member = [&](const char* key) {
+    const auto found = profile.find(key);
+    return found == profile.end() ? std::string() : found->second;
+  };
   return whole_keys(
-      {profile["aws_access_key_id"], profile["aws_secret_access_key"],
-       profile["aws_session_token"]},
-      shown_name());
+      {member("aws_access_key_id"), member("aws_secret_access_key"),
+       member("aws_session_token")},
+      "the profile " + name);
 }
-
-// Requests that aren't signed would be refused without a word about why.
-void check_other_ways(Profile& profile) {
-  const char* way = nullptr;
-  if (!profile["sso_session"].empty() || !profile["sso_start_url"].empty())
-    way = "by single sign-on";
-  else if (!profile["credential_process"].empty())
-    way = "from a program";
-  else if (is_of_role(profile))
-    way = "by assuming a role";
-  if (!way) return;
-  const std::string name = profile_name();
-  throw usage_error({}, "{} gets its keys {}, which ckpt does not do",
-                    shown_name(), way)
-      .with_hint(fmt::format(
-          "eval \"$(aws configure export-credentials --format env{})\", "
-          "then run it again; of public data: AWS_NO_SIGN_REQUEST=1",
-          name.empty() ? "" : " --profile " + name));
-}
-
-}  // namespace
 
 Profiles parse_profiles(std::string_view text) {
   Profiles profiles;
@@ -177,14 +146,20 @@ Profiles parse_profiles(std::string_view text) {
 
 AwsSettings find_aws() {
   AwsSettings aws;
-  auto profile = read_profile();
+  const std::string asked = profile_name();
+  const std::string name = asked.empty() ? "default" : asked;
+  const Profiles profiles = read_profiles();
+  const auto found = profiles.find(name);
+  if (!asked.empty() && found == profiles.end())
+    throw usage_error({}, "AWS_PROFILE={}: no such profile in ~/.aws", name);
+  Profile profile = found == profiles.end() ? Profile() : found->second;
   aws.region =
       first_of({environment("AWS_REGION"), environment("AWS_DEFAULT_REGION"),
                 profile["region"], "us-east-1"});
-  for (const char* name : {"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"}) {
+  for (const char* variable : {"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"}) {
     if (!aws.endpoint.empty()) break;
-    aws.endpoint = environment(name);
-    if (!aws.endpoint.empty()) check_endpoint(name, aws.endpoint);
+    aws.endpoint = environment(variable);
+    if (!aws.endpoint.empty()) check_endpoint(variable, aws.endpoint);
   }
   if (aws.endpoint.empty() && !profile["endpoint_url"].empty()) {
     aws.endpoint = profile["endpoint_url"];
@@ -197,14 +172,16 @@ AwsSettings find_aws() {
   aws.credentials = environment_keys();
   if (aws.credentials) return aws;
   aws.lasting = false;
-  aws.credentials = web_identity(
-      first_of({environment("AWS_WEB_IDENTITY_TOKEN_FILE"),
-                profile["web_identity_token_file"]}),
-      first_of({environment("AWS_ROLE_ARN"), profile["role_arn"]}), aws.region);
-  if (!aws.credentials) aws.credentials = profile_keys(profile);
+  if (!assumes_role(profile))
+    aws.credentials = web_identity(
+        first_of({environment("AWS_WEB_IDENTITY_TOKEN_FILE"),
+                  profile["web_identity_token_file"]}),
+        first_of({environment("AWS_ROLE_ARN"), profile["role_arn"]}),
+        aws.region);
+  if (!aws.credentials)
+    aws.credentials = keys_of_profile(profiles, name, aws.region);
   if (!aws.credentials) aws.credentials = container_credentials();
   if (!aws.credentials) aws.credentials = machine_credentials();
-  if (!aws.credentials) check_other_ways(profile);
   return aws;
 }
 

@@ -6,11 +6,15 @@ are looked up again, reading and writing."""
 
 import base64
 import gzip
+import hashlib
+import hmac
 import json
 import random
+import re
 import socket
 import threading
 import time
+import urllib.parse
 
 import remote_test as remote
 from object_server import Objects, signer_of
@@ -356,9 +360,7 @@ def test_aws_keys(folder):
     (folder / "keys").write_text(
         "[default]\naws_access_key_id = FILE\naws_secret_access_key = x\n"
         "[half]\naws_access_key_id = HALF\n"
-        "[role]\nrole_arn = arn:r\nsource_profile = default\n"
-        "aws_access_key_id = OWN\naws_secret_access_key = x\n"
-        "[sso]\nsso_session = work\n[program]\ncredential_process = /x\n")
+        "[sso]\nsso_session = work\n")
     base = {"AWS_SHARED_CREDENTIALS_FILE": str(folder / "keys"),
             "AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
     own = {"AWS_ACCESS_KEY_ID": "ENV", "AWS_SECRET_ACCESS_KEY": "x"}
@@ -382,17 +384,138 @@ def test_aws_keys(folder):
                 ({"AWS_PROFILE": "half"}, "no secret access key"),
                 ({"AWS_ACCESS_KEY_ID": "X"}, "the environment has an AWS"),
                 ({"AWS_PROFILE": "none"}, "no such profile"),
-                ({"AWS_PROFILE": "role"}, "by assuming a role"),
-                ({"AWS_PROFILE": "sso"}, "by single sign-on"),
-                ({"AWS_PROFILE": "program"}, "from a program")):
+                ({"AWS_PROFILE": "sso"}, "not in ~/.aws/config")):
             server.forget()
             done = run(server, "inspect", "s3://b/m.safetensors",
                        **{**base, **env})
             check_equal(done.code, 2, str(done))
             check(text in done.err and not server.requests, str(done))
-            check("does not do" not in done.err or
-                  "export-credentials --format env --profile" in done.err,
+
+
+def signature(request, secret, service):
+    """AWS's Signature Version 4 of a GET, from its documentation."""
+    line = request.headers["authorization"]
+    names = re.search(r"SignedHeaders=([^,]*)", line)[1].split(";")
+    date = request.headers["x-amz-date"]
+    region = re.search(r"Credential=[^/]*/[^/]*/([^/]*)/", line)[1]
+    path, _, query = request.path.partition("?")
+    canonical = "\n".join(
+        ["GET", path, "&".join(sorted(query.split("&")))] +
+        [f"{n}:{request.headers[n].strip()}" for n in names] +
+        ["", ";".join(names), request.headers.get(
+            "x-amz-content-sha256", hashlib.sha256(b"").hexdigest())])
+    scope = f"{date[:8]}/{region}/{service}/aws4_request"
+    text = "\n".join(["AWS4-HMAC-SHA256", date, scope,
+                      hashlib.sha256(canonical.encode()).hexdigest()])
+    key = ("AWS4" + secret).encode()
+    for part in (date[:8], region, service, "aws4_request"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    return hmac.digest(key, text.encode(), "sha256").hex()
+
+
+def test_aws_profiles(folder):
+    """A profile's role, program and login give keys, as in AWS's own tools."""
+    data = model(folder, "m.safetensors")
+    program = folder / "program"
+    program.write_text('#!/bin/sh\necho "{\\"Version\\": 1, \\"AccessKeyId\\": '
+                       '\\"$1\\", \\"SecretAccessKey\\": \\"x\\"}"\n')
+    program.chmod(0o755)
+    aws = folder / ".aws"
+    (aws / "sso/cache").mkdir(parents=True)
+    start = "https://acme.awsapps.com/start"
+    login = {"sso_account_id": "12", "sso_role_name": "trainer"}
+
+    def section(name, **lines):
+        return f"[{name}]\n" + "".join(f"{k} = {v}\n" for k, v in lines.items())
+
+    keys = {"aws_access_key_id": "OWN", "aws_secret_access_key": "own secret"}
+    (aws / "config").write_text(
+        section("default", **keys) +
+        section("profile role", role_arn="arn:1", source_profile="default",
+                external_id="e/1", region="eu-west-3") +
+        section("profile self", role_arn="arn:2", source_profile="self", **keys) +
+        section("profile chain", role_arn="arn:3", source_profile="role") +
+        section("profile env", role_arn="arn:4",
+                credential_source="Environment") +
+        section("profile ring", role_arn="arn:5", source_profile="knot") +
+        section("profile knot", role_arn="arn:6", source_profile="ring") +
+        section("profile lost", role_arn="arn:7", source_profile="nobody") +
+        section("profile code", role_arn="arn:8", source_profile="default",
+                mfa_serial="arn:mfa") +
+        section("profile odd", role_arn="arn:9", credential_source="Sky") +
+        section("profile program", credential_process=f"{program} PROG") +
+        section("profile failing", credential_process="exit 3") +
+        section("profile silent", credential_process="echo secret=hunter3") +
+        section("profile work", sso_session="acme", **login) +
+        section("sso-session acme", sso_start_url=start, sso_region="eu-west-1") +
+        section("profile old", sso_start_url=start + "2", sso_region="eu-west-1",
+                **login) +
+        section("profile nowhere", sso_session="acme"))
+    for name, url, expires, token in (
+            ("1", start, "2026-01-01T00:00:00Z", "stale"),
+            ("2", start, "2027-01-01T00:00:00Z", "fresh"),
+            ("3", start + "3", "2028-01-01T00:00:00Z", "another's")):
+        (aws / f"sso/cache/{name}.json").write_text(json.dumps(
+            {"startUrl": url, "expiresAt": expires, "accessToken": token}))
+    (aws / "sso/cache/4.json").write_text("{")
+
+    def sts(request, _):
+        query = dict(urllib.parse.parse_qsl(request.path.partition("?")[2]))
+        if query.get("Action") == "AssumeRole":
+            secret = {"OWN": "own secret"}.get(signer_of(request), "x")
+            good = signature(request, secret, "sts") in \
+                request.headers["authorization"]
+            who = query["RoleArn"] + query.get("ExternalId", "").replace("/", "+")
+            body = (f"<R><AccessKeyId>{who if good else 'BAD'}</AccessKeyId>"
+                    "<SecretAccessKey>x</SecretAccessKey>"
+                    "<SessionToken>t</SessionToken></R>")
+        elif "federation" in request.path:
+            if request.headers["x-amz-sso_bearer_token"] != "fresh":
+                return ("code", 401, "Unauthorized")
+            body = json.dumps({"roleCredentials": {
+                "accessKeyId": f"SSO{query['account_id']}{query['role_name']}",
+                "secretAccessKey": "x", "sessionToken": "t", "expiration": 1}})
+        else:
+            return None
+        return ("text", b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" +
+                body.encode())
+
+    with Objects({"m.safetensors": data}) as server:
+        server.fault = sts
+        base = {"HOME": str(folder), "AWS_CONFIG_FILE": "", "AWS_ACCESS_KEY_ID": "",
+                "AWS_SECRET_ACCESS_KEY": "", "AWS_SHARED_CREDENTIALS_FILE": "",
+                "AWS_ENDPOINT_URL_STS": server.url,
+                "AWS_ENDPOINT_URL_SSO": server.url}
+        for name, who in (("role", "arn:1e+1"), ("self", "arn:2"),
+                          ("chain", "arn:3"), ("program", "PROG"),
+                          ("work", "SSO12trainer")):
+            server.forget()
+            done = run(server, "inspect", "s3://b/m.safetensors",
+                       **{**base, "AWS_PROFILE": name}).want(0)
+            used = re.search(r"Credential=(.*?)/\d{8}/",
+                             server.requests[-1].headers["authorization"])[1]
+            check_equal(used, who, name)
+        for name, code, text, hint in (
+                ("env", 2, "no keys", ""), ("ring", 2, "a circle", ""),
+                ("lost", 2, "no profile nobody", ""),
+                ("code", 2, "one-time code", "export-credentials"),
+                ("odd", 2, "credential_source = Sky", "expected Environment"),
+                ("failing", 6, "failed", "exit 3"),
+                ("silent", 6, "no keys in JSON", "by hand"),
+                ("old", 2, "nobody is logged in", "aws sso login --profile old"),
+                ("nowhere", 2, "without sso_account_id", "")):
+            done = run(server, "inspect", "s3://b/m.safetensors",
+                       **{**base, "AWS_PROFILE": name})
+            check_equal(done.code, code, str(done))
+            check(text in done.err and hint in done.err and
+                  "hunter3" not in done.err.replace("echo secret=hunter3", ""),
                   str(done))
+        (aws / "sso/cache/2.json").unlink()
+        done = run(server, "inspect", "s3://b/m.safetensors",
+                   **{**base, "AWS_PROFILE": "work"})
+        check_equal(done.code, 6, str(done))
+        check("has expired" in done.err and "aws sso login" in done.err,
+              str(done))
 
 
 class LyingHub(Hub):
@@ -642,7 +765,7 @@ def main():
                  test_keys, test_versions,
                  test_not_there, test_hub_revisions,
                  test_hub_names, test_late_error, test_expired, test_late_keys,
-                 test_aws_keys, test_clock, test_packed,
+                 test_aws_keys, test_aws_profiles, test_clock, test_packed,
                  test_pages_of_links, test_endpoints,
                  test_proxy, test_redirected, test_ipv6):
         suite.add(test.__name__.removeprefix("test_"), test)
