@@ -136,6 +136,8 @@ constexpr Row kRows[] = {
      "TransformerEncoder TransformerEncoderLayer"},
     // _load_from_bytes is as harmless as its bytes, which are scanned, too.
     {"torch.storage", kNamed | pickle::kBuild, "_load_from_bytes"},
+    // A str: Composer keeps torch.__version__ in its files.
+    {"torch.torch_version", kNamed | pickle::kNewObj, "TorchVersion"},
     // Trainers: enums, and dataclasses of options, which are made without
     // __init__ (TrainingArguments' would set up devices).
     {"accelerate.state", kInstance, "AcceleratorState PartialState"},
