@@ -7,11 +7,13 @@
 #include <array>
 #include <set>
 #include <string_view>
+#include <unordered_map>
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "formats/file_list.h"
 #include "formats/runs/file_names.h"
+#include "formats/runs/optimizer.h"
 #include "formats/runs/pattern.h"
 #include "lib/io/file.h"
 #include "lib/manifest.h"
@@ -382,6 +384,28 @@ void check_ranks(const Part& part, const std::string& folder,
         damage("missing_rank", {io::join(folder, fill(part.file, numbers)), {}},
                "is missing: {} of {} ranks are there", have.size(), wanted));
     return;  // the first one is enough
+  }
+}
+
+void check_extents(const std::string& folder, size_t begin,
+                   const Catalog& catalog) {
+  std::unordered_map<std::string_view, const Tensor*> model;
+  for (const Tensor& tensor : catalog.tensors)
+    if (tensor.kind == Kind::model) model.emplace(tensor.name, &tensor);
+  for (size_t t = begin; t < catalog.tensors.size(); ++t) {
+    const Tensor& state = catalog.tensors[t];
+    const auto found = model.find(state.param);
+    if (found == model.end() || !tells_shape(state)) continue;
+    const Shape& shape = found->second->shape;
+    if (shape == state.shape || shape.size() != state.shape.size()) continue;
+    throw input_error({folder, printable(state.param)},
+                      "ends at {} in the shards, its {} in the optimizer at "
+                      "{}: the shard of a rank is missing",
+                      to_string(shape), printable(state.state),
+                      to_string(state.shape))
+        .with_hint(
+            "copy the checkpoint again; the optimizer is not of this save if "
+            "all shards are there");
   }
 }
 

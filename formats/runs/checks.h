@@ -59,4 +59,10 @@ void check_grid(const Part& part, const std::string& folder,
 void check_ranks(const Part& part, const std::string& folder,
                  const std::vector<Name>& names, Catalog& catalog);
 
+// A tensor in shards of safetensors ends where its last part does: without the
+// last rank's file it looks smaller. Its states in DCP have the whole shape.
+// Compares those from `begin` on; throws input_error.
+void check_extents(const std::string& folder, size_t begin,
+                   const Catalog& catalog);
+
 }  // namespace ckpt::runs

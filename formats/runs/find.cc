@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "ckpt/error.h"
 #include "formats/runs/candidates.h"
@@ -197,7 +198,10 @@ std::optional<Unsigned> find_unsigned_below(const std::string& root) {
 std::optional<uint64_t> number_in_name(const Trainer& trainer,
                                        const Found& found) {
   if (found.number) return found.number;
-  const std::string name = io::base_name(found.step);
+  // The link of the newest step (latest-rank0.pt) leads to the name.
+  std::error_code failed;
+  const auto target = std::filesystem::read_symlink(found.step, failed);
+  const std::string name = io::base_name(failed ? found.step : target.string());
   const std::string above = io::base_name(io::parent(found.step));
   for (const std::string& pattern : trainer.steps) {
     const std::string last = pattern.substr(pattern.rfind('/') + 1);

@@ -46,6 +46,7 @@ class StepReading {
     bool arranged = false;     // Source::arranged
     bool partitioned = false;  // DeepSpeed's, with its optimizer
     Shards shards;             // of rank files
+    bool open_ended = false;   // only its parts tell where a tensor ends
   };
   struct Optimizer {
     const Source* source = nullptr;

@@ -328,6 +328,16 @@ class Rewriting {
     rest_.push_back(std::move(file));
   }
 
+  // Not every rank may have such a file: with pipeline stages the data's
+  // position belongs to fewer.
+  uint64_t files_of(const Place& place) const {
+    uint64_t count = 1;
+    for (const Name& name :
+         names_like(io::join(source_.path, place.folder), place.part->file))
+      count = std::max(count, name.numbers.at("r") + 1);
+    return count;
+  }
+
   void settle_rank(const SourceFile& file, const std::string& path,
                    const Place& place) {
     reset_.insert(path);
@@ -342,7 +352,7 @@ class Rewriting {
     };
     const uint64_t mine = place.numbers.at("r");
     bool any = false;
-    for (uint64_t rank = mine; rank < ranks_; rank += old_ranks_) {
+    for (uint64_t rank = mine; rank < ranks_; rank += files_of(place)) {
       copy(name(rank), io::join(source_.path, path), file.bytes);
       any = true;
     }

@@ -201,7 +201,8 @@ void StepReading::read_model(const Source& source, const Numbers& numbers,
                      pickled,
                      source.arranged,
                      source.read == "deepspeed",
-                     std::move(shards)});
+                     std::move(shards),
+                     io::base_name(source.file).starts_with("shard-")});
   number_again(catalog_, begin, prefix, prefix + "optimizer.", folder_);
   note_copies(source);
 }
@@ -232,7 +233,7 @@ void StepReading::note_copies(const Source& taken) {
   const auto is_adapter = [](const Source& source) {
     return source.file.starts_with("adapter_model");
   };
-  const std::string read = printable(fill(taken.file, {{"i", 0}}));
+  const std::string read = printable(as_glob(fill(taken.file, {{"i", 0}})));
   for (const Source& other : trainer_.models) {
     const bool adapter = is_adapter(other) && !is_adapter(taken);
     // To the container's reader, a file and its index are one source.

@@ -120,6 +120,8 @@ void StepReading::add_named(const Source& source, const std::string& prefix,
   for (size_t t = begin; t < catalog_.tensors.size(); ++t)
     catalog_.tensors[t].kind = Kind::optim;
   put_in_place(begin, prefix);
+  if (models_.size() == 1 && models_[0].open_ended)
+    check_extents(folder_, begin, catalog_);
   number_again(catalog_, begin, prefix, prefix + word, folder_);
 }
 

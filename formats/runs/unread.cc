@@ -72,6 +72,10 @@ void note_unread_weights(const std::string& folder,
     for (const std::string_view name : kNames) {
       const std::string path = io::join(below, name);
       if (io::is_link(path) || !io::is_file(path)) continue;
+      if (std::ranges::any_of(catalog.problems, [&](const Problem& problem) {
+            return problem.kind == "second_copy" && problem.file == path;
+          }))
+        break;
       const bool is_home = std::ranges::any_of(homes, [&](const auto& home) {
         return !home.empty() && below.ends_with("/" + home);
       });

@@ -211,7 +211,8 @@ def test_automodel_adapters(folder):
                  no_dist=True)
         found = CKPT.inspect(step, "--digest")
         check_equal(found["trainer"], {"name": "automodel", "step": 7}, kind)
-        check_equal([p["kind"] for p in found["problems"]], said, kind)
+        check_equal([p["kind"] for p in found["problems"]
+                     if p["severity"] != "note"], said, kind)
         got = {t["name"]: t["digest"] for t in found["tensors"]}
         check_equal(len(got), 8, kind)
         if said:
