@@ -26,7 +26,7 @@
 #include "formats/olmo_core/v1/v1.h"
 #include "formats/orbax/orbax.h"
 #include "formats/own.h"
-#include "formats/runs/rewrite.h"
+#include "formats/runs/run_format.h"
 #include "formats/safetensors/safetensors.h"
 #include "formats/torch/torch.h"
 #include "formats/unsharded.h"

@@ -9,6 +9,7 @@
 #include "ckpt/note.h"
 #include "formats/runs/compose.h"
 #include "formats/runs/forms.h"
+#include "formats/runs/grid.h"
 #include "formats/runs/nanotron.h"
 #include "formats/runs/pattern.h"
 #include "formats/runs/titan.h"
@@ -229,6 +230,12 @@ Catalog review_composed(Catalog source, const Layout& layout) {
                            "is asked for",
                            layout.option(kTrainer), to_string(asked))
         .with_hint("--dp N says how many ranks there are to be");
+  if (!layout.option(kFsdpSize).empty())
+    throw unfaithful_error({source.path, {}},
+                           "--{}: other trainers' steps are written for a mesh "
+                           "of one dimension",
+                           kFsdpSize)
+        .with_hint("leave it out, then ckpt reshard the new step with it");
   load_objects(source);
   check_one_model(source);
   locate(source);

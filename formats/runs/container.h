@@ -20,6 +20,8 @@ struct Container {
   size_t first = 0;
   size_t base = 0;
   Catalog catalog;
+  // "ranks", "flat": the parts that what FSDP cuts has.
+  uint64_t shards = 0;
   // "flat": RankCatalog::units, and whether numbers are parameters.
   std::vector<FlatUnit> units;
   bool original = false;

@@ -34,8 +34,8 @@ struct Share {
 class FlatWriting {
  public:
   FlatWriting(const std::string& folder, const std::string& pattern,
-              const Catalog& catalog, const Units& units, uint32_t ranks)
-      : pattern_(pattern), units_(units), ranks_(ranks) {
+              const Catalog& catalog, const Units& units, const Grid& grid)
+      : pattern_(pattern), units_(units), grid_(grid) {
     path_ = io::join(folder, rank_files(folder, pattern)->names[0]);
     first_ = torch::make_reader()->read_catalog(path_, {});
     if (!first_.skeleton || !first_.skeleton->document)
@@ -48,7 +48,7 @@ class FlatWriting {
   }
 
   Target build() {
-    for (uint32_t rank = 0; rank < ranks_; ++rank) add_rank(rank);
+    for (uint32_t rank = 0; rank < grid_.ranks(); ++rank) add_rank(rank);
     return std::move(target_);
   }
 
@@ -75,7 +75,8 @@ class FlatWriting {
     }
     if (!first_.skeleton->storages.empty()) refuse("a value");
     const Id root = document.import(source, first_.skeleton->root, substitutes);
-    const std::string name = fill(pattern_, {{"W", ranks_}, {"r", rank}});
+    const std::string name =
+        fill(pattern_, {{"W", grid_.ranks()}, {"r", rank}});
     torch::FilePlan plan =
         torch::plan_file(document, root, slots, torch::archive_root_of(name));
     plan.file.path = name;
@@ -84,7 +85,8 @@ class FlatWriting {
         {.path = name, .size = plan.file.size, .fill = {}});
     std::vector<Literal> literals = plan.file.literals.get();
     for (size_t i = 0; i < parts.size(); ++i)
-      place(parts[i], rank, file, plan.data_offsets[i], literals);
+      place(parts[i], grid_.part_of(rank), file, plan.data_offsets[i],
+            literals);
     std::ranges::sort(literals, {}, &Literal::offset);
     plan.file.literals = std::move(literals);
     target_.files.push_back(std::move(plan.file));
@@ -99,7 +101,7 @@ class FlatWriting {
     Share part{.unit = *number, .state = tensor.state};
     part.scalar = tensor.shape.empty();
     if (!part.scalar && tensor.shape.size() != 1) refuse(name);
-    part.size = cuts::chunk_size(units_[part.unit].elements, ranks_);
+    part.size = cuts::chunk_size(units_[part.unit].elements, grid_.shards);
     return part;
   }
 
@@ -109,10 +111,10 @@ class FlatWriting {
     return target_.catalog.tensors[found->second];
   }
 
-  void place(const Share& part, uint32_t rank, uint32_t file, uint64_t offset,
+  void place(const Share& part, uint32_t index, uint32_t file, uint64_t offset,
              std::vector<Literal>& literals) {
     if (part.scalar) return place_step(part, file, offset);
-    const uint64_t first = rank * part.size;
+    const uint64_t first = index * part.size;
     uint64_t item = 1, begin = 0, filled = 0;
     for (const Parameter& parameter : units_[part.unit].parameters) {
       const uint64_t count = element_count(parameter.shape).value_or(0);
@@ -156,7 +158,7 @@ class FlatWriting {
 
   const std::string pattern_;
   const Units& units_;
-  const uint32_t ranks_;
+  const Grid grid_;
   std::string path_;  // of rank 0's file
   Catalog first_;
   std::unordered_map<std::string_view, const Tensor*> stored_;
@@ -169,8 +171,8 @@ class FlatWriting {
 
 Target lay_out_flat(const std::string& folder, const std::string& pattern,
                     const Catalog& catalog, const Units& units,
-                    uint32_t ranks) {
-  return FlatWriting(folder, pattern, catalog, units, ranks).build();
+                    const Grid& grid) {
+  return FlatWriting(folder, pattern, catalog, units, grid).build();
 }
 
 }  // namespace ckpt::runs

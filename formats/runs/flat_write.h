@@ -8,13 +8,13 @@
 // Private to this room.
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "ckpt/catalog.h"
 #include "ckpt/layout.h"
 #include "formats/runs/flat_units.h"
+#include "formats/runs/grid.h"
 
 namespace ckpt::runs {
 
@@ -22,6 +22,6 @@ namespace ckpt::runs {
 // `catalog`: what read_ranks and name_shares made of them. `units`: by number.
 Target lay_out_flat(const std::string& folder, const std::string& pattern,
                     const Catalog& catalog, const std::vector<FlatUnit>& units,
-                    uint32_t ranks);
+                    const Grid& grid);
 
 }  // namespace ckpt::runs

@@ -5,11 +5,20 @@
 //                         (DTensor, dtype, GLOBAL size, …),
 //                         {_local_tensor, _spec})
 //   _spec  DTensorSpec {mesh, placements, tensor_meta, _hash …}
-//   mesh   DeviceMesh {_rank, _coordinate_on_dim, _rank_map [ranks] …}
+//   mesh   DeviceMesh {_rank, _coordinate_on_dim, _rank_map [ranks],
+//          _dim_group_names …}
 //
 // Each version of torch stores meshes differently, so none is made from
-// scratch: the source's own is copied with its numbers replaced. Private to
-// this room.
+// scratch: the source's own is copied with its numbers replaced.
+//
+// FSDP1 gathers what it loads over the groups of the file's mesh, by name.
+// torch counts the groups of a job. 0 is all ranks, the group of a mesh of one
+// dimension; one of R x S makes S groups of its columns, then R of its rows:
+//
+//   ranks 0 1 2   columns 1 2 3   rank 4: ("2", "5")
+//         3 4 5   rows    4 5
+//
+// Private to this room.
 #pragma once
 
 #include <map>
@@ -19,6 +28,7 @@
 #include <vector>
 
 #include "ckpt/box.h"
+#include "formats/runs/grid.h"
 #include "lib/pickle/value.h"
 
 namespace ckpt::runs {
@@ -45,17 +55,24 @@ struct Placement {
   bool shard = false;  // false: whole on each rank
   uint64_t dim = 0;
 };
-// Throws unfaithful_error for more than one mesh dimension, and for anything
-// but Shard and Replicate.
+// Throws unfaithful_error for anything but Shard and Replicate, the latter
+// along all dimensions of the mesh but the last.
 Placement placement_of(const pickle::Document& document, pickle::Id spec,
                        const Shape& shape, const std::string& path);
 
-// Copies specs of one document into another, for one rank of a number of ranks.
+// Copies specs of one document, of rank 0 of `source`, into another, for a rank
+// of `target`.
 class MeshMaker {
  public:
   MeshMaker(const pickle::Document& from, pickle::Document& to,
-            const std::string& path, uint32_t rank, uint32_t ranks)
-      : from_(from), to_(to), path_(path), rank_(rank), ranks_(ranks) {}
+            const std::string& path, uint32_t rank, const Grid& source,
+            const Grid& target)
+      : from_(from),
+        to_(to),
+        path_(path),
+        rank_(rank),
+        source_(source),
+        grid_(target) {}
 
   pickle::Id spec(pickle::Id node);
   // True for a storage (persistent id) of a mesh that was made anew.
@@ -66,9 +83,20 @@ class MeshMaker {
  private:
   pickle::Id mesh(pickle::Id node);
   pickle::Id layout(pickle::Id node);
-  pickle::Id axis(pickle::Id node);
-  pickle::Id sizes(pickle::Id node, uint64_t size, bool squeeze);
-  pickle::Id rank_map(pickle::Id node);
+  pickle::Id axis(pickle::Id node, size_t dim);
+  pickle::Id sizes(pickle::Id node, const Dims& sizes);
+  pickle::Id rank_map(pickle::Id node, bool flat);
+  pickle::Id dim_names(pickle::Id node);
+  pickle::Id groups(pickle::Id node);
+  pickle::Id group(pickle::Id node, size_t dim, const std::string& name);
+  pickle::Id placements(pickle::Id node);
+  pickle::Id shard_order(pickle::Id node);
+  pickle::Id replicate(pickle::Id shard);
+  std::string group_name(pickle::Id node, size_t dim) const;
+  std::vector<std::string> group_names(pickle::Id node) const;
+  Dims shape() const;
+  Dims coordinate() const;
+  std::vector<uint32_t> ranks_along(size_t dim) const;
   pickle::Id list_like(pickle::Id node, const std::vector<pickle::Id>& items);
   void note_storages(pickle::Id node);
   template <class Make>
@@ -79,7 +107,8 @@ class MeshMaker {
   pickle::Document& to_;
   const std::string& path_;
   const uint32_t rank_;
-  const uint32_t ranks_;
+  const Grid source_, grid_;
+  pickle::Id replicate_ = pickle::kNoId;
   std::map<pickle::Id, pickle::Id> made_;
   std::set<pickle::Id> storages_;
 };

@@ -27,8 +27,8 @@ class OriginalWriting {
  public:
   OriginalWriting(const std::string& folder, const std::string& pattern,
                   const Catalog& catalog, const std::vector<FlatUnit>& units,
-                  uint32_t ranks)
-      : pattern_(pattern), units_(units), ranks_(ranks) {
+                  const Grid& grid)
+      : pattern_(pattern), units_(units), grid_(grid) {
     for (size_t t = 0; t < catalog.tensors.size(); ++t)
       index_.emplace(catalog.tensors[t].name, t);
     for (const FlatUnit& unit : units)
@@ -42,7 +42,7 @@ class OriginalWriting {
   }
 
   Target build() {
-    for (uint32_t rank = 0; rank < ranks_; ++rank) add_rank(rank);
+    for (uint32_t rank = 0; rank < grid_.ranks(); ++rank) add_rank(rank);
     return std::move(target_);
   }
 
@@ -100,7 +100,7 @@ class OriginalWriting {
   void add_rank(uint32_t rank) {
     std::map<uint64_t, FlatRange> ranges;
     for (const FlatUnit& unit : units_) {
-      const auto parts = aligned_part(unit, rank, ranks_);
+      const auto parts = aligned_part(unit, grid_.part_of(rank), grid_.shards);
       for (size_t p = 0; p < parts.size(); ++p)
         ranges.emplace(unit.numbers[p], parts[p]);
     }
@@ -123,7 +123,8 @@ class OriginalWriting {
     }
     const Id root =
         document.import(*root_.document, root_.node, {{states_, states}});
-    const std::string name = fill(pattern_, {{"W", ranks_}, {"r", rank}});
+    const std::string name =
+        fill(pattern_, {{"W", grid_.ranks()}, {"r", rank}});
     place(torch::plan_file(document, root, slots, torch::archive_root_of(name)),
           name, parts);
   }
@@ -144,7 +145,7 @@ class OriginalWriting {
   torch::TensorSlot slot_of(const Part& part) const {
     const Tensor& tensor = target_.catalog.tensors[part.tensor];
     Shape shape = tensor.shape;
-    if (!shape.empty() && ranks_ > 1)
+    if (!shape.empty() && grid_.ranks() > 1)
       shape = {part.range.end - part.range.begin};
     return {.dtype = tensor.dtype, .shape = shape};
   }
@@ -170,7 +171,7 @@ class OriginalWriting {
 
   const std::string pattern_;
   const std::vector<FlatUnit>& units_;
-  const uint32_t ranks_;
+  const Grid grid_;
   std::map<uint64_t, const Parameter*> parameters_;
   std::map<uint64_t, Entry> entries_;  // by number
   Entry root_;                         // of rank 0's file
@@ -183,8 +184,8 @@ class OriginalWriting {
 
 Target lay_out_original(const std::string& folder, const std::string& pattern,
                         const Catalog& catalog,
-                        const std::vector<FlatUnit>& units, uint32_t ranks) {
-  return OriginalWriting(folder, pattern, catalog, units, ranks).build();
+                        const std::vector<FlatUnit>& units, const Grid& grid) {
+  return OriginalWriting(folder, pattern, catalog, units, grid).build();
 }
 
 }  // namespace ckpt::runs

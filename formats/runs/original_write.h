@@ -8,13 +8,13 @@
 // Private to this room.
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "ckpt/catalog.h"
 #include "ckpt/layout.h"
 #include "formats/runs/flat_units.h"
+#include "formats/runs/grid.h"
 
 namespace ckpt::runs {
 
@@ -22,6 +22,6 @@ namespace ckpt::runs {
 // their parameters' shapes: FSDP1 cuts nothing for it.
 Target lay_out_original(const std::string& folder, const std::string& pattern,
                         const Catalog& catalog,
-                        const std::vector<FlatUnit>& units, uint32_t ranks);
+                        const std::vector<FlatUnit>& units, const Grid& grid);
 
 }  // namespace ckpt::runs

@@ -26,16 +26,21 @@ using pickle::Id;
 using text::printable;
 
 Box part_of(const Shape& shape, const Placement& placement, uint32_t rank,
-            uint32_t ranks) {
-  return placement.shard ? rows_of_rank(shape, placement.dim, rank, ranks)
+            const Grid& grid) {
+  return placement.shard ? rows_of_rank(shape, placement.dim,
+                                        grid.part_of(rank), grid.shards)
                          : Box::whole(shape);
 }
 
 class Writing {
  public:
   Writing(const std::string& folder, const std::string& pattern,
-          const Catalog& catalog, uint32_t ranks, bool plain)
-      : pattern_(pattern), catalog_(catalog), ranks_(ranks), plain_(plain) {
+          const Catalog& catalog, const Grid& from, const Grid& to, bool plain)
+      : pattern_(pattern),
+        catalog_(catalog),
+        from_(from),
+        grid_(to),
+        plain_(plain) {
     const auto files = rank_files(folder, pattern);
     path_ = io::join(folder, files->names[0]);
     first_ = torch::make_reader()->read_catalog(path_, {});
@@ -47,7 +52,7 @@ class Writing {
   }
 
   Target build() {
-    for (uint32_t rank = 0; rank < ranks_; ++rank) add_rank(rank);
+    for (uint32_t rank = 0; rank < grid_.ranks(); ++rank) add_rank(rank);
     return std::move(target_);
   }
 
@@ -59,7 +64,7 @@ class Writing {
     std::unordered_map<Id, Id> substitutes;
     std::vector<torch::TensorSlot> slots;
     std::vector<std::pair<size_t, Box>> boxes;
-    MeshMaker meshes(source(), document, path_, rank, ranks_);
+    MeshMaker meshes(source(), document, path_, rank, from_, grid_);
     for (const auto& [node, name] : first_.skeleton->tensors) {
       const auto found = index_.find(name);
       if (found == index_.end())
@@ -69,7 +74,7 @@ class Writing {
       const Placement placement =
           dtensor ? placement_of(source(), dtensor->spec, tensor.shape, path_)
                   : Placement{};
-      const Box box = part_of(tensor.shape, placement, rank, ranks_);
+      const Box box = part_of(tensor.shape, placement, rank, grid_);
       const bool whole = !dtensor;
       slots.push_back({.dtype = tensor.dtype,
                        .shape = box.shape,
@@ -88,7 +93,8 @@ class Writing {
       if (!meshes.replaces(node)) substitutes.try_emplace(node, slot_of(node));
     const Id root =
         document.import(source(), first_.skeleton->root, substitutes);
-    const std::string name = fill(pattern_, {{"W", ranks_}, {"r", rank}});
+    const std::string name =
+        fill(pattern_, {{"W", grid_.ranks()}, {"r", rank}});
     place(torch::plan_file(document, root, slots, torch::archive_root_of(name)),
           name, boxes);
   }
@@ -125,7 +131,7 @@ class Writing {
 
   const std::string pattern_;
   const Catalog& catalog_;
-  const uint32_t ranks_;
+  const Grid from_, grid_;
   const bool plain_;  // tensors instead of DTensors
   std::string path_;  // of rank 0's file
   Catalog first_;
@@ -136,8 +142,9 @@ class Writing {
 }  // namespace
 
 Target lay_out_ranks(const std::string& folder, const std::string& pattern,
-                     const Catalog& catalog, uint32_t ranks, bool plain) {
-  return Writing(folder, pattern, catalog, ranks, plain).build();
+                     const Catalog& catalog, const Grid& from, const Grid& to,
+                     bool plain) {
+  return Writing(folder, pattern, catalog, from, to, plain).build();
 }
 
 }  // namespace ckpt::runs

@@ -7,14 +7,17 @@
 #include <string>
 
 #include "ckpt/layout.h"
+#include "formats/runs/grid.h"
 
 namespace ckpt::runs {
 
 // `pattern`: "model_world_size_{W}_rank_{r}.pt"; `catalog`: that of the
-// source's ranks. Throws unfaithful_error for a mesh of several dimensions and
-// for DTensors of a torch version whose meshes are not known. `plain`: write
-// plain tensors instead.
+// source's ranks, which were arranged as `from`. Throws unfaithful_error for
+// tensors that are cut over several dimensions of a mesh, and for DTensors of a
+// torch version whose meshes are not known. `plain`: write plain tensors
+// instead.
 Target lay_out_ranks(const std::string& folder, const std::string& pattern,
-                     const Catalog& catalog, uint32_t ranks, bool plain);
+                     const Catalog& catalog, const Grid& from, const Grid& to,
+                     bool plain);
 
 }  // namespace ckpt::runs

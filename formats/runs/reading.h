@@ -68,6 +68,8 @@ class StepReading {
   Catalog read_container(const Source& source, const Numbers& numbers);
   void keep(const Source& source, const std::string& at, const Catalog& one,
             const std::string& read = {});
+  void keep_ranks(const Source& source, const RankCatalog& ranks,
+                  const std::string& read);
   void take_topology(const Topology& other);
   void read_model(const Source& source, const Numbers& numbers,
                   const std::string& prefix);

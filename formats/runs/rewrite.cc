@@ -10,10 +10,10 @@
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "formats/deepspeed/ranks.h"
-#include "formats/runs/compose.h"
 #include "formats/runs/containers.h"
 #include "formats/runs/file_names.h"
 #include "formats/runs/flat_write.h"
+#include "formats/runs/grid.h"
 #include "formats/runs/nanotron_write.h"
 #include "formats/runs/original_write.h"
 #include "formats/runs/pattern.h"
@@ -25,45 +25,13 @@
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"
+#include "lib/text/number.h"
 #include "lib/text/other_json.h"
 
 namespace ckpt::runs {
 namespace {
 
 using text::printable;
-
-// Whatever in a run has no container is carried as a file, tensors included.
-std::vector<bool> in_containers(const Whole& whole) {
-  std::vector<bool> inside(whole.catalog.tensors.size());
-  for (const Container& one : whole.containers)
-    std::fill_n(inside.begin() + static_cast<ptrdiff_t>(one.first),
-                one.catalog.tensors.size(), true);
-  return inside;
-}
-
-const std::string& trainer_of(const Catalog& source) {
-  if (!source.run)
-    throw unfaithful_error({source.path, {}},
-                           "is not a step of a trainer: there is none whose "
-                           "folder it could be written as")
-        .with_hint("name a format: --to dcp, --to safetensors");
-  return source.run->trainer;
-}
-
-// nanotron's, over tensor-parallel ranks and pipeline stages.
-bool is_cut_in_layers(const Trainer& trainer) {
-  return !trainer.models.empty() && trainer.models[0].read == "nanotron";
-}
-
-Whole read_again(const Catalog& source) {
-  auto whole = read_containers(source.path, trainer_of(source), {});
-  if (!whole)
-    throw unfaithful_error({source.path, {}},
-                           "is one file of {}: it has no ranks",
-                           source.run->trainer)
-        .with_hint("--to torch writes such a file");
-  return *std::move(whole);
-}
 
 class Rewriting {
  public:
@@ -72,7 +40,8 @@ class Rewriting {
         trainer_(find_trainer(trainer_of(source))),
         whole_(read_again(source)),
         ranks_(layout.topology.dp),
-        old_ranks_(count_ranks()) {
+        old_ranks_(count_ranks()),
+        fsdp_size_(fsdp_size_of(layout)) {
     target_.catalog = formats::catalog_like(source, kRunFormat);
     target_.catalog.topology = source.topology;
     target_.catalog.topology.dp = ranks_;
@@ -82,6 +51,7 @@ class Rewriting {
 
   Target build() {
     check_whole();
+    check_fsdp_size();
     for (Container& one : whole_.containers) add(one);
     check_placed();
     for (const SourceFile& file : source_.file_list) settle(file);
@@ -138,6 +108,17 @@ class Rewriting {
       refuse(printable(source_.tensors[at].name));
   }
 
+  void check_fsdp_size() const {
+    if (!fsdp_size_ || std::ranges::any_of(whole_.containers, [](auto& one) {
+          return one.shards > 0;
+        }))
+      return;
+    throw unfaithful_error({source_.path, {}},
+                           "--{}: a step of {} has no files of FSDP's ranks",
+                           kFsdpSize, trainer_.name)
+        .with_hint("leave it out");
+  }
+
   Target lay_out(Container& one) {
     one.catalog.sidecars.clear();
     if (one.read == "dcp") {
@@ -150,13 +131,14 @@ class Rewriting {
     }
     if (one.read == "ranks")
       return lay_out_ranks(io::join(source_.path, one.at), one.file,
-                           one.catalog, ranks_, ranks_ == 1 && has_flat());
+                           one.catalog, source_grid(one), grid(one),
+                           ranks_ == 1 && has_flat());
     if (one.read == "flat" && !one.units.empty() && one.original)
       return lay_out_original(io::join(source_.path, one.at), one.file,
-                              one.catalog, one.units, ranks_);
+                              one.catalog, one.units, grid(one));
     if (one.read == "flat" && !one.units.empty())
       return lay_out_flat(io::join(source_.path, one.at), one.file, one.catalog,
-                          one.units, ranks_);
+                          one.units, grid(one));
     if (one.read == "nanotron")
       return nanotron::lay_out(source_.path, one.catalog,
                                target_.catalog.topology);
@@ -171,6 +153,26 @@ class Rewriting {
                        ? "nothing proves how FSDP1's optimizer is cut: --to "
                          "dcp keeps it by name"
                        : "--to safetensors or dcp keeps model and optimizer");
+  }
+
+  static std::optional<uint32_t> fsdp_size_of(const Layout& layout) {
+    const auto size = text::number(layout.option(kFsdpSize), UINT32_MAX);
+    if (!size) return std::nullopt;
+    return static_cast<uint32_t>(*size);
+  }
+
+  static Grid source_grid(const Container& one) {
+    const uint64_t ranks = one.catalog.topology.dp;
+    return {.replicas = static_cast<uint32_t>(ranks / one.shards),
+            .shards = static_cast<uint32_t>(one.shards)};
+  }
+
+  // A job's fsdp_size stays what it was.
+  Grid grid(const Container& one) const {
+    const Grid before = source_grid(one);
+    std::optional<uint32_t> size = fsdp_size_;
+    if (!size && before.hybrid()) size = before.shards;
+    return grid_of(ranks_, size, source_.path);
   }
 
   // True for FSDP1, which has no DTensors on one rank.
@@ -392,6 +394,7 @@ class Rewriting {
   Whole whole_;
   const uint32_t ranks_;
   const uint32_t old_ranks_;
+  const std::optional<uint32_t> fsdp_size_;
   Target target_;
   size_t first_ = 0;  // first of the target's tensors not yet placed
   std::vector<TargetFile> payload_, rest_;
@@ -402,92 +405,37 @@ class Rewriting {
   std::map<std::string, FileFate> settled_;
 };
 
-void check_topology(const Catalog& source, const Topology& asked) {
-  const Topology& now = source.topology;
-  const bool layers = is_cut_in_layers(find_trainer(trainer_of(source)));
-  if (asked.ep == now.ep &&
-      (layers || (asked.pp == now.pp && asked.tp == now.tp)))
-    return;
-  if (layers)
-    throw unfaithful_error({source.path, {}},
-                           "a step of {} is not written for expert-parallel "
-                           "ranks: {} is asked for",
-                           trainer_of(source), to_string(asked))
-        .with_hint("--tp, --pp and --dp say how many ranks there are to be");
-  throw unfaithful_error({source.path, {}},
-                         "a step of {} is cut over data-parallel ranks: {} is "
-                         "asked for",
-                         trainer_of(source), to_string(asked))
-      .with_hint("--dp N says how many ranks there are to be");
-}
-
-class RunReader final : public formats::Reader {
- public:
-  std::string_view name() const override { return kRunFormat; }
-  // Runs are tried before any format (formats::open).
-  formats::Support supports(const std::string&) const override {
-    return {false, "not a step of a trainer"};
-  }
-  Catalog read_catalog(const std::string& path,
-                       const formats::ReadOptions& options) const override {
-    // torchtitan's is recognized by its container's contents.
-    Catalog catalog = formats::open(path, {}, options);
-    if (catalog.run) return catalog;
-    throw missing_error({path, {}}, "is not a step of a known trainer");
-  }
-};
-
-class RunWriter final : public formats::Writer {
- public:
-  std::string_view name() const override { return kRunFormat; }
-  Catalog review(Catalog source, const Layout& layout) const override {
-    if (is_composed(source, layout))
-      return review_composed(std::move(source), layout);
-    check_topology(source, layout.topology);
-    const Whole whole = read_again(source);
-    const std::vector<bool> inside = in_containers(whole);
-    std::set<std::string_view> carried;
-    for (size_t t = 0; t < inside.size(); ++t)
-      if (!inside[t]) carried.insert(whole.catalog.tensors[t].name);
-    std::erase_if(source.tensors, [&](const Tensor& tensor) {
-      return carried.contains(tensor.name);
-    });
-    return source;
-  }
-  Target lay_out(const Catalog& source, const Layout& layout) const override {
-    if (is_composed(source, layout)) return compose(source, layout);
-    return Rewriting(source, layout).build();
-  }
-};
-
-void check_trainer(const FormatOption&, const std::string& text) {
-  find_trainer(text);
-}
-
 }  // namespace
 
-std::vector<FormatOption> options() {
-  return {{.name = std::string(kTrainer),
-           .type = "NAME",
-           .help = "",
-           .check = check_trainer}};
+std::vector<bool> in_containers(const Whole& whole) {
+  std::vector<bool> inside(whole.catalog.tensors.size());
+  for (const Container& one : whole.containers)
+    std::fill_n(inside.begin() + static_cast<ptrdiff_t>(one.first),
+                one.catalog.tensors.size(), true);
+  return inside;
 }
 
-void settle_options(const Catalog& source, const formats::Asked& asked,
-                    Layout& layout) {
-  const std::string trainer = layout.option(kTrainer);
-  if (trainer.empty()) return;
-  if (source.run && source.run->trainer == trainer) return;
-  const uint32_t ranks = layout.topology.dp;
-  layout.topology = asked.alone();
-  layout.topology.dp = ranks;
+const std::string& trainer_of(const Catalog& source) {
+  if (!source.run)
+    throw unfaithful_error({source.path, {}},
+                           "is not a step of a trainer: there is none whose "
+                           "folder it could be written as")
+        .with_hint("name a format: --to dcp, --to safetensors");
+  return source.run->trainer;
 }
 
-std::unique_ptr<formats::Reader> make_run_reader() {
-  return std::make_unique<RunReader>();
+Whole read_again(const Catalog& source) {
+  auto whole = read_containers(source.path, trainer_of(source), {});
+  if (!whole)
+    throw unfaithful_error({source.path, {}},
+                           "is one file of {}: it has no ranks",
+                           source.run->trainer)
+        .with_hint("--to torch writes such a file");
+  return *std::move(whole);
 }
-std::unique_ptr<formats::Writer> make_run_writer() {
-  return std::make_unique<RunWriter>();
+
+Target rewrite(const Catalog& source, const Layout& layout) {
+  return Rewriting(source, layout).build();
 }
 
 }  // namespace ckpt::runs

@@ -10,22 +10,29 @@
 //
 // Containers without ranks (model.safetensors, optimizer.pt) come out byte for
 // byte. trainers.json says what a change of ranks means for the other files.
+// Private to this room.
 #pragma once
 
-#include <memory>
+#include <string>
 #include <vector>
 
-#include "formats/format.h"
+#include "ckpt/layout.h"
+#include "formats/runs/containers.h"
 
 namespace ckpt::runs {
 
-std::vector<FormatOption> options();
-// Another trainer's step has only data-parallel ranks, as many as the source
-// unless requested otherwise (Traits::settle).
-void settle_options(const Catalog& source, const formats::Asked& asked,
-                    Layout& layout);
+// Throws unfaithful_error if it is no trainer's.
+const std::string& trainer_of(const Catalog& source);
 
-std::unique_ptr<formats::Reader> make_run_reader();
-std::unique_ptr<formats::Writer> make_run_writer();
+// The step's containers, as their readers return them.
+Whole read_again(const Catalog& source);
+
+// By tensor: whether a container has it. Whatever in a run has no container is
+// carried as a file, tensors included.
+std::vector<bool> in_containers(const Whole& whole);
+
+// Throws unfaithful_error for a part of a step, and for what is not written for
+// other ranks.
+Target rewrite(const Catalog& source, const Layout& layout);
 
 }  // namespace ckpt::runs

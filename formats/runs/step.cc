@@ -153,6 +153,16 @@ void StepReading::keep(const Source& source, const std::string& at,
                           .catalog = one});
 }
 
+void StepReading::keep_ranks(const Source& source, const RankCatalog& ranks,
+                             const std::string& read) {
+  keep(source, "", ranks.catalog, read);
+  if (containers_ == nullptr) return;
+  Container& one = containers_->back();
+  one.shards = ranks.shards.count;
+  one.units = ranks.units;
+  one.original = ranks.original;
+}
+
 void StepReading::take_topology(const Topology& other) {
   Topology& mine = catalog_.topology;
   mine.tp = std::max(mine.tp, other.tp);
@@ -172,7 +182,7 @@ void StepReading::read_model(const Source& source, const Numbers& numbers,
     shards = ranks.shards;
     take_topology(ranks.catalog.topology);
     set_format("torch", ranks.catalog.version);
-    keep(source, "", ranks.catalog);
+    keep_ranks(source, ranks, {});
     begin = Merger(catalog_).add(std::move(ranks.catalog));
   } else {
     Catalog one = read_container(source, numbers);

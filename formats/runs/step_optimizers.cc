@@ -300,7 +300,7 @@ void StepReading::read_rank_optimizer(const Optimizer& optimizer) {
                             ? model.shards
                             : one_part_each(files->world);
   RankCatalog ranks = read_ranks(folder_, *files, &shards, options_);
-  if (ranks.shares.empty()) keep(source, "", ranks.catalog);
+  if (ranks.shares.empty()) keep_ranks(source, ranks, {});
   const auto paths = io::join_each(folder_, files->names);
   const std::string& path = paths[0];
   std::vector<Tensor> copies;
@@ -316,11 +316,7 @@ void StepReading::read_rank_optimizer(const Optimizer& optimizer) {
   }
   for (Object& object : ranks.catalog.objects) object.name = word + object.name;
   const std::string why_not = name_shares(ranks, paths, tensors);
-  keep(source, "", ranks.catalog, "flat");
-  if (containers_) {
-    containers_->back().units = ranks.units;
-    containers_->back().original = ranks.original;
-  }
+  keep_ranks(source, ranks, "flat");
   const bool original = ranks.original;
   const size_t begin = Merger(catalog_).add(std::move(ranks.catalog));
   const Range range{begin, catalog_.tensors.size()};

@@ -244,8 +244,9 @@ def verl_fsdp2():
     finish(model, verl(model, contextlib.nullcontext))
 
 
-def verl_fsdp1(original=False):
-    """verl's default: FSDP1 with flat parameters."""
+def verl_fsdp1(original=False, size=-1, model=None):
+    """verl's default: FSDP1 with flat parameters. `size`: verl's fsdp_size, of
+    which it makes the mesh (create_device_mesh, get_sharding_strategy)."""
     import functools
 
     from torch.distributed.device_mesh import init_device_mesh
@@ -256,15 +257,19 @@ def verl_fsdp1(original=False):
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
     dist.init_process_group("gloo", rank=RANK, world_size=WORLD)
-    mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("fsdp",))
+    hybrid = 0 <= size < WORLD
+    mesh = init_device_mesh(
+        "cpu", (WORLD // size, size) if hybrid else (WORLD,),
+        mesh_dim_names=("ddp", "fsdp") if hybrid else ("fsdp",))
     model = FullyShardedDataParallel(
-        tiny_llama() if original else llama("actor", 2),
+        model or (tiny_llama() if original else llama("actor", 2)),
         use_orig_params=original,
         auto_wrap_policy=functools.partial(
             transformer_auto_wrap_policy,
             transformer_layer_cls={LlamaDecoderLayer}),
         device_id=torch.device("cpu"), device_mesh=mesh,
-        sharding_strategy=ShardingStrategy.FULL_SHARD,
+        sharding_strategy=ShardingStrategy.HYBRID_SHARD if hybrid
+        else ShardingStrategy.FULL_SHARD,
         sync_module_states=False, forward_prefetch=False)
     loss = verl(model, lambda: FullyShardedDataParallel.state_dict_type(
         model, StateDictType.SHARDED_STATE_DICT,
@@ -286,6 +291,14 @@ def tiny_llama():
 
 def verl_fsdp1_orig():
     verl_fsdp1(True)
+
+
+def verl_fsdp1_orig_rows():
+    verl_fsdp1(True, 2)
+
+
+def verl_fsdp1_rows():
+    verl_fsdp1(False, 2, tiny_llama())
 
 
 def bag(shapes):

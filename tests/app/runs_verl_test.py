@@ -276,15 +276,57 @@ def test_fsdp1(folder, case):
 
 
 def test_fsdp1_reshard(folder):
-    """For other ranks and back. What is not cut over one mesh dimension is
-    refused."""
+    """For other ranks and back."""
     for ranks in (1, 3, 7):
         out = folder / str(ranks)
         CKPT.ok("reshard", FSDP1 / "orig_w4/ckpt", out, "--dp", ranks)
         check_live("orig_w4", out)
     CKPT.ok("reshard", folder / "7", folder / "back", "--dp", 4)
     check_live("orig_w4", folder / "back")
-    CKPT.run("reshard", FSDP1 / "hybrid_w4/ckpt", folder / "out", "--dp",
+
+
+def meshes(path):
+    """Of each rank's model file: what its DTensors say of their mesh."""
+    import torch
+
+    found = []
+    for rank in range(4):
+        file = next(path.rglob(f"model_world_size_4_rank_{rank}.pt"))
+        for tensor in torch.load(file, weights_only=False).values():
+            spec, state = vars(tensor._spec), vars(tensor._spec.mesh)
+            found.append((
+                {k: str(v) for k, v in state.items() if k != "_hash"},
+                {k: str(v) for k, v in spec.items() if k != "_hash"},
+                tensor.to_local().shape))
+    return found
+
+
+def test_fsdp1_hybrid(folder):
+    """fsdp_size stays what it was, or is what is asked for. Between meshes of
+    one and of two dimensions, DTensors are as torch itself makes them."""
+    hybrid, orig = FSDP1 / "hybrid_w4/ckpt", FSDP1 / "orig_w4/ckpt"
+    for ranks, size in ((1, None), (2, None), (6, None), (6, 3), (3, 8)):
+        out = folder / f"{ranks} {size}"
+        CKPT.ok("reshard", hybrid, out, "--dp", ranks,
+                *(("--fsdp-size", size) if size else ()))
+        check_live("hybrid_w4", out)
+    CKPT.ok("reshard", folder / "6 3", folder / "rows", "--dp", 4,
+            "--fsdp-size", 2)
+    CKPT.ok("reshard", orig, folder / "orig", "--dp", 4, "--fsdp-size", 2)
+    CKPT.ok("reshard", hybrid, folder / "one", "--dp", 4, "--fsdp-size", 4)
+    for case, out, like in (("hybrid_w4", "rows", hybrid),
+                            ("orig_w4", "orig", hybrid),
+                            ("hybrid_w4", "one", orig)):
+        check_live(case, folder / out)
+        check_equal(meshes(folder / out), meshes(like), f"meshes of {out}")
+    for ranks, size in ((3, None), (4, 3), (4, 1)):
+        result = CKPT.run("reshard", hybrid, folder / "no", "--dp", ranks, *((
+            "--fsdp-size", size) if size else ())).want(5)
+        check("--fsdp-size" in result.err, f"{result}")
+    CKPT.run("reshard", RUNS / "accelerate_fsdp2_w2/ckpt", folder / "no",
+             "--dp", 4, "--fsdp-size", 2).want(5)
+    CKPT.run("convert", RUNS / "accelerate_fsdp2_w2/ckpt", folder / "no",
+             "--to", "run", "--trainer", "verl", "--dp", 4, "--fsdp-size",
              2).want(5)
 
 
@@ -400,6 +442,7 @@ def prepare(suite, ckpt):
         suite.add(f"FSDP1, {case}: what is lost", test_fsdp1_loss, case)
         suite.add(f"FSDP1, {case}: swapped", test_fsdp1_swapped, case)
     suite.add("FSDP1, orig_w4: for other ranks", test_fsdp1_reshard)
+    suite.add("FSDP1: rows of ranks", test_fsdp1_hybrid)
     suite.add("FSDP1, orig_w4: one rank, tied", test_fsdp1_tied)
     suite.add("FSDP1, hybrid_w4: replicas that differ", test_fsdp1_replicas)
 

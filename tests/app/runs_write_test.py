@@ -139,12 +139,14 @@ def same(got, want, what):
             f"{what}: {name} differs by {(mine - tensor).abs().max()}")
 
 
-def test_resume(folder, case, kind, ranks, role):
+def test_resume(folder, case, kind, ranks, role, then=None, rows=None):
+    """`then`: the kind that resumes, if another, with `rows` as fsdp_size."""
     step = step_of(case) / role
     before = facts(case)["topology"].get("ranks", 1)
     want = resume(kind, step, folder / "want.pt", before)
-    CKPT.ok("reshard", step_of(case), folder / "out", "--dp", ranks)
-    got = resume(kind, folder / "out" / role, folder / "got.pt", ranks)
+    CKPT.ok("reshard", step_of(case), folder / "out", "--dp", ranks,
+            *(("--fsdp-size", rows) if rows else ()))
+    got = resume(then or kind, folder / "out" / role, folder / "got.pt", ranks)
     same(got, want, f"{before} ranks and {ranks}")
 
 
@@ -181,6 +183,15 @@ def prepare(suite, ckpt):
               if suite.full else [])):
         suite.add(f"{kind} resumes with {ranks} ranks {role}".strip(),
                   test_resume, case, kind, ranks, role)
+    if suite.full:
+        orig, hybrid = "../verl/fsdp1/orig_w4", "../verl/fsdp1/hybrid_w4"
+        for case, kind, ranks, then, rows in (
+                (hybrid, "verl_fsdp1_rows", 6, None, None),
+                (hybrid, "verl_fsdp1_rows", 2, None, None),
+                (orig, "verl_fsdp1_orig", 6, "verl_fsdp1_orig_rows", 2),
+                (orig, "verl_fsdp1_orig", 4, "verl_fsdp1_orig_rows", 2)):
+            suite.add(f"{then or kind} resumes {case[-9:]} with {ranks} ranks",
+                      test_resume, case, kind, ranks, "actor", then, rows)
     for case, kind in (("torchtitan_w2", "torchtitan_fsdp2"),
                        ("lightning_mp_w2", "lightning_fsdp2")):
         suite.add(f"{case}: torch loads it with 3 ranks", test_loaded, case,

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "formats/runs/run_format.h"
+
+#include <algorithm>
+#include <set>
+
+#include "ckpt/error.h"
+#include "formats/options.h"
+#include "formats/runs/compose.h"
+#include "formats/runs/grid.h"
+#include "formats/runs/rewrite.h"
+#include "formats/runs/run.h"
+#include "formats/runs/trainer.h"
+
+namespace ckpt::runs {
+namespace {
+
+// nanotron's, over tensor-parallel ranks and pipeline stages.
+bool is_cut_in_layers(const Trainer& trainer) {
+  return !trainer.models.empty() && trainer.models[0].read == "nanotron";
+}
+
+void check_topology(const Catalog& source, const Topology& asked) {
+  const Topology& now = source.topology;
+  const bool layers = is_cut_in_layers(find_trainer(trainer_of(source)));
+  if (asked.ep == now.ep &&
+      (layers || (asked.pp == now.pp && asked.tp == now.tp)))
+    return;
+  if (layers)
+    throw unfaithful_error({source.path, {}},
+                           "a step of {} is not written for expert-parallel "
+                           "ranks: {} is asked for",
+                           trainer_of(source), to_string(asked))
+        .with_hint("--tp, --pp and --dp say how many ranks there are to be");
+  throw unfaithful_error({source.path, {}},
+                         "a step of {} is cut over data-parallel ranks: {} is "
+                         "asked for",
+                         trainer_of(source), to_string(asked))
+      .with_hint("--dp N says how many ranks there are to be");
+}
+
+class RunReader final : public formats::Reader {
+ public:
+  std::string_view name() const override { return kRunFormat; }
+  // Runs are tried before any format (formats::open).
+  formats::Support supports(const std::string&) const override {
+    return {false, "not a step of a trainer"};
+  }
+  Catalog read_catalog(const std::string& path,
+                       const formats::ReadOptions& options) const override {
+    // torchtitan's is recognized by its container's contents.
+    Catalog catalog = formats::open(path, {}, options);
+    if (catalog.run) return catalog;
+    throw missing_error({path, {}}, "is not a step of a known trainer");
+  }
+};
+
+class RunWriter final : public formats::Writer {
+ public:
+  std::string_view name() const override { return kRunFormat; }
+  Catalog review(Catalog source, const Layout& layout) const override {
+    if (is_composed(source, layout))
+      return review_composed(std::move(source), layout);
+    check_topology(source, layout.topology);
+    const Whole whole = read_again(source);
+    const std::vector<bool> inside = in_containers(whole);
+    std::set<std::string_view> carried;
+    for (size_t t = 0; t < inside.size(); ++t)
+      if (!inside[t]) carried.insert(whole.catalog.tensors[t].name);
+    std::erase_if(source.tensors, [&](const Tensor& tensor) {
+      return carried.contains(tensor.name);
+    });
+    return source;
+  }
+  Target lay_out(const Catalog& source, const Layout& layout) const override {
+    if (is_composed(source, layout)) return compose(source, layout);
+    return rewrite(source, layout);
+  }
+};
+
+void check_trainer(const FormatOption&, const std::string& text) {
+  find_trainer(text);
+}
+
+}  // namespace
+
+std::vector<FormatOption> options() {
+  return {{.name = std::string(kTrainer),
+           .type = "NAME",
+           .help = "",
+           .check = check_trainer},
+          {.name = std::string(kFsdpSize),
+           .type = "N",
+           .help = "ranks that hold one copy of verl's model and optimizer: "
+                   "fsdp_size of the job that continues. Fewer than --dp: "
+                   "HYBRID_SHARD",
+           .check = formats::check_count}};
+}
+
+void settle_options(const Catalog& source, const formats::Asked& asked,
+                    Layout& layout) {
+  const std::string trainer = layout.option(kTrainer);
+  if (trainer.empty()) return;
+  if (source.run && source.run->trainer == trainer) return;
+  const uint32_t ranks = layout.topology.dp;
+  layout.topology = asked.alone();
+  layout.topology.dp = ranks;
+}
+
+std::unique_ptr<formats::Reader> make_run_reader() {
+  return std::make_unique<RunReader>();
+}
+std::unique_ptr<formats::Writer> make_run_writer() {
+  return std::make_unique<RunWriter>();
+}
+
+}  // namespace ckpt::runs
