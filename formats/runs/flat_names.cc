@@ -11,6 +11,7 @@
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
+#include "formats/runs/flat_split.h"
 #include "formats/runs/optimizer.h"
 #include "formats/runs/order.h"
 #include "formats/runs/pattern.h"
@@ -98,13 +99,23 @@ class FlatNames {
     return *whole_number(tensor_of(share).param);
   }
 
+  // The place of its unit, or of its parameter in the order.
+  uint64_t place_of(uint64_t number) const {
+    if (!numbering_) return number;
+    const auto known = numbering_->owner.find(number);
+    return known == numbering_->owner.end() ? UINT64_MAX : known->second;
+  }
+  uint64_t place_of(const RankShare& share) const {
+    return place_of(number_of(share));
+  }
+
   // "model.norm.weight.exp_avg"; by number where nothing names it.
   std::string label(const RankShare& share) const {
     const Tensor& tensor = tensor_of(share);
-    const uint64_t number = number_of(share);
-    if (!original_ || number >= order_.parameters.size())
+    const uint64_t place = place_of(share);
+    if (!original_ || place >= order_.parameters.size())
       return printable(tensor.name);
-    return printable(order_.parameters[number].name + "." + tensor.state);
+    return printable(order_.parameters[place].name + "." + tensor.state);
   }
 
   // What the optimizer counts. Returns the reason if nothing fits.
@@ -114,25 +125,33 @@ class FlatNames {
       groups =
           read_groups(*ranks_.document, ranks_.document->root(), paths_[0]);
     if (!groups) return "its groups do not number parameters";
-    if (groups->size() != 1)
-      return fmt::format("its parameters are in {} groups", groups->size());
-    const size_t count = groups->front().numbers.size();
+    size_t count = 0;
+    for (const Group& group : *groups) count += group.numbers.size();
     for (const RankShare& share : ranks_.shares)
       if (number_of(share) >= count)
         return fmt::format("there is a parameter {} of {}", number_of(share),
                            count);
-    const auto fits = [&](const auto& way) { return way.size() == count; };
-    const auto way = std::ranges::find_if(ways_, fits);
-    if (way != ways_.end() && !are_uneven()) {
-      units_ = &*way;
-      return {};
+    if (groups->size() == 1) {
+      const auto fits = [&](const auto& way) { return way.size() == count; };
+      const auto way = std::ranges::find_if(ways_, fits);
+      if (way != ways_.end() && !are_uneven()) {
+        units_ = &*way;
+        return {};
+      }
+      original_ = count == order_.parameters.size();
+      if (original_) return {};
     }
-    original_ = count == order_.parameters.size();
-    if (original_) return {};
-    return fmt::format(
-        "{} flat parameters, the model has {} layers and {} parameters", count,
-        ways_[0].size() - (ways_[0][0].name.empty() ? 1 : 0),
-        order_.parameters.size());
+    std::string why_not;
+    numbering_ = only_numbering(ranks_, *groups, order_, ways_, why_not);
+    if (!numbering_ && groups->size() == 1)
+      return fmt::format(
+          "{} flat parameters, the model has {} layers and {} parameters",
+          count, ways_[0].size() - (ways_[0][0].name.empty() ? 1 : 0),
+          order_.parameters.size());
+    if (!numbering_) return why_not;
+    original_ = numbering_->original;
+    units_ = numbering_->units;
+    return {};
   }
 
   // Ranks have unlike parts of a state: no unit is cut so.
@@ -227,7 +246,7 @@ class FlatNames {
             "is not there: each rank has a part of each flat parameter")
             .with_hint(kHint);
       if (!share.run) continue;
-      const FlatUnit& unit = (*units_)[number_of(share)];
+      const FlatUnit& unit = (*units_)[place_of(share)];
       const uint64_t sum = sum_of(share);
       if (sum < unit.elements || sum - unit.elements >= ranks_.shards.count)
         return fmt::format(
@@ -245,7 +264,7 @@ class FlatNames {
     std::optional<std::string> odd;
     for (const RankShare& share : ranks_.shares) {
       if (!share.run) continue;
-      const Parameter& one = order_.parameters[number_of(share)];
+      const Parameter& one = order_.parameters[place_of(share)];
       if (sum_of(share) == elements_of(one)) continue;
       if (!odd)
         odd = fmt::format("parameter {} has {} elements, {} has {}",
@@ -276,7 +295,7 @@ class FlatNames {
             layout[unit.numbers[p]].push_back(ranges[p].end - ranges[p].begin);
         }
       const auto fits = [&](const RankShare& share) {
-        const auto& lengths = layout[number_of(share)];
+        const auto& lengths = layout[place_of(share)];
         for (size_t r = 0; share.run && r < share.lengths.size(); ++r)
           if (share.lengths[r] &&
               *share.lengths[r] != lengths[ranks_.shards.of_rank[r]])
@@ -292,14 +311,14 @@ class FlatNames {
 
   void refuse_short(const RankShare& share) const {
     if (!share.run) return;
-    const uint64_t number = number_of(share);
-    const uint64_t wanted = elements_of(order_.parameters[number]);
+    const uint64_t place = place_of(share);
+    const uint64_t wanted = elements_of(order_.parameters[place]);
     if (sum_of(share) >= wanted) return;
     std::vector<size_t> without;
     for (size_t r = 0; r < share.lengths.size(); ++r) {
       const uint64_t has = share.lengths[r].value_or(0);
       const uint64_t part =
-          layout_ ? (*layout_)[number][ranks_.shards.of_rank[r]] : 0;
+          layout_ ? (*layout_)[place][ranks_.shards.of_rank[r]] : 0;
       if (layout_ && has < part)
         throw input_error({paths_[r], label(share)},
                           "is not there: rank {} has {} of the parameter's {} "
@@ -335,8 +354,8 @@ class FlatNames {
           if (run->lengths[r].value_or(0) == 0) continue;
           if (found != shares.end() && found->second->lengths[r]) continue;
           throw input_error(
-              {paths_[r],
-               printable(order_.parameters[number].name + "." + state)},
+              {paths_[r], printable(order_.parameters[place_of(number)].name +
+                                    "." + state)},
               "is not there: rank {} has elements of the parameter", r)
               .with_hint(kHint);
         }
@@ -354,7 +373,7 @@ class FlatNames {
   // What one rank alone holds is not told from what was never trained.
   void say_none() {
     std::set<uint64_t> have;
-    for (const RankShare& share : ranks_.shares) have.insert(number_of(share));
+    for (const RankShare& share : ranks_.shares) have.insert(place_of(share));
     std::vector<uint64_t> none;
     for (uint64_t n = 0; n < order_.parameters.size(); ++n) {
       if (have.contains(n)) continue;
@@ -375,8 +394,9 @@ class FlatNames {
   }
 
   std::span<const Parameter> parameters_of(uint64_t number) const {
-    if (original_) return std::span(order_.parameters).subspan(number, 1);
-    return (*units_)[number].parameters;
+    const uint64_t place = place_of(number);
+    if (original_) return std::span(order_.parameters).subspan(place, 1);
+    return (*units_)[place].parameters;
   }
 
   // The tensors in the order of their numbers, not of the ranks that begin.
@@ -414,7 +434,10 @@ class FlatNames {
     }
     ranks_.catalog.tensors = std::move(out);
     ranks_.original = original_;
-    if (units_ != nullptr) ranks_.units = *units_;
+    if (numbering_)
+      ranks_.units = units_by_number(*numbering_);
+    else if (units_ != nullptr)
+      ranks_.units = *units_;
   }
 
   // Elements of each parameter (by number) in each part.
@@ -426,6 +449,7 @@ class FlatNames {
   const std::vector<std::vector<FlatUnit>> ways_;
   const std::vector<FlatUnit>* units_ = nullptr;
   bool original_ = false;
+  std::optional<Numbering> numbering_;  // else numbers are places
   std::optional<Layout> layout_;
 };
 

@@ -89,9 +89,7 @@ class Rewriting {
                              "a step of {} is written whole and by its own "
                              "names",
                              trainer_.name)
-          .with_hint(
-              "leave --keys, --rename and --dtype out, or write another format "
-              "(--to)");
+          .with_hint(hint_of_parts());
     };
     const std::vector<bool> inside = in_containers(whole_);
     size_t at = 0;
@@ -106,6 +104,24 @@ class Rewriting {
     }
     if (at != source_.tensors.size())
       refuse(printable(source_.tensors[at].name));
+  }
+
+  // The trainer's loader asks for both.
+  std::string hint_of_parts() const {
+    const auto has = [](const std::vector<Tensor>& tensors, bool states) {
+      return std::ranges::any_of(tensors, [&](const Tensor& tensor) {
+        return (tensor.kind == Kind::optim) == states;
+      });
+    };
+    if (!has(source_.tensors, true) && has(whole_.catalog.tensors, true))
+      return "leave --model-only out: its loader asks for the optimizer, too. "
+             "--to safetensors --model-only is the model for everyone else, "
+             "--to dcp --model-only the same for any number of ranks";
+    if (!has(source_.tensors, false) && has(whole_.catalog.tensors, false))
+      return "leave --optim-only out: its loader asks for the model, too. "
+             "--to dcp --optim-only holds the optimizer by name";
+    return "leave --keys, --rename and --dtype out, or write another format "
+           "(--to)";
   }
 
   void check_fsdp_size() const {

@@ -264,9 +264,9 @@ def verl_fsdp1(original=False, size=-1, model=None):
     model = FullyShardedDataParallel(
         model or (tiny_llama() if original else llama("actor", 2)),
         use_orig_params=original,
-        auto_wrap_policy=functools.partial(
+        auto_wrap_policy=with_leaves(functools.partial(
             transformer_auto_wrap_policy,
-            transformer_layer_cls={LlamaDecoderLayer}),
+            transformer_layer_cls={LlamaDecoderLayer})),
         device_id=torch.device("cpu"), device_mesh=mesh,
         sharding_strategy=ShardingStrategy.HYBRID_SHARD if hybrid
         else ShardingStrategy.FULL_SHARD,
@@ -278,6 +278,25 @@ def verl_fsdp1(original=False, size=-1, model=None):
     with FullyShardedDataParallel.state_dict_type(
             model, StateDictType.FULL_STATE_DICT):
         finish(model, loss)
+
+
+def with_leaves(layers):
+    """As get_fsdp_wrap_policy(is_lora=True): leaves with a trainable weight,
+    too."""
+    import functools
+
+    from torch.distributed.fsdp.wrap import (
+        _or_policy, lambda_auto_wrap_policy)
+
+    def is_adapter(module):
+        return not list(module.children()) and getattr(
+            module, "weight", None) is not None and module.weight.requires_grad
+
+    if "lora" not in KIND:
+        return layers
+    return functools.partial(_or_policy, policies=[
+        functools.partial(lambda_auto_wrap_policy, lambda_fn=is_adapter),
+        layers])
 
 
 def tiny_llama():
@@ -295,6 +314,24 @@ def verl_fsdp1_orig():
 
 def verl_fsdp1_orig_rows():
     verl_fsdp1(True, 2)
+
+
+def lora(original):
+    from peft import LoraConfig, TaskType, get_peft_model
+
+    model = tiny_llama()
+    model.enable_input_require_grads()
+    verl_fsdp1(original, model=get_peft_model(model, LoraConfig(
+        task_type=TaskType.CAUSAL_LM, r=2, lora_alpha=4, bias="none",
+        target_modules=["q_proj", "v_proj", "down_proj"])))
+
+
+def verl_fsdp1_lora():
+    lora(False)
+
+
+def verl_fsdp1_lora_orig():
+    lora(True)
 
 
 def verl_fsdp1_rows():

@@ -301,6 +301,16 @@ def meshes(path):
     return found
 
 
+def test_fsdp1_lora(folder, case):
+    """PEFT's LoRA, wrapped as verl does: adapters are units of their own, and
+    frozen parameters are in the optimizer without states."""
+    check_live(case, FSDP1 / case / "ckpt")
+    for ranks in (1, 3):
+        CKPT.ok("reshard", FSDP1 / case / "ckpt", folder / str(ranks), "--dp",
+                ranks)
+        check_live(case, folder / str(ranks))
+
+
 def test_fsdp1_hybrid(folder):
     """fsdp_size stays what it was, or is what is asked for. Between meshes of
     one and of two dimensions, DTensors are as torch itself makes them."""
@@ -442,6 +452,8 @@ def prepare(suite, ckpt):
         suite.add(f"FSDP1, {case}: what is lost", test_fsdp1_loss, case)
         suite.add(f"FSDP1, {case}: swapped", test_fsdp1_swapped, case)
     suite.add("FSDP1, orig_w4: for other ranks", test_fsdp1_reshard)
+    for case in ("lora_w2", "lora_orig_w4", "lora_only_w2"):
+        suite.add(f"FSDP1, {case}", test_fsdp1_lora, case)
     suite.add("FSDP1: rows of ranks", test_fsdp1_hybrid)
     suite.add("FSDP1, orig_w4: one rank, tied", test_fsdp1_tied)
     suite.add("FSDP1, hybrid_w4: replicas that differ", test_fsdp1_replicas)

@@ -88,10 +88,14 @@ def test_files(folder, case):
 def test_whole(folder):
     """Part of a step is refused, as it would be mistaken for a whole one."""
     step = step_of("hf_trainer_fsdp2_w2")
-    for options in (("--keys", "*q_proj*"), ("--model-only",),
-                    ("--dtype", "bf16"), ("--tp", 2)):
-        CKPT.run("reshard", step, folder / "out", "--dp", 3,
-                 *options).want(5)
+    for options, hint in (
+            (("--keys", "*q_proj*"), "leave --keys"),
+            (("--model-only",), "--to safetensors --model-only"),
+            (("--optim-only",), "--to dcp --optim-only"),
+            (("--dtype", "bf16"), "leave --keys"), (("--tp", 2), "--dp N")):
+        result = CKPT.run("reshard", step, folder / "out", "--dp", 3,
+                          *options).want(5)
+        check(hint in result.err, f"{options}: {result}")
 
 
 def free_port():
@@ -185,12 +189,16 @@ def prepare(suite, ckpt):
                   test_resume, case, kind, ranks, role)
     if suite.full:
         orig, hybrid = "../verl/fsdp1/orig_w4", "../verl/fsdp1/hybrid_w4"
+        lora = "../verl/fsdp1/lora"
         for case, kind, ranks, then, rows in (
                 (hybrid, "verl_fsdp1_rows", 6, None, None),
                 (hybrid, "verl_fsdp1_rows", 2, None, None),
                 (orig, "verl_fsdp1_orig", 6, "verl_fsdp1_orig_rows", 2),
-                (orig, "verl_fsdp1_orig", 4, "verl_fsdp1_orig_rows", 2)):
-            suite.add(f"{then or kind} resumes {case[-9:]} with {ranks} ranks",
+                (orig, "verl_fsdp1_orig", 4, "verl_fsdp1_orig_rows", 2),
+                (f"{lora}_w2", "verl_fsdp1_lora", 3, None, None),
+                (f"{lora}_orig_w4", "verl_fsdp1_lora_orig", 3, None, None),
+                (f"{lora}_only_w2", "verl_fsdp1_lora", 3, None, None)):
+            suite.add(f"{then or kind} resumes {case[14:]} with {ranks} ranks",
                       test_resume, case, kind, ranks, "actor", then, rows)
     for case, kind in (("torchtitan_w2", "torchtitan_fsdp2"),
                        ("lightning_mp_w2", "lightning_fsdp2")):
