@@ -168,8 +168,34 @@ class AdamFinder {
       for (const auto& [param, states] : adam_.states)
         adam_.groups[0].params.push_back(param);
     }
+    take_prefix();
     for (AdamGroup& group : adam_.groups) take_other_names(group.params);
     check_groups();
+  }
+
+  // --rename has put the states' names, which are the model's, behind a
+  // module's: "model.".
+  void take_prefix() {
+    std::set<std::string_view> params;
+    for (const AdamGroup& group : adam_.groups)
+      params.insert(group.params.begin(), group.params.end());
+    const auto is_prefix = [&](std::string_view prefix) {
+      return std::ranges::all_of(adam_.states, [&](const auto& state) {
+        const std::string_view name = state.first;
+        return name.starts_with(prefix) &&
+               params.contains(name.substr(prefix.size()));
+      });
+    };
+    const std::string& name = adam_.states.begin()->first;
+    if (is_prefix("")) return;
+    for (size_t dot = name.find('.'); dot != name.npos;
+         dot = name.find('.', dot + 1)) {
+      const std::string prefix = name.substr(0, dot + 1);
+      if (!is_prefix(prefix)) continue;
+      for (AdamGroup& group : adam_.groups)
+        for (std::string& param : group.params) param = prefix + param;
+      return;
+    }
   }
 
   // Groups name what the source's trainer trains; states were renamed if the
