@@ -119,6 +119,7 @@ Layout make_layout(const WriteRequest& request, const TargetOptions& options,
   layout.topology = options.topology.resolve(source.topology);
   if (!options.to.empty() && !same_grid(source.format, layout.format))
     layout.topology = asked.alone();
+  layout.name = io::base_name(request.target_path);
   if (traits.settle) traits.settle(source, asked, layout);
   return layout;
 }

@@ -16,8 +16,7 @@ using pickle::Id;
 
 Composing::Composing(const Catalog& source, const Layout& layout)
     : source_(source),
-      form_(find_form(layout.option(kTrainer), layout.topology.dp,
-                      trainer_in(source))),
+      form_(find_form(layout, trainer_in(source))),
       ranks_(layout.topology.dp),
       layout_(layout),
       adam_(find_adam(source)),
@@ -30,7 +29,9 @@ Composing::Composing(const Catalog& source, const Layout& layout)
 }
 
 Target Composing::build() {
-  if (form_.rank_files)
+  if (form_.one_file)
+    add_one_file();
+  else if (form_.rank_files)
     add_rank_files();
   else if (form_.sharded)
     add_sharded();
@@ -77,10 +78,11 @@ void Composing::place(Target part, const std::vector<size_t>& of,
 
 void Composing::place_file(Document& document, Id root,
                            const std::vector<torch::TensorSlot>& slots,
-                           const std::vector<size_t>& of) {
-  const std::string path(form_.optimizer_at);
-  torch::FilePlan plan =
-      torch::plan_file(document, root, slots, torch::archive_root_of(path));
+                           const std::vector<size_t>& of,
+                           const std::string& path) {
+  torch::FilePlan plan = torch::plan_file(
+      document, root, slots,
+      torch::archive_root_of(path.empty() ? layout_.name : path));
   const auto file = static_cast<uint32_t>(target_.catalog.files.size());
   target_.catalog.files.push_back(
       {.path = path, .size = plan.file.size, .fill = {}});
@@ -91,6 +93,7 @@ void Composing::place_file(Document& document, Id root,
          .flat = std::nullopt,
          .extent = {
              .offset = plan.data_offsets[i], .strides = {}, .file = file}});
+    tensor.tie = slots[i].tie == torch::kOwnStorage ? 0 : slots[i].tie;
   }
   plan.file.path = path;
   payload_.push_back(std::move(plan.file));

@@ -45,6 +45,7 @@ const Sidecar* Composing::given_config() const {
 }
 
 void Composing::add_config() {
+  if (form_.one_file) return;  // settle_files says that there is one
   if (const Sidecar* given = given_config())
     rest_.push_back(formats::copied_file(
         io::join(std::string(form_.home), "config.json"), *given));
@@ -68,6 +69,7 @@ void Composing::settle(const SourceFile& file) {
   if (const auto name = at_home(path);
       name && about_model && base != "fsdp_config.json" &&
       (file.part == "config" || file.part == "tokenizer")) {
+    if (form_.one_file) return;  // as any file that is beside the source
     if (base == "config.json" && given_config())
       return decide(file, Fate::kLeftOut, "that of --config-from is there");
     TargetFile copy;
@@ -91,6 +93,8 @@ void Composing::settle_state(const SourceFile& file, std::string_view part) {
   if (part == "dataloader") return reset(file, "how far the data were read");
   if (part == "scheduler")
     return reset(file, "a scheduler of groups that the target has not");
+  if (part == "trainer" && from == form_.trainer)  // meta.pt, of a folder
+    return decide(file, Fate::kConverted, {});
   std::string why = from + " alone reads it";
   if (part == "trainer" && states_.step)
     why += form_.trainer == "accelerate"
@@ -142,6 +146,14 @@ void Composing::say() {
                      "default; set the job's own where it uses "
                      "auto_find_batch_size or a transformers before 5",
                      kTrainerBatch));
+  if (form_.trainer == "lightning" && trainer_in(source_) != form_.trainer)
+    target_.assumptions.push_back(
+        "names are the source's: for a LightningModule that keeps the model as "
+        "self.model, --rename {\"*\": \"model.*\"}");
+  if (named_groups_ && !adam_.states.empty())
+    target_.assumptions.push_back(
+        "optimizer: the source's order; its groups have param_names, as the "
+        "model's file does not tell it");
   if (form_.trainer == "verl")
     warn("folder",
          fmt::format("verl knows the step by its folder: put it at "
@@ -159,7 +171,8 @@ void Composing::say() {
                     "job which goes on",
                     position().value_or(0),
                     states_.scheduler.from.empty() ? ", by the step" : ""));
-  const bool has_file = !form_.scheduler.empty() || form_.rank_files;
+  const bool has_file = !form_.scheduler.empty() || form_.rank_files ||
+                        form_.trainer == "lightning";
   if (!scheduled_ && !adam_.states.empty() && has_file)
     warn("no_scheduler",
          "no scheduler is written: there is none, or it is of other groups");

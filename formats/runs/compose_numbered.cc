@@ -24,7 +24,9 @@ void Composing::add_plain() {
   layout.max_shard_size = layout_.max_shard_size;
   place(formats::find_format("safetensors").writer->lay_out(weights, layout),
         nest.of(), "");
-  if (!adam_.states.empty()) add_numbered();
+  if (adam_.states.empty()) return;
+  named_groups_ = known_order(source_).empty();
+  add_numbered();
 }
 
 // {"state": {0: {"step": …}}, "param_groups": [{…, "params": [0, 1]}]}.
@@ -49,6 +51,12 @@ Id Composing::numbered(Document& document, const Slot& slot) const {
     for (const auto& [name, value] : options_of(document, group))
       document.set(dict, name, value);
     document.set(dict, "params", params);
+    if (named_groups_) {
+      const Id names = document.add_container(Type::kList);
+      for (const std::string& param : group.params)
+        document.append(names, document.add_string(param));
+      document.set(dict, "param_names", names);
+    }
     document.append(list, dict);
   }
   const Id root = document.add_container(Type::kDict);
@@ -67,7 +75,7 @@ void Composing::add_numbered() {
     of.push_back(index);
     return torch::add_placeholder(document, slots.size() - 1);
   });
-  place_file(document, root, slots, of);
+  place_file(document, root, slots, of, std::string(form_.optimizer_at));
 }
 
 // verl: the state dicts of each rank. The model's is in module order, which
@@ -76,7 +84,7 @@ void Composing::add_rank_files() {
   std::map<std::string, size_t> left;
   for (const size_t t : model()) left.emplace(source_.tensors[t].name, t);
   std::vector<size_t> of;
-  for (const std::string& name : module_order(form_, source_)) {
+  for (const std::string& name : module_order(form_, adam_, source_)) {
     const auto found = left.find(name);
     if (found == left.end())
       throw unfaithful_error(

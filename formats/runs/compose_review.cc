@@ -83,9 +83,8 @@ bool says_tied(const Catalog& source) {
 void settle_tied_head(Catalog& source, const Layout& layout) {
   constexpr std::string_view kHead = "lm_head.weight";
   constexpr std::string_view kEmbedding = "model.embed_tokens.weight";
-  const Form& form = find_form(layout.option(kTrainer), layout.topology.dp,
-                               trainer_in(source));
-  if (!form.sharded && !form.rank_files) return;
+  const Form& form = find_form(layout, trainer_in(source));
+  if (!form.is_state_dict()) return;
   const auto embedding =
       std::ranges::find(source.tensors, kEmbedding, &Tensor::name);
   if (embedding == source.tensors.end()) return;
@@ -143,9 +142,8 @@ std::map<std::string, Experts> find_experts(const Catalog& source) {
 // Only transformers saves experts one by one: a state dict has what is trained,
 // as the optimizer shows.
 void fuse_trained_experts(Catalog& source, const Layout& layout) {
-  const Form& form = find_form(layout.option(kTrainer), layout.topology.dp,
-                               trainer_in(source));
-  if (!form.sharded && !form.rank_files) return;
+  const Form& form = find_form(layout, trainer_in(source));
+  if (!form.is_state_dict()) return;
   std::set<std::string_view> trained;
   for (const Tensor& tensor : source.tensors)
     if (tensor.kind == Kind::optim) trained.insert(tensor.param);
@@ -217,13 +215,17 @@ void take_masters(Catalog& source) {
 }  // namespace
 
 bool is_composed(const Catalog& source, const Layout& layout) {
-  return !layout.option(kTrainer).empty() &&
-         layout.option(kTrainer) != trainer_in(source);
+  const std::string trainer = layout.option(kTrainer);
+  if (trainer.empty()) return false;
+  if (trainer != trainer_in(source)) return true;
+  // Lightning's folder as its file, or the file as a folder.
+  return has_one_file(trainer) &&
+         io::is_file(source.path) != wants_one_file(layout);
 }
 
 Catalog review_composed(Catalog source, const Layout& layout) {
   const Topology& asked = layout.topology;
-  find_form(layout.option(kTrainer), asked.dp, trainer_in(source));
+  find_form(layout, trainer_in(source));
   if (asked.tp != 1 || asked.pp != 1 || asked.ep != 1)
     throw unfaithful_error({source.path, {}},
                            "a step of {} is cut over data-parallel ranks: {} "

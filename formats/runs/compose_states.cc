@@ -49,13 +49,9 @@ void Composing::add_states() {
         "trainer_state.json", trainer_state_json(states_.step.value_or(0))));
   if (form_.trainer == "accelerate") add_accelerate_steps();
   if (form_.trainer == "verl") add_verl_states();
-  if (form_.trainer == "lightning") {
-    const Id value = scheduler(document);
-    scheduled_ = value != kNoId;
+  if (form_.trainer == "lightning" && !form_.one_file)
     rest_.push_back(
-        value_file("meta.pt", document,
-                   lightning_meta(document, states_.step.value_or(0), value)));
-  }
+        value_file("meta.pt", document, lightning_values(document)));
   if (form_.trainer == "torchtitan") scheduled_ = position().has_value();
 }
 

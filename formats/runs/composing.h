@@ -4,6 +4,7 @@
 //   compose.cc           places the parts of the target beside each other
 //   compose_sharded.cc   DCP: by name, for any number of ranks
 //   compose_numbered.cc  plain files and files of ranks: by number
+//   compose_file.cc      Lightning's file: all of it in one pickle
 //   compose_states.cc    scheduler, step, what else the trainer opens
 //   compose_fates.cc     what becomes of the source's files, and what is said
 //
@@ -47,7 +48,7 @@ class Composing {
              const std::string& folder);
   void place_file(pickle::Document& document, pickle::Id root,
                   const std::vector<torch::TensorSlot>& slots,
-                  const std::vector<size_t>& of);
+                  const std::vector<size_t>& of, const std::string& path);
 
   // compose_sharded.cc
   void place_dcp(Nest& nest, const std::string& folder);
@@ -63,6 +64,13 @@ class Composing {
   void add_numbered();
   void add_rank_files();
   void add_rank_optimizer();
+
+  // compose_file.cc
+  void add_one_file();
+  std::vector<size_t> in_module_order();
+  pickle::Id lightning_values(pickle::Document& document);
+  pickle::Id values_of_folder(pickle::Document& document);
+  pickle::Id values_of_file(pickle::Document& document);
 
   // compose_states.cc
   std::optional<int64_t> position() const;
@@ -93,6 +101,7 @@ class Composing {
   Target target_;
   std::vector<TargetFile> payload_, rest_;
   std::set<std::string> reset_;
+  bool named_groups_ = false;  // the order of the numbers is not to be seen
   bool scheduled_ = false;
   bool made_scheduler_ = false;
 };

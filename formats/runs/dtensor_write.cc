@@ -140,7 +140,8 @@ class DTensors {
   const Id shard_;
 };
 
-// Gives one tie to the tensors at the same place in the source.
+}  // namespace
+
 std::vector<uint32_t> ties_of(const Catalog& source,
                               const std::vector<size_t>& of) {
   std::map<std::tuple<uint32_t, uint64_t, Dims>, std::vector<size_t>> places;
@@ -159,8 +160,6 @@ std::vector<uint32_t> ties_of(const Catalog& source,
   }
   return ties;
 }
-
-}  // namespace
 
 Box rows_of_rank(const Shape& shape, uint64_t dim, uint32_t rank,
                  uint32_t ranks) {

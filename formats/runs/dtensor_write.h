@@ -29,6 +29,11 @@ Target lay_out_dtensors(const Catalog& source, const std::vector<size_t>& of,
                         const std::string& pattern, uint32_t ranks,
                         const MakeRoot& make_root);
 
+// Gives one tie to those of the tensors that are at the same place in the
+// source; 0 to others.
+std::vector<uint32_t> ties_of(const Catalog& source,
+                              const std::vector<size_t>& of);
+
 // Rows [begin, end) of a rank: torch.chunk's parts of ceil(rows / ranks), the
 // last ones short or empty.
 Box rows_of_rank(const Shape& shape, uint64_t dim, uint32_t rank,

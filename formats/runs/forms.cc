@@ -10,6 +10,7 @@
 #include <set>
 
 #include "ckpt/error.h"
+#include "formats/runs/preorder.h"
 #include "formats/runs/step.h"
 #include "formats/runs/trainer.h"
 #include "lib/io/file.h"
@@ -67,6 +68,15 @@ constexpr auto kForms = std::to_array<Form>({
      .grouping = Grouping::kSource,
      .scheduler = "",
      .home = ""},
+    {.trainer = "lightning",
+     .one_file = true,
+     .model_at = "",
+     .model_key = "state_dict",
+     .optimizer_at = "",
+     .optimizer_key = "optimizer_states",
+     .grouping = Grouping::kSource,
+     .scheduler = "",
+     .home = ""},
     {.trainer = "torchtitan",
      .sharded = true,
      .model_at = "",
@@ -95,25 +105,56 @@ std::map<std::string_view, size_t> group_of(const Adam& adam) {
   return known;
 }
 
-// The order in which the model registers its parameters, from its family. The
-// source may prove its own order, but not to a reader of the target.
-ParameterOrder order_of(const Form& form, const Catalog& source) {
+std::vector<const Tensor*> model_of(const Catalog& source) {
   std::vector<const Tensor*> model;
   for (const Tensor& tensor : source.tensors)
     if (tensor.kind == Kind::model) model.push_back(&tensor);
+  return model;
+}
+
+std::optional<ParameterOrder> order_of_family(const Catalog& source,
+                                              std::string& why_not) {
   ModelFacts facts;
   for (const Sidecar& sidecar : source.sidecars)
     if (facts.type.empty() && io::base_name(sidecar.name) == "config.json")
       facts = facts_of(io::parent(sidecar.path));
+  return family_order(model_of(source), facts, why_not);
+}
+
+// The order in which the source's own pickle has the module's state dict. What
+// is not in the optimizer's groups may be a buffer, which has no number.
+std::optional<ParameterOrder> order_of_pickle(const Adam& adam,
+                                              const Catalog& source) {
+  if (source.format != "torch" || !source.skeleton || !adam.ordered)
+    return std::nullopt;
+  const std::vector<const Tensor*> model = model_of(source);
+  if (!doubt_in_order(model).empty()) return std::nullopt;
+  ParameterOrder order = stored_order(model);
+  const auto known = group_of(adam);
+  if (!std::ranges::all_of(order.parameters, [&](const Parameter& one) {
+        return known.contains(one.name);
+      }))
+    return std::nullopt;
+  return order;
+}
+
+// The order in which the model registers its parameters: its family's, or, for
+// a target whose groups don't depend on what a module is, that of the source's
+// pickle.
+ParameterOrder order_of(const Form& form, const Adam& adam,
+                        const Catalog& source) {
   std::string why_not;
-  if (auto order = family_order(model, facts, why_not)) return *order;
+  if (auto order = order_of_family(source, why_not)) return *order;
+  if (form.grouping != Grouping::kDecay)
+    if (auto order = order_of_pickle(adam, source)) return *order;
   throw unfaithful_error({source.path, {}},
                          "{} counts the parameters in the order of the model's "
                          "modules: {}",
                          form.trainer, why_not)
       .with_hint(
-          "lightning goes by names, and so does accelerate with --dp 2 "
-          "(FSDP's files, for any number of ranks)");
+          "--dp 2 goes by names with lightning and accelerate (DCP, for any "
+          "number of ranks); a family's names behind a module's attribute: "
+          "--rename takes it off");
 }
 
 // Options that all parameters of a group have in common.
@@ -158,13 +199,28 @@ std::string trainer_in(const Catalog& source) {
   return source.run ? source.run->trainer : "";
 }
 
-const Form& find_form(const std::string& trainer, uint32_t ranks,
-                      const std::string& source_trainer) {
+bool has_one_file(std::string_view trainer) {
+  return std::ranges::any_of(kForms, [&](const Form& form) {
+    return form.trainer == trainer && form.one_file;
+  });
+}
+
+bool wants_one_file(const Layout& layout) {
+  const std::string trainer = layout.option(kTrainer);
+  return has_one_file(trainer) && layout.topology.dp == 1 &&
+         layout.name.ends_with(find_trainer(trainer).pickled.ending);
+}
+
+const Form& find_form(const Layout& layout, const std::string& source_trainer) {
+  const std::string trainer = layout.option(kTrainer);
+  const bool one_file = wants_one_file(layout);
+  const bool sharded = layout.topology.dp > 1;
   const Form* best = nullptr;
   std::set<std::string_view> names;
   for (const Form& form : kForms) {
     names.insert(form.trainer);
-    if (form.trainer == trainer && (!best || form.sharded == (ranks > 1)))
+    if (form.trainer == trainer && form.one_file == one_file &&
+        (!best || form.sharded == sharded))
       best = &form;
   }
   if (best) return *best;
@@ -179,10 +235,19 @@ const Form& find_form(const std::string& trainer, uint32_t ranks,
                  "; --to dcp, --to megatron_torch_dist are formats of others");
 }
 
-std::vector<std::string> module_order(const Form& form, const Catalog& source) {
+std::vector<std::string> module_order(const Form& form, const Adam& adam,
+                                      const Catalog& source) {
   std::vector<std::string> names;
-  for (const Parameter& one : order_of(form, source).parameters)
+  for (const Parameter& one : order_of(form, adam, source).parameters)
     names.push_back(one.name);
+  return names;
+}
+
+std::vector<std::string> known_order(const Catalog& source) {
+  std::vector<std::string> names;
+  std::string why_not;
+  if (const auto order = order_of_family(source, why_not))
+    for (const Parameter& one : order->parameters) names.push_back(one.name);
   return names;
 }
 
@@ -193,9 +258,10 @@ std::vector<AdamGroup> groups_for(const Form& form, const Adam& adam,
   if (form.grouping == Grouping::kEach ||
       (form.grouping == Grouping::kSource && !by_number))
     return adam.groups;
-  const auto known = group_of(adam);
-  const ParameterOrder order = order_of(form, source);
+  // The script that goes on gives its optimizer what the source's script gave.
   if (form.grouping == Grouping::kSource && adam.ordered) return adam.groups;
+  const auto known = group_of(adam);
+  const ParameterOrder order = order_of(form, adam, source);
   std::vector<AdamGroup> groups(form.grouping == Grouping::kDecay ? 2
                                 : form.grouping == Grouping::kOne
                                     ? 1

@@ -21,6 +21,7 @@
 #include "formats/runs/run.h"
 #include "formats/runs/same_file.h"
 #include "formats/runs/trainer.h"
+#include "formats/runs/whole_step.h"
 #include "formats/target.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
@@ -84,44 +85,8 @@ class Rewriting {
   // Part of a run, or a run with other names, would make a folder that the
   // trainer takes for a whole step.
   void check_whole() const {
-    const auto refuse = [&](const std::string& tensor) {
-      throw unfaithful_error({source_.path, tensor},
-                             "a step of {} is written whole and by its own "
-                             "names",
-                             trainer_.name)
-          .with_hint(hint_of_parts());
-    };
-    const std::vector<bool> inside = in_containers(whole_);
-    size_t at = 0;
-    for (size_t t = 0; t < whole_.catalog.tensors.size(); ++t) {
-      if (!inside[t]) continue;
-      const Tensor& mine = whole_.catalog.tensors[t];
-      if (at == source_.tensors.size()) refuse(printable(mine.name));
-      const Tensor& given = source_.tensors[at++];
-      if (given.dtype != mine.dtype || given.shape != mine.shape ||
-          (given.name != mine.name && given.kind != Kind::optim))
-        refuse(printable(mine.name));
-    }
-    if (at != source_.tensors.size())
-      refuse(printable(source_.tensors[at].name));
-  }
-
-  // The trainer's loader asks for both.
-  std::string hint_of_parts() const {
-    const auto has = [](const std::vector<Tensor>& tensors, bool states) {
-      return std::ranges::any_of(tensors, [&](const Tensor& tensor) {
-        return (tensor.kind == Kind::optim) == states;
-      });
-    };
-    if (!has(source_.tensors, true) && has(whole_.catalog.tensors, true))
-      return "leave --model-only out: its loader asks for the optimizer, too. "
-             "--to safetensors --model-only is the model for everyone else, "
-             "--to dcp --model-only the same for any number of ranks";
-    if (!has(source_.tensors, false) && has(whole_.catalog.tensors, false))
-      return "leave --optim-only out: its loader asks for the model, too. "
-             "--to dcp --optim-only holds the optimizer by name";
-    return "leave --keys, --rename and --dtype out, or write another format "
-           "(--to)";
+    check_whole_step(source_, whole_.catalog, in_containers(whole_),
+                     trainer_.name);
   }
 
   void check_fsdp_size() const {
@@ -442,11 +407,7 @@ const std::string& trainer_of(const Catalog& source) {
 
 Whole read_again(const Catalog& source) {
   auto whole = read_containers(source.path, trainer_of(source), {});
-  if (!whole)
-    throw unfaithful_error({source.path, {}},
-                           "is one file of {}: it has no ranks",
-                           source.run->trainer)
-        .with_hint("--to torch writes such a file");
+  if (!whole) throw bug_error({source.path, {}}, "a step without containers");
   return *std::move(whole);
 }
 

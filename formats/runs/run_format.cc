@@ -7,10 +7,13 @@
 #include "ckpt/error.h"
 #include "formats/options.h"
 #include "formats/runs/compose.h"
+#include "formats/runs/forms.h"
 #include "formats/runs/grid.h"
 #include "formats/runs/rewrite.h"
 #include "formats/runs/run.h"
 #include "formats/runs/trainer.h"
+#include "formats/runs/whole_step.h"
+#include "lib/io/file.h"
 
 namespace ckpt::runs {
 namespace {
@@ -39,6 +42,12 @@ void check_topology(const Catalog& source, const Topology& asked) {
       .with_hint("--dp N says how many ranks there are to be");
 }
 
+// A trainer's file holds all of a step, or it is a rank's.
+bool is_one_file(const Catalog& source) {
+  trainer_of(source);
+  return io::is_file(source.path);
+}
+
 class RunReader final : public formats::Reader {
  public:
   std::string_view name() const override { return kRunFormat; }
@@ -61,6 +70,7 @@ class RunWriter final : public formats::Writer {
   Catalog review(Catalog source, const Layout& layout) const override {
     if (is_composed(source, layout))
       return review_composed(std::move(source), layout);
+    if (is_one_file(source)) return source;
     check_topology(source, layout.topology);
     const Whole whole = read_again(source);
     const std::vector<bool> inside = in_containers(whole);
@@ -74,6 +84,7 @@ class RunWriter final : public formats::Writer {
   }
   Target lay_out(const Catalog& source, const Layout& layout) const override {
     if (is_composed(source, layout)) return compose(source, layout);
+    if (is_one_file(source)) return lay_out_own_file(source, layout);
     return rewrite(source, layout);
   }
 };
@@ -99,12 +110,11 @@ std::vector<FormatOption> options() {
 
 void settle_options(const Catalog& source, const formats::Asked& asked,
                     Layout& layout) {
-  const std::string trainer = layout.option(kTrainer);
-  if (trainer.empty()) return;
-  if (source.run && source.run->trainer == trainer) return;
+  if (layout.option(kTrainer).empty() || !is_composed(source, layout)) return;
   const uint32_t ranks = layout.topology.dp;
   layout.topology = asked.alone();
   layout.topology.dp = ranks;
+  layout.single_file = wants_one_file(layout);
 }
 
 std::unique_ptr<formats::Reader> make_run_reader() {

@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <unordered_map>
 
 #include "containers/torch/file_plan.h"
 #include "containers/torch/tensors.h"
+#include "lib/pickle/parts.h"
 
 namespace ckpt::runs {
 namespace {
@@ -78,6 +80,29 @@ Id dict(Document& document,
 
 }  // namespace
 
+std::optional<Id> import_value(Document& to, const Catalog& source,
+                               const Document& from, Id node) {
+  std::unordered_map<Id, Id> substitutes;
+  const std::vector<Id> inside = pickle::storages_below(from, node);
+  if (!inside.empty()) {
+    if (!source.skeleton || source.skeleton->document.get() != &from)
+      return std::nullopt;
+    std::unordered_map<Id, const std::string*> known;
+    for (const auto& [storage, content] : source.skeleton->storages)
+      known.emplace(storage, &content);
+    for (const Id storage : inside) {
+      const auto found = known.find(storage);
+      if (found == known.end()) return std::nullopt;
+      // ("storage", class, …)
+      const Id type = from.items(from.items(storage)[0])[1];
+      substitutes[storage] = torch::add_inline_storage(
+          to, dtype_from_storage(from.text(type)).value_or(DType::bits8),
+          *found->second);
+    }
+  }
+  return to.import(from, node, substitutes);
+}
+
 States find_states(const Catalog& source, const Adam& adam) {
   States states;
   for (const Object& object : source.objects) {
@@ -92,7 +117,8 @@ States find_states(const Catalog& source, const Adam& adam) {
     const auto position = document.as_int(document.find(found, "last_epoch"));
     if (!position) continue;
     states.scheduler = {object.name, *position,
-                        states.document->import(document, found)};
+                        import_value(*states.document, source, document, found)
+                            .value_or(kNoId)};
   }
   if (source.run) states.step = source.run->step;
   if (!states.step && !adam.states.empty()) {

@@ -33,6 +33,13 @@ struct States {
 // the trainer keeps none.
 States find_states(const Catalog& source, const Adam& adam);
 
+// A copy of a value of the source's, with the tensors that are inside of it.
+// Nothing if one of them is among the catalog's, or is left out there.
+std::optional<pickle::Id> import_value(pickle::Document& to,
+                                       const Catalog& source,
+                                       const pickle::Document& from,
+                                       pickle::Id node);
+
 // torch's LambdaLR, whose function is the target's own, for groups with these
 // options: {"base_lrs": […], "last_epoch": 10, …}.
 pickle::Id lambda_scheduler(pickle::Document& document, const Adam& adam,

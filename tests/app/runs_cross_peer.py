@@ -311,4 +311,46 @@ def lightning_fsdp2():
           position=scheduler.last_epoch)
 
 
+def lightning_plain():
+    """Trainer.fit(ckpt_path=DIR) of a single file, without a strategy."""
+    sys.path.insert(0, str(Path(sys.prefix) / "lightning"))
+    import lightning
+
+    made = build()
+    seen = []
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            # A module with the model's own names.
+            self.model, self.lm_head = made.model, made.lm_head
+
+        def training_step(self, batch, index):
+            loss = loss_of(made)
+            seen.append(float(loss.detach()))
+            return loss
+
+        def on_before_optimizer_step(self, optimizer):
+            wake(optimizer)
+
+        def configure_optimizers(self):
+            optimizer = adamw(made)
+            scheduler = torch.optim.lr_scheduler.LambdaLR(
+                optimizer, lambda i: 1.0)
+            return {"optimizer": optimizer, "lr_scheduler": {
+                "scheduler": scheduler, "interval": "step"}}
+
+    step = torch.load(DIR, weights_only=True)["global_step"]
+    one = lightning.Trainer(
+        max_steps=step + 1, accelerator="cpu", devices=1, logger=False,
+        enable_progress_bar=False, enable_model_summary=False,
+        enable_checkpointing=False, default_root_dir=str(Path(OUT).parent))
+    one.fit(Module(), torch.utils.data.DataLoader([0] * 64, batch_size=1),
+            ckpt_path=DIR)
+    assert one.global_step == step + 1 and len(seen) == 1, (
+        one.global_step, seen)
+    scheduler = one.lr_scheduler_configs[0].scheduler
+    finish(made, seen[0], step=step, position=scheduler.last_epoch - 1)
+
+
 globals()[LOADER]()

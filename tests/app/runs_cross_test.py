@@ -37,6 +37,7 @@ TARGETS = {
     ("accelerate", 3): "accelerate_fsdp2",
     ("lightning", 1): "lightning_fsdp2",
     ("lightning", 3): "lightning_fsdp2",
+    ("lightning", "file"): "lightning_plain",
     ("verl", 1): "verl_plain",
     ("verl", 2): "verl_made",
     ("verl", 3): "verl_made",
@@ -59,6 +60,9 @@ RESUMED = [
     ("verl_fsdp2_w2", "lightning", 3),
 ]
 
+# With --full.
+RESUMED_FILES = [(case, "lightning", "file") for case in SOURCES]
+
 
 def step_of(case):
     if case in SOURCES:
@@ -70,7 +74,7 @@ def step_of(case):
 
 def convert(case, out, trainer, ranks, *more):
     return CKPT.run("convert", step_of(case), out, "--to", "run", "--trainer",
-                    trainer, "--dp", ranks, *more)
+                    trainer, "--dp", 1 if ranks == "file" else ranks, *more)
 
 
 def resume(loader, model, directory, out, ranks):
@@ -100,10 +104,11 @@ def resume(loader, model, directory, out, ranks):
 def test_resume(folder, case, trainer, ranks):
     _, loader, model, before = SOURCES[case]
     want = resume(loader, model, step_of(case), folder / "want.pt", before)
-    out = folder / "out"
+    out = folder / ("out.ckpt" if ranks == "file" else "out")
     convert(case, out, trainer, ranks, "--verify").want(0)
     CKPT.ok("verify", step_of(case), out)
-    got = resume(TARGETS[trainer, ranks], model, out, folder / "got.pt", ranks)
+    got = resume(TARGETS[trainer, ranks], model, out, folder / "got.pt",
+                 1 if ranks == "file" else ranks)
     same(got, want, f"{case} as {trainer} of {ranks}")
     for what in ("step", "position"):
         if what in got and what in want:
@@ -291,6 +296,9 @@ def test_named_folder(folder):
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
+    for case, trainer, ranks in RESUMED_FILES if suite.full else []:
+        suite.add(f"{case} as {trainer}'s file: resumes", test_resume, case,
+                  trainer, ranks)
     for case, trainer, ranks in RESUMED:
         suite.add(f"{case} as {trainer} of {ranks}: resumes", test_resume,
                   case, trainer, ranks)

@@ -4,8 +4,8 @@ processes.
 
     runs_lightning_peer.py MODEL DIR OUT WORLD RANK PORT
 
-Trainer.fit(ckpt_path=DIR) with ModelParallelStrategy on gloo; one more step over
-one batch that all ranks share. Rank 0 saves loss, parameters and moments.
+Trainer.fit(ckpt_path=DIR) with ModelParallelStrategy on gloo, or of a single file
+without a strategy; one more step over one batch that all ranks share. Rank 0 saves loss, parameters and moments.
 """
 
 import os
@@ -14,6 +14,7 @@ from pathlib import Path
 
 MODEL, DIR, OUT, WORLD, RANK, PORT = sys.argv[1:7]
 WORLD, RANK = int(WORLD), int(RANK)
+ONE_FILE = Path(DIR).is_file()
 os.environ.update(
     HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1",
     GLOO_SOCKET_IFNAME="lo", RANK=str(RANK), LOCAL_RANK=str(RANK),
@@ -84,6 +85,8 @@ class Module(lightning.LightningModule):
         return self.lm_head(self.model(input_ids=ids).last_hidden_state)
 
     def configure_model(self):
+        if ONE_FILE:
+            return
         if any("DTensor" in type(p).__name__ for p in self.parameters()):
             return
         mesh = self.device_mesh["data_parallel"]
@@ -118,13 +121,14 @@ def whole(tensor):
 
 def main():
     module = Module()
-    step = torch.load(Path(DIR, "meta.pt"), weights_only=False)["global_step"]
+    values = Path(DIR) if ONE_FILE else Path(DIR, "meta.pt")
+    step = torch.load(values, weights_only=False)["global_step"]
     trainer = lightning.Trainer(
         max_steps=step + 1, accelerator="cpu", devices=WORLD, logger=False,
         enable_progress_bar=False, enable_model_summary=False,
         enable_checkpointing=False, use_distributed_sampler=False,
         default_root_dir=str(Path(OUT).parent),
-        strategy=ModelParallelStrategy(
+        strategy="auto" if ONE_FILE else ModelParallelStrategy(
             data_parallel_size=WORLD, tensor_parallel_size=1))
     data = torch.utils.data.DataLoader([0] * 64, batch_size=1)
     trainer.fit(module, data, ckpt_path=DIR, weights_only=False)

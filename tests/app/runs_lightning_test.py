@@ -47,6 +47,14 @@ def test_own(folder, ranks):
             ranks)
     same(fit("net", folder / "out.ckpt", folder / "got.pt", ranks), want,
          f"2 and {ranks} ranks")
+    if ranks != 1:
+        return
+    # The folder as the one file that a single device loads.
+    out = folder / "file.ckpt"
+    CKPT.ok("convert", step, out, "--to", "run", "--trainer", "lightning",
+            "--dp", 1)
+    check(out.is_file(), "no file")
+    same(fit("net", out, folder / "file.pt", 1), want, "2 ranks and a file")
 
 
 def test_verl(folder, ranks):

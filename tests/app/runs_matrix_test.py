@@ -48,6 +48,8 @@ def by_torch(path):
 
 def test_cell(folder, case, to, says):
     source, target = GOLDENS / case / "ckpt", folder / "out"
+    if case == "lightning_ckpt" and to == "run":
+        target = folder / "out.ckpt"  # a file, and named like one
     result = CKPT.run("convert", source, target, "--to", to)
     if says == "no":
         result.want(5)

@@ -23,8 +23,8 @@ CKPT = None  # set by prepare
 GOLDENS = DATA / "runs"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "formats" / "runs.md"
 TARGETS = [("hf_trainer", 1), ("hf_trainer", 2), ("accelerate", 1),
-           ("accelerate", 2), ("lightning", 2), ("torchtitan", 2),
-           ("verl", 1), ("verl", 2)]
+           ("accelerate", 2), ("lightning", "file"), ("lightning", 2),
+           ("torchtitan", 2), ("verl", 1), ("verl", 2)]
 # Keys on the page, and what the refusal says.
 REASONS = [
     ("groups", "in one group with"),
@@ -59,9 +59,13 @@ CONFIGS = {
 }
 
 
+def name_of(ranks):
+    return "out.ckpt" if ranks == "file" else "out"
+
+
 def convert(case, folder, out, trainer, ranks):
     command = ["convert", step_of(case), out, "--to", "run", "--trainer",
-               trainer, "--dp", ranks]
+               trainer, "--dp", 1 if ranks == "file" else ranks]
     if case in CONFIGS:
         home = folder / "config"
         home.mkdir(exist_ok=True)
@@ -83,14 +87,15 @@ def wanted(case):
 def cell(case, folder, trainer, ranks):
     """What the table says: "all", or the key of a reason."""
     source = CKPT.inspect(step_of(case))["trainer"]["name"]
-    if source == trainer:
+    if source == trainer and step_of(case).is_file() == (ranks == "file"):
         return "own"
-    result = convert(case, folder, folder / "out", trainer, ranks)
+    out = folder / name_of(ranks)
+    result = convert(case, folder, out, trainer, ranks)
     if result.code == 0:
         return "all"
     check_equal(result.code, 5, f"{result}")
     check("hint" in result.err, f"no next step: {result}")
-    check(not (folder / "out").exists(), "something was written")
+    check(not out.exists(), "something was written")
     for key, words in REASONS:
         if re.search(words, result.err):
             return key
@@ -101,7 +106,8 @@ def test_cell(folder, case, trainer, ranks, says):
     check_equal(cell(case, folder, trainer, ranks), says, "the cell")
     if says != "all":
         return
-    out = folder / "out"
+    out = folder / name_of(ranks)
+    check_equal(out.is_file(), ranks == "file", "one file")
     moved = case == "torchtitan_w2" or trainer == "torchtitan"
     if case == "torchtitan_w2":  # home again
         home = folder / "home"
@@ -187,6 +193,154 @@ def test_weights(folder):
     check("--config-from" in said, said)
 
 
+def test_model_only(folder, case):
+    """A trainer has no step of a model alone; what the hint says works."""
+    step, out = step_of(case), folder / "out.ckpt"
+    command = ("convert", step, out, "--to", "run")
+    if case == "hf_trainer_lora":  # convert takes no adapter
+        out = folder / "out"
+        command = ("reshard", step, out, "--dp", 1)
+    said = CKPT.run(*command, "--model-only").want(5).err
+    more = "--to safetensors --model-only"
+    check(more in said, said)
+    check(not out.exists(), "something was written")
+    CKPT.ok("convert", step, folder / "model", *more.split())
+    kinds = {t["kind"] for t in CKPT.inspect(folder / "model")["tensors"]}
+    check_equal(kinds, {"model"}, "kinds")
+
+
+def test_own_file(folder):
+    """Lightning's file as its own is the same file, and no part of one."""
+    step = step_of("lightning_ckpt")
+    own = ("--to", "run")
+    for i, more in enumerate(([], ["--trainer", "lightning"])):
+        out = folder / f"{i}.ckpt"
+        CKPT.ok("convert", step, out, *own, *more, "--verify")
+        check_equal(out.read_bytes(), step.read_bytes(), "bytes")
+    for name, more, word in (
+            ("a.ckpt", ["--dtype", "bf16"], "--dtype"),
+            ("a.ckpt", ["--keys", "net.head.*"], "--keys"),
+            ("a.ckpt", ["--dp", 2], "--trainer lightning"),
+            ("folder", [], ".ckpt")):
+        said = CKPT.run("convert", step, folder / name, *own, *more).want(5)
+        hint = said.err.split("hint:")[1]
+        check(word in hint, f"{more}: {hint}")
+        check(not (folder / name).exists(), "something was written")
+
+
+def test_numbers(folder, case, trainer):
+    """The numbers of a model that no family has: the live optimizer's, by the
+    names that it had then. Lightning's own values stay."""
+    import torch
+
+    ranks = "file" if trainer == "lightning" else 1
+    out = folder / name_of(ranks)
+    convert(case, folder, out, trainer, ranks).want(0)
+    if trainer == "lightning":
+        found = torch.load(out, weights_only=False)
+        before = torch.load(step_of(case) / "meta.pt", weights_only=False)
+        check_equal(sorted(found), sorted([
+            *before, "state_dict", "optimizer_states"]), "keys")
+        for key in ("loops", "lr_schedulers", "hyper_parameters"):
+            check_equal(found[key], before[key], key)
+        check_equal(str(found["callbacks"]), str(before["callbacks"]), "state")
+        saved = found["optimizer_states"][0]
+    else:
+        saved = torch.load(out / "optimizer.bin", weights_only=True)
+    live = read_safetensors(GOLDENS / case / "expected_optim.safetensors")
+    # Both goldens are of one model, with one block or two.
+    order = [[name for name in group
+              if case == "lightning_ckpt" or "blocks.1." not in name]
+             for group in facts("lightning_ckpt")["optimizer_order"]]
+    check_equal([len(group["params"]) for group in saved["param_groups"]],
+                [len(group) for group in order], "groups")
+    names = [name for group in order for name in group]
+    for number, name in enumerate(names):
+        for state, tensor in saved["state"][number].items():
+            check_equal(tensor.numpy().tobytes(),
+                        bytes(live[f"{name}.{state}"].data),
+                        f"{number}: {name}.{state}")
+    # torch takes it, names or not.
+    made = [torch.nn.Parameter(torch.zeros_like(saved["state"][n]["exp_avg"]))
+            for n in range(len(names))]
+    torch.optim.AdamW(made).load_state_dict(saved)
+
+
+def test_prefix(folder):
+    """self.model = LlamaForCausalLM: its names behind a module's, and home."""
+    rules = folder / "rules.json"
+    rules.write_text('{"*": "model.*"}')
+    out = folder / "out.ckpt"
+    CKPT.ok("convert", step_of("hf_trainer_qwen2"), out, "--to", "run",
+            "--trainer", "lightning", "--rename", rules)
+    got = {t["name"]: t["digest"]
+           for t in CKPT.inspect(out, "--digest")["tensors"]}
+    want = {"model." + name: one
+            for name, one in wanted("hf_trainer_qwen2").items()}
+    check_equal(got, want, "tensors")
+    rules.write_text('{"model.*": "*"}')
+    CKPT.ok("convert", out, folder / "home", "--to", "run", "--trainer",
+            "hf_trainer", "--dp", 1, "--rename", rules)
+    got = {t["name"]: t["digest"] for t in CKPT.inspect(
+        folder / "home", "--digest")["tensors"]}
+    check_equal(got, wanted("hf_trainer_qwen2"), "home")
+
+
+def test_scheduler(folder):
+    """Rates that are tensors (capturable) stay tensors in the scheduler."""
+    import shutil
+
+    import torch
+
+    step = folder / "checkpoint-10"
+    shutil.copytree(step_of("hf_trainer_qwen2"), step)
+    value = torch.load(step / "scheduler.pt", weights_only=False)
+    value["_last_lr"] = [torch.tensor(0.25) for _ in value["_last_lr"]]
+    torch.save(value, step / "scheduler.pt")
+    for trainer, at in (("accelerate", "out/scheduler.bin"),
+                        ("lightning", "a.ckpt")):
+        out = folder / Path(at).parts[0]
+        CKPT.ok("convert", step, out, "--to", "run", "--trainer", trainer,
+                "--dp", 1)
+        found = torch.load(folder / at, weights_only=False)
+        found = found["lr_schedulers"][0] if out.is_file() else found
+        check_equal(found, value, trainer)
+
+
+def test_pickled_order(folder, ranks):
+    """A model that no family has, all of whose tensors are parameters: the
+    order of Lightning's pickle is that of its modules."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(1)
+    module = nn.ModuleDict({"z": nn.Linear(4, 4), "m": nn.Linear(4, 4),
+                            "a": nn.Linear(4, 3), "k": nn.Linear(3, 4)})
+    optimizer = torch.optim.AdamW(module.parameters(), 0.1)
+    for one in module.parameters():
+        one.grad = torch.randn_like(one)
+    optimizer.step()
+    file = folder / "last.ckpt"
+    torch.save({"epoch": 0, "global_step": 1, "loops": {},
+                "pytorch-lightning_version": "2.6.6", "callbacks": {},
+                "state_dict": module.state_dict(), "lr_schedulers": [],
+                "optimizer_states": [optimizer.state_dict()]}, file)
+    out = folder / "out"
+    command = ["convert", file, out, "--to", "run", "--trainer"]
+    CKPT.ok(*command, "verl", "--dp", ranks)
+    CKPT.ok("verify", file, out)
+    if ranks == 1:
+        saved = torch.load(out / "optim_world_size_1_rank_0.pt",
+                           weights_only=False)
+        for number, state in optimizer.state_dict()["state"].items():
+            check(torch.equal(saved["state"][number]["exp_avg"],
+                              state["exp_avg"]), number)
+    # What decays is up to the classes of modules, which no file tells.
+    said = CKPT.run(*command[:2], folder / "other", *command[3:],
+                    "hf_trainer").want(5)
+    check("modules" in said.err, said.err)
+
+
 def table():
     rows = {}
     for line in PAGE.read_text().splitlines():
@@ -217,6 +371,18 @@ def prepare(suite, ckpt):
     check_equal(sorted(rows), sorted(p.name for p in GOLDENS.iterdir()),
                 "rows of the table")
     suite.add("through Megatron and DCP", test_through_dcp)
+    suite.add("Lightning's file as its own", test_own_file)
+    suite.add("a scheduler with tensors", test_scheduler)
+    suite.add("names behind a LightningModule's attribute", test_prefix)
+    for case, trainer in (("lightning_ckpt", "accelerate"),
+                          ("lightning_mp_w2", "accelerate"),
+                          ("lightning_mp_w2", "lightning")):
+        suite.add(f"{case} as {trainer}: numbers", test_numbers, case, trainer)
+    for ranks in (1, 2):
+        suite.add(f"a pickle's order as verl of {ranks}", test_pickled_order,
+                  ranks)
+    for case in rows:
+        suite.add(f"{case}: the model alone", test_model_only, case)
     suite.add("torchtitan's weights for transformers", test_weights)
     for case, cells in rows.items():
         for (trainer, ranks), says in zip(TARGETS, cells):
