@@ -150,6 +150,10 @@ void Composing::say() {
     target_.assumptions.push_back(
         "names are the source's: for a LightningModule that keeps the model as "
         "self.model, --rename {\"*\": \"model.*\"}");
+  if (form_.sharded && has_one_file(form_.trainer))
+    target_.assumptions.push_back(
+        "a folder, for ModelParallelStrategy: --dp 1 and a DST that ends in "
+        ".ckpt give one file");
   if (named_groups_ && !adam_.states.empty())
     target_.assumptions.push_back(
         "optimizer: the source's order; its groups have param_names, as the "
