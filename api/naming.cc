@@ -206,11 +206,14 @@ void take_transformers_names(Catalog& source, const Naming& naming, bool must) {
       throw;
     say(naming,
         fmt::format("names stay those of {}: {}; --config-from DIR says it",
-                    source.run->trainer, error.problem()),
+                    source.run ? source.run->trainer : "torchtitan",
+                    error.problem()),
         Problem::Severity::kWarning);
     return;
   }
   say(naming, copy.assumptions.back());
+  for (size_t p = source.problems.size(); p < copy.problems.size(); ++p)
+    say(naming, copy.problems[p].message, copy.problems[p].severity);
   source = std::move(copy);
 }
 
@@ -285,8 +288,7 @@ class Renaming {
 
   // True if a trainer's own names became transformers', and that is all.
   bool take_own_names() {
-    if (!source_.run || !runs::has_own_names(source_) ||
-        !naming_.dialect.empty() ||
+    if (!runs::has_own_names(source_) || !naming_.dialect.empty() ||
         (!target_.unwraps_names && options_.to != kMegatron))
       return false;
     take_transformers_names(source_, naming_, !target_.unwraps_names);

@@ -355,6 +355,7 @@ class AdamFinder {
   // form a group.
   void settle_own() {
     std::map<std::string, size_t> known;
+    std::set<std::pair<size_t, std::string>> taken;
     for (auto& [before, options] : own_) {
       std::vector<std::string> params = {before};
       take_other_names(params);
@@ -365,8 +366,11 @@ class AdamFinder {
         text += key + pickle::to_json(*adam_.document, value).dump() + "\n";
       const auto [group, fresh] = known.emplace(text, adam_.groups.size());
       if (fresh) adam_.groups.push_back({.params = {}, .options = options});
+      // Two of its parameters may be one of the target's: experts' w1 and w3.
+      auto& all = adam_.groups[group->second].params;
       for (std::string& param : params)
-        adam_.groups[group->second].params.push_back(std::move(param));
+        if (taken.emplace(group->second, param).second)
+          all.push_back(std::move(param));
     }
     check_groups();
   }

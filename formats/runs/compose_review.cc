@@ -12,6 +12,7 @@
 #include "formats/runs/grid.h"
 #include "formats/runs/nanotron.h"
 #include "formats/runs/pattern.h"
+#include "formats/runs/run.h"
 #include "formats/runs/titan.h"
 #include "formats/runs/trainer.h"
 #include "lib/io/file.h"
@@ -57,7 +58,10 @@ void leave_titan(Catalog& source) {
       std::ranges::any_of(source.sidecars, [](const Sidecar& sidecar) {
         return io::base_name(sidecar.name) == "config.json";
       });
-  if (known) return from_titan(source);
+  if (known) {
+    check_trained(source);
+    return from_titan(source);
+  }
   source.problems.push_back(warning(
       "names", {source.path, {}},
       "names stay torchtitan's: no config.json says the numbers of heads; "
@@ -243,7 +247,7 @@ Catalog review_composed(Catalog source, const Layout& layout) {
   locate(source);
   if (trainer_in(source) == "nanotron") take_masters(source);
   const bool titan = layout.option(kTrainer) == "torchtitan";
-  if (!titan && has_titan_names(source)) leave_titan(source);
+  if (!titan && has_own_names(source)) leave_titan(source);
   settle_tied_head(source, layout);
   fuse_trained_experts(source, layout);
   if (titan && has_transformers_names(source)) to_titan(source);

@@ -7,15 +7,16 @@
 #include <array>
 #include <map>
 #include <optional>
+#include <set>
 #include <string_view>
-#include <unordered_map>
+#include <utility>
 
 #include "ckpt/error.h"
 #include "formats/runs/run.h"
-#include "lib/io/file.h"
+#include "formats/runs/titan_config.h"
+#include "formats/runs/titan_names.h"
+#include "formats/runs/titan_views.h"
 #include "lib/text/format.h"
-#include "lib/text/json.h"
-#include "lib/text/other_json.h"
 #include "models/view.h"
 
 namespace ckpt::runs {
@@ -23,335 +24,356 @@ namespace {
 
 using families::View;
 using text::printable;
+using titan::Config;
 
-struct Pair {
-  std::string_view hf, titan;  // below a layer, or at the top
-};
+constexpr uint64_t kMostExperts = 65'536;
 
-constexpr auto kTop = std::to_array<Pair>({
-    {"model.embed_tokens.weight", "tok_embeddings.weight"},
-    {"model.norm.weight", "norm.weight"},
-    {"lm_head.weight", "lm_head.weight"},
-});
-constexpr auto kLayer = std::to_array<Pair>({
-    {"self_attn.q_proj.weight", "attention.qkv_linear.wq.weight"},
-    {"self_attn.k_proj.weight", "attention.qkv_linear.wk.weight"},
-    {"self_attn.v_proj.weight", "attention.qkv_linear.wv.weight"},
-    {"self_attn.o_proj.weight", "attention.wo.weight"},
-    {"self_attn.q_norm.weight", "attention.q_norm.weight"},
-    {"self_attn.k_norm.weight", "attention.k_norm.weight"},
-    {"mlp.gate_proj.weight", "feed_forward.w1.weight"},
-    {"mlp.up_proj.weight", "feed_forward.w3.weight"},
-    {"mlp.down_proj.weight", "feed_forward.w2.weight"},
-    {"input_layernorm.weight", "attention_norm.weight"},
-    {"post_attention_layernorm.weight", "ffn_norm.weight"},
-});
-constexpr std::string_view kFused = "attention.qkv_linear.wqkv.weight";
-constexpr std::string_view kHfLayers = "model.layers.";
-constexpr std::string_view kTitanLayers = "layers.";
-
-// "3." of "model.layers.3.mlp.up_proj.weight", and what follows.
-struct InLayer {
-  std::string number;
-  std::string_view rest;
-};
-std::optional<InLayer> in_layer(std::string_view name,
-                                std::string_view layers) {
-  if (!name.starts_with(layers)) return std::nullopt;
-  name.remove_prefix(layers.size());
-  const size_t dot = name.find('.');
-  if (dot == name.npos || dot == 0 ||
-      name.substr(0, dot).find_first_not_of("0123456789") != name.npos)
-    return std::nullopt;
-  return InLayer{std::string(name.substr(0, dot + 1)), name.substr(dot + 1)};
+// The parameter that a tensor is, or belongs to.
+const std::string& name_of(const Tensor& tensor) {
+  return tensor.kind == Kind::optim ? tensor.param : tensor.name;
 }
 
-std::string titan_name(const std::string& name) {
-  for (const Pair& pair : kTop)
-    if (name == pair.hf) return std::string(pair.titan);
-  const auto layer = in_layer(name, kHfLayers);
-  for (const Pair& pair : kLayer)
-    if (layer && layer->rest == pair.hf)
-      return std::string(kTitanLayers) + layer->number +
-             std::string(pair.titan);
-  return {};
-}
-
-std::string hf_name(const std::string& name) {
-  for (const Pair& pair : kTop)
-    if (name == pair.titan) return std::string(pair.hf);
-  const auto layer = in_layer(name, kTitanLayers);
-  for (const Pair& pair : kLayer)
-    if (layer && layer->rest == pair.titan)
-      return std::string(kHfLayers) + layer->number + std::string(pair.hf);
-  return {};
-}
-
-// The names of transformers' three projections that the fused one stands for.
-std::vector<std::string> parts_of_fused(const std::string& name) {
-  const auto layer = in_layer(name, kTitanLayers);
-  if (!layer || layer->rest != kFused) return {};
-  std::vector<std::string> parts;
-  for (size_t i = 0; i < 3; ++i)
-    parts.push_back(std::string(kHfLayers) + layer->number +
-                    std::string(kLayer[i].hf));
-  return parts;
-}
-
-std::string fused_of(const std::string& hf) {
-  const auto layer = in_layer(hf, kHfLayers);
-  for (size_t i = 0; layer && i < 3; ++i)
-    if (layer->rest == kLayer[i].hf)
-      return std::string(kTitanLayers) + layer->number + std::string(kFused);
-  return {};
-}
-
-struct Heads {
-  uint64_t queries = 0, keys = 0;
-  bool pairs = false;  // rotary pairs are adjacent: Llama's
-};
-
-Heads heads_of(const Catalog& source) {
-  constexpr uint64_t kMaxConfig = 64 << 20;
-  for (const Sidecar& sidecar : source.sidecars) {
-    if (io::base_name(sidecar.name) != "config.json" || sidecar.text) continue;
-    const auto config =
-        text::parse_or_discard(io::read_file(sidecar.path, kMaxConfig));
-    if (!config.is_object()) continue;
-    const auto number = [&](const char* key) -> uint64_t {
-      const auto found = config.find(key);
-      return found != config.end() && found->is_number_unsigned()
-                 ? found->get<uint64_t>()
-                 : 0;
-    };
-    const auto named = config.find("model_type");
-    const std::string type =
-        named != config.end() && named->is_string() ? *named : "";
-    if (type != "llama" && type != "qwen3")
-      throw unfaithful_error(
-          {sidecar.path, {}},
-          "model_type {}: between torchtitan's names and those of "
-          "transformers, llama and qwen3 are known",
-          printable(type))
-          .with_hint("lightning and accelerate keep names as they are");
-    Heads heads{.queries = number("num_attention_heads"),
-                .keys = number("num_key_value_heads"),
-                .pairs = type == "llama"};
-    if (heads.keys == 0) heads.keys = heads.queries;
-    if (heads.keys == 0 || heads.queries % heads.keys != 0)
-      throw unfaithful_error({sidecar.path, {}},
-                             "{} heads of queries and {} of keys",
-                             heads.queries, heads.keys);
-    return heads;
+void set_name(Tensor& tensor, std::string name) {
+  if (tensor.kind == Kind::optim) {
+    tensor.name = name + "." + tensor.state;
+    tensor.param = std::move(name);
+  } else {
+    tensor.name = std::move(name);
   }
-  throw unfaithful_error(
-      {source.path, {}},
-      "torchtitan's projections are arranged by heads, and no config.json "
-      "says how many there are")
-      .with_hint(
-          "--config-from DIR names a folder with the model's config.json");
 }
 
-// Rearranges each head's rows: two halves become pairs, or the reverse.
-View turn(const View& view, uint64_t heads, bool to_pairs) {
-  const Shape& shape = view.shape();
-  if (shape.size() != 2 || shape[0] % (2 * heads) != 0)
-    throw unfaithful_error({}, "shape {} is not of {} heads", to_string(shape),
-                           heads);
-  const uint64_t half = shape[0] / heads / 2;
-  const Shape split = to_pairs ? Shape({heads, 2, half, shape[1]})
-                               : Shape({heads, half, 2, shape[1]});
-  return view.reshape(split).permute({0, 2, 1, 3}).reshape(shape);
+void into(const View& view, Tensor& tensor) {
+  tensor.pieces.clear();
+  tensor.grid.clear();
+  view.into(tensor);
+  tensor.tie = 0;
 }
 
-View fused(const std::array<View, 3>& three, const Heads& heads) {
-  std::vector<View> groups;
-  const uint64_t width = three[0].shape()[1];
-  for (const View& one : three) {
-    const uint64_t rows = one.shape()[0];
-    if (rows % heads.keys != 0)
-      throw unfaithful_error({}, "{} rows are not of {} groups of heads", rows,
-                             heads.keys);
-    groups.push_back(one.reshape({heads.keys, rows / heads.keys, width}));
-  }
-  const View all = View::concat(groups, 1);
-  return all.reshape({all.shape()[0] * all.shape()[1], width});
-}
-
-std::array<View, 3> unfused(const View& view, const Heads& heads) {
-  const Shape& shape = view.shape();
-  const uint64_t each = heads.queries / heads.keys;
-  if (shape.size() != 2 || shape[0] % (heads.keys * (each + 2)) != 0)
-    throw unfaithful_error({}, "shape {} is not of {} and {} heads",
-                           to_string(shape), heads.queries, heads.keys);
-  const uint64_t size = shape[0] / heads.keys / (each + 2);
-  const View groups = view.reshape({heads.keys, (each + 2) * size, shape[1]});
-  const auto part = [&](uint64_t begin, uint64_t count) {
-    return groups.slice(1, begin * size, count * size)
-        .reshape({heads.keys * count * size, shape[1]});
-  };
-  return {part(0, each), part(each, 1), part(each + 1, 1)};
-}
-
+// What both directions share: the tensors of a catalog, one by one, become
+// others; parts of one wait until all are there.
 class Renaming {
  public:
   explicit Renaming(Catalog& source)
-      : source_(source), heads_(heads_of(source)) {}
+      : source_(source), config_(titan::config_of(source)) {}
+  virtual ~Renaming() = default;
 
-  void to_titan() {
-    for (Tensor& tensor : source_.tensors)
-      if (tensor.kind == Kind::model) {
-        rearrange(tensor, tensor.name, true);
-        rename(tensor, titan_name(tensor.name));
-      }
-    fuse();
-    for (Tensor& tensor : source_.tensors)
-      if (tensor.kind == Kind::optim && !has_titan(tensor.param))
-        rename(tensor, titan_name(tensor.param));
-    say();
-  }
-
-  void from_titan() {
-    std::vector<Tensor> made;
-    std::erase_if(source_.tensors, [&](const Tensor& tensor) {
-      const auto parts = tensor.kind == Kind::optim
-                             ? parts_of_fused(tensor.param)
-                             : std::vector<std::string>();
-      if (!parts.empty()) split(tensor, parts, made);
-      return !parts.empty();
-    });
-    for (Tensor& tensor : source_.tensors)
-      rename(tensor,
-             hf_name(tensor.kind == Kind::optim ? tensor.param : tensor.name));
-    std::ranges::move(made, std::back_inserter(source_.tensors));
-    for (Tensor& tensor : source_.tensors)
-      rearrange(tensor, tensor.kind == Kind::optim ? tensor.param : tensor.name,
-                false);
-    say();
-  }
-
- private:
-  static bool has_titan(const std::string& name) {
-    return name.find(kFused) != name.npos;
-  }
-
-  void rename(Tensor& tensor, const std::string& name) const {
-    const std::string before =
-        tensor.kind == Kind::optim ? tensor.param : tensor.name;
-    if (tensor.kind == Kind::other) return;
-    if (name.empty())
-      throw unfaithful_error({source_.path, printable(before)},
-                             "has no counterpart that is known between "
-                             "torchtitan and transformers")
-          .with_hint("lightning and accelerate keep names as they are");
-    if (tensor.kind == Kind::model) {
-      tensor.name = name;
-      return;
+  void run() {
+    std::vector<Tensor> before = std::move(source_.tensors);
+    source_.tensors.clear();
+    for (const Tensor& tensor : before) {
+      if (tensor.kind == Kind::other)
+        source_.tensors.push_back(tensor);
+      else
+        take(tensor);
     }
-    tensor.param = name;
-    tensor.name = name + "." + tensor.state;
-  }
-
-  // Rearranges queries and keys; `name` is transformers' name.
-  void rearrange(Tensor& tensor, const std::string& name, bool to_pairs) const {
-    if (!heads_.pairs || tensor.shape.size() != 2) return;
-    const auto layer = in_layer(name, kHfLayers);
-    if (!layer) return;
-    if (layer->rest == kLayer[0].hf)
-      into(turn(View::of(tensor), heads_.queries, to_pairs), tensor);
-    if (layer->rest == kLayer[1].hf)
-      into(turn(View::of(tensor), heads_.keys, to_pairs), tensor);
-  }
-
-  static void into(const View& view, Tensor& tensor) {
-    tensor.pieces.clear();
-    tensor.grid.clear();
-    view.into(tensor);
-    tensor.tie = 0;
-  }
-
-  // Turns the states of three parameters into those of one.
-  void fuse() {
-    std::map<std::string, std::map<std::string, std::array<const Tensor*, 3>>>
-        all;
-    for (const Tensor& tensor : source_.tensors)
-      if (tensor.kind == Kind::optim)
-        if (const std::string name = fused_of(tensor.param); !name.empty()) {
-          const auto layer = in_layer(tensor.param, kHfLayers);
-          for (size_t i = 0; i < 3; ++i)
-            if (layer->rest == kLayer[i].hf)
-              all[name][tensor.state][i] = &tensor;
-        }
-    std::vector<Tensor> made;
-    for (const auto& [name, states] : all)
-      for (const auto& [state, three] : states)
-        made.push_back(fuse(name, state, three));
-    std::erase_if(source_.tensors, [](const Tensor& tensor) {
-      return tensor.kind == Kind::optim && !fused_of(tensor.param).empty();
-    });
-    std::ranges::move(made, std::back_inserter(source_.tensors));
-  }
-
-  Tensor fuse(const std::string& name, const std::string& state,
-              const std::array<const Tensor*, 3>& three) {
-    for (const Tensor* one : three)
-      if (one == nullptr)
-        throw unfaithful_error({source_.path, printable(name)},
-                               "torchtitan trains queries, keys and values in "
-                               "one; not all of them have {}",
-                               printable(state));
-    Tensor made = *three[0];
-    made.param = name;
-    made.name = name + "." + state;
-    if (made.shape.empty()) {
-      for (size_t i = 1; i < 3; ++i)
-        source_.redundant.push_back(
-            {*three[i],
-             {},
-             *three[0],
-             "torchtitan trains them in one parameter, which has one step"});
-      return made;
-    }
-    for (const Tensor* one : three)
-      if (one->shape.size() != 2)
-        throw unfaithful_error({source_.path, printable(one->name)},
-                               "has shape {}, a projection's has two "
-                               "dimensions",
-                               to_string(one->shape));
-    std::array<View, 3> views = {View::of(*three[0]), View::of(*three[1]),
-                                 View::of(*three[2])};
-    if (heads_.pairs) {
-      views[0] = turn(views[0], heads_.queries, true);
-      views[1] = turn(views[1], heads_.keys, true);
-    }
-    into(fused(views, heads_), made);
-    return made;
-  }
-
-  void split(const Tensor& tensor, const std::vector<std::string>& parts,
-             std::vector<Tensor>& made) const {
-    const auto add = [&](size_t i) -> Tensor& {
-      Tensor& one = made.emplace_back(tensor);
-      one.param = parts[i];
-      one.name = parts[i] + "." + tensor.state;
-      return one;
-    };
-    if (tensor.shape.empty()) {
-      for (size_t i = 0; i < 3; ++i) add(i);
-      return;
-    }
-    const auto views = unfused(View::of(tensor), heads_);
-    for (size_t i = 0; i < 3; ++i) into(views[i], add(i));
-  }
-
-  void say() {
+    join_parts();
+    finish();
     source_.assumptions.push_back(fmt::format(
         "torchtitan: projections by {} and {} heads, as config.json says",
-        heads_.queries, heads_.keys));
+        config_.queries, config_.keys));
+  }
+
+ protected:
+  // Adds what the tensor becomes.
+  virtual void take(const Tensor& tensor) = 0;
+  virtual View join(const std::string& whole,
+                    const std::vector<View>& parts) const = 0;
+  // How many parts there are to be of it; 0: any number.
+  virtual size_t count_of(const std::string& whole) const = 0;
+  virtual void finish() {}
+
+  const titan::Model& model() const { return *config_.model; }
+  uint64_t layers() const { return config_.layers; }
+
+  // A view fails without saying of which tensor.
+  template <typename Make>
+  auto named(const std::string& name, Make make) const {
+    try {
+      return make();
+    } catch (const Error& error) {
+      throw unfaithful_error({source_.path, printable(name)}, "{}",
+                             error.problem());
+    }
+  }
+
+  Tensor& add(const Tensor& from, std::string name) {
+    set_name(source_.tensors.emplace_back(from), std::move(name));
+    return source_.tensors.back();
+  }
+
+  void add(const Tensor& from, const std::string& name, const View& view) {
+    into(view, add(from, name));
+  }
+
+  void wait(const Tensor& part, size_t index, const std::string& whole) {
+    const auto [at, fresh] =
+        waiting_[{whole, part.kind, part.state}].emplace(index, part);
+    if (!fresh)
+      throw unfaithful_error({source_.path, printable(part.name)},
+                             "is there twice, as {} too",
+                             printable(at->second.name));
+  }
+
+  [[noreturn]] void refuse(const Tensor& tensor) const {
+    throw unfaithful_error({source_.path, printable(name_of(tensor))},
+                           "has no counterpart that is known between "
+                           "torchtitan's {} and that of transformers",
+                           model().type)
+        .with_hint("lightning and accelerate keep names as they are");
+  }
+
+  View rotated(const View& view, const std::string& hf, bool to_pairs) const {
+    if (!model().pairs) return view;
+    const auto at = titan::in_hf_layer(hf, layers());
+    if (at && at->rest == "self_attn.q_proj.weight")
+      return titan::turn(view, config_.queries, to_pairs);
+    if (at && at->rest == "self_attn.k_proj.weight")
+      return titan::turn(view, config_.keys, to_pairs);
+    return view;
+  }
+
+  // gpt_oss' weights of experts, by transformers' name.
+  bool is_transposed(const std::string& hf) const {
+    return model().type == "gpt_oss" &&
+           (hf.ends_with(".experts.gate_up_proj") ||
+            hf.ends_with(".experts.down_proj"));
   }
 
   Catalog& source_;
-  const Heads heads_;
+  const Config config_;
+
+ private:
+  using Whole = std::tuple<std::string, Kind, std::string>;
+
+  void join_parts() {
+    for (const auto& [key, parts] : waiting_) {
+      const auto& [whole, kind, state] = key;
+      const size_t count = count_of(whole);
+      if (parts.rbegin()->first + 1 != parts.size() ||
+          (count != 0 && parts.size() != count))
+        throw unfaithful_error(
+            {source_.path, printable(whole)},
+            "is one of {} parts, of which {} are there{}",
+            std::max(count, parts.rbegin()->first + 1), parts.size(),
+            state.empty() ? "" : " with " + printable(state));
+      join(whole, parts);
+    }
+  }
+
+  void join(const std::string& whole, const std::map<size_t, Tensor>& parts) {
+    const Tensor& first = parts.begin()->second;
+    Tensor& made = add(first, whole);
+    if (first.shape.empty()) {
+      for (const auto& [index, part] : parts)
+        if (index != 0)
+          source_.redundant.push_back(
+              {part,
+               {},
+               first,
+               "they are trained in one parameter, which has one step"});
+      return;
+    }
+    std::vector<View> views;
+    for (const auto& [index, part] : parts) views.push_back(View::of(part));
+    const View all = named(whole, [&] { return join(whole, views); });
+    into(all, made);
+  }
+
+  std::map<Whole, std::map<size_t, Tensor>> waiting_;
+};
+
+class ToTitan : public Renaming {
+ public:
+  using Renaming::Renaming;
+
+ private:
+  void take(const Tensor& tensor) override {
+    const std::string& name = name_of(tensor);
+    if (tensor.kind == Kind::optim)
+      if (const auto part = titan::part_of_fused(model(), name, layers()))
+        return wait(tensor, part->index, part->whole);
+    if (const auto part = titan::part_of_experts(model(), name, layers())) {
+      if (part->index >= kMostExperts) refuse(tensor);
+      return wait(tensor, part->index, part->whole);
+    }
+    const auto trained = titan::parts_of_trained(model(), name, layers());
+    for (size_t i = 0; i < trained.size(); ++i) {
+      if (tensor.shape.empty())
+        add(tensor, trained[i]);
+      else
+        add(tensor, trained[i],
+            named(name, [&] { return titan::half(View::of(tensor), i); }));
+    }
+    if (!trained.empty()) return;
+    const std::string other = titan::titan_name(model(), name, layers());
+    if (other.empty()) refuse(tensor);
+    if (tensor.shape.size() < 2) {
+      add(tensor, other);
+    } else if (is_transposed(name)) {
+      add(tensor, other,
+          named(name, [&] { return titan::transposed(View::of(tensor)); }));
+    } else if (model().pairs) {
+      add(tensor, other,
+          named(name, [&] { return rotated(View::of(tensor), name, true); }));
+    } else {
+      add(tensor, other);
+    }
+  }
+
+  size_t count_of(const std::string& whole) const override {
+    return is_fused(whole) ? 3 : config_.experts;
+  }
+
+  View join(const std::string& whole,
+            const std::vector<View>& parts) const override {
+    if (!is_fused(whole)) return View::stack(parts);
+    std::array<View, 3> three = {parts[0], parts[1], parts[2]};
+    if (model().pairs) {
+      three[0] = titan::turn(three[0], config_.queries, true);
+      three[1] = titan::turn(three[1], config_.keys, true);
+    }
+    return titan::fused(three, config_);
+  }
+
+  static bool is_fused(const std::string& whole) {
+    return whole.find(titan::kFused) != whole.npos;
+  }
+
+  // torchtitan's experts have a bias, which it moves to balance their load, and
+  // where transformers has none, it is zero.
+  void finish() override {
+    std::set<std::string> there;
+    for (const Tensor& tensor : source_.tensors) there.insert(tensor.name);
+    std::vector<Tensor> made;
+    for (const Tensor& tensor : source_.tensors) {
+      const auto at = titan::in_titan_layer(tensor.name);
+      if (tensor.kind != Kind::model || !at || at->rest != titan::kRouter ||
+          tensor.shape.size() != 2)
+        continue;
+      std::string name = titan::in_titan(*at, titan::kExpertBias);
+      if (!there.contains(name))
+        made.push_back(zeros(std::move(name), tensor.shape[0]));
+    }
+    if (made.empty()) return;
+    source_.assumptions.push_back(fmt::format(
+        "torchtitan: the bias of experts is 0 in {}, as without one",
+        text::counted(made.size(), "layer")));
+    std::ranges::move(made, std::back_inserter(source_.tensors));
+  }
+
+  Tensor zeros(std::string name, uint64_t count) {
+    Tensor made{.name = std::move(name), .dtype = DType::f32, .shape = {count}};
+    made.dp_replicated = true;
+    source_.files.push_back({.path = "zero biases",
+                             .size = byte_size(made),
+                             .codec = Codec::kFill,
+                             .fill = std::string(sizeof(float), '\0')});
+    Piece piece{.box = Box::whole(made.shape)};
+    piece.extent.file = static_cast<uint32_t>(source_.files.size() - 1);
+    made.pieces.push_back(std::move(piece));
+    return made;
+  }
+};
+
+class FromTitan : public Renaming {
+ public:
+  using Renaming::Renaming;
+
+ private:
+  void take(const Tensor& tensor) override {
+    const std::string& name = name_of(tensor);
+    if (tensor.kind == Kind::model && is_bias_to_prove(tensor)) return;
+    const auto fused = titan::parts_of_fused(model(), name, layers());
+    if (!fused.empty()) return split(tensor, fused);
+    if (tensor.kind == Kind::model) {
+      if (const auto each = titan::each_expert(model(), name, layers()))
+        return split(tensor, *each);
+    } else if (const auto part =
+                   titan::part_of_trained(model(), name, layers())) {
+      if (part->index == 2) {
+        add(tensor, part->whole);
+        return;
+      }
+      return wait(tensor, part->index, part->whole);
+    }
+    const std::string other = titan::hf_name(model(), name, layers());
+    if (other.empty()) refuse(tensor);
+    if (tensor.shape.size() >= 2 && (is_transposed(other) || model().pairs))
+      add(tensor, other, named(name, [&] { return turned(tensor, other); }));
+    else
+      add(tensor, other);
+  }
+
+  View turned(const Tensor& tensor, const std::string& hf) const {
+    const View view = View::of(tensor);
+    return is_transposed(hf) ? titan::transposed(view)
+                             : rotated(view, hf, false);
+  }
+
+  // Without a bias in transformers, experts are taken by their scores alone.
+  bool is_bias_to_prove(const Tensor& tensor) {
+    const auto at = titan::in_titan_layer(tensor.name);
+    if (model().bias || !at || at->rest != titan::kExpertBias) return false;
+    source_.redundant.push_back(
+        {tensor,
+         0.0,
+         {},
+         fmt::format("transformers' {} takes experts without a bias; "
+                     "with --exclude '*.{}' it will take others than "
+                     "torchtitan does",
+                     model().type, titan::kExpertBias)});
+    return true;
+  }
+
+  void split(const Tensor& tensor, const std::vector<std::string>& parts) {
+    if (tensor.shape.empty()) {
+      for (const std::string& part : parts) add(tensor, part);
+      return;
+    }
+    const auto views = named(tensor.name, [&] {
+      auto three = titan::unfused(View::of(tensor), config_);
+      for (size_t i = 0; i < three.size(); ++i)
+        if (tensor.shape.size() == 2)
+          three[i] = rotated(three[i], parts[i], false);
+      return three;
+    });
+    for (size_t i = 0; i < views.size(); ++i) add(tensor, parts[i], views[i]);
+  }
+
+  void split(const Tensor& tensor, const titan::Each& each) {
+    const uint64_t count = tensor.shape.empty() ? 0 : tensor.shape[0];
+    if (tensor.shape.size() != 3 || count > kMostExperts ||
+        (config_.experts != 0 && count != config_.experts))
+      throw unfaithful_error({source_.path, printable(tensor.name)},
+                             "has shape {}, config.json has {} experts",
+                             to_string(tensor.shape), config_.experts);
+    const View all = View::of(tensor);
+    for (uint64_t e = 0; e < count; ++e)
+      add(tensor, each.before + std::to_string(e) + each.after,
+          titan::expert(all, e));
+  }
+
+  // w1 and w3 of all experts are gate_up_proj.
+  size_t count_of(const std::string&) const override { return 2; }
+  View join(const std::string&, const std::vector<View>& parts) const override {
+    return View::concat(parts, 1);
+  }
+
+  // A tied output layer is in torchtitan's steps twice, in transformers' once.
+  void finish() override {
+    constexpr std::string_view kHead = "lm_head.weight";
+    if (!config_.tied) return;
+    const Tensor* const embedding = source_.find("model.embed_tokens.weight");
+    const auto head = std::ranges::find(source_.tensors, kHead, &Tensor::name);
+    const bool trained =
+        std::ranges::any_of(source_.tensors, [&](const Tensor& tensor) {
+          return tensor.kind == Kind::optim && tensor.param == kHead;
+        });
+    if (!embedding || head == source_.tensors.end() || trained) return;
+    source_.redundant.push_back(
+        {*head, {}, *embedding, "config.json says that they are tied"});
+    source_.tensors.erase(head);
+  }
 };
 
 bool any_model(const Catalog& source, std::string_view word) {
@@ -364,30 +386,49 @@ bool any_model(const Catalog& source, std::string_view word) {
 }  // namespace
 
 bool has_titan_names(const Catalog& source) {
-  return any_model(source, ".attention.qkv_linear.wq.");
+  return any_model(source, ".attention.qkv_linear.wq.") ||
+         any_model(source, ".attention.wkv_a.");
 }
 
 bool has_transformers_names(const Catalog& source) {
-  return any_model(source, ".self_attn.q_proj.");
+  return any_model(source, ".self_attn.q_proj.") ||
+         any_model(source, ".self_attn.kv_a_proj_with_mqa.");
 }
 
-bool has_own_names(const Catalog& catalog) { return has_titan_names(catalog); }
+// torchtitan's other models, too, which are refused by their names; Meta's
+// files have the same embeddings, and other projections.
+bool has_own_names(const Catalog& catalog) {
+  if (has_titan_names(catalog)) return true;
+  const bool titan = catalog.run ? catalog.run->trainer == "torchtitan"
+                                 : catalog.format == "dcp";
+  return titan && !any_model(catalog, ".attention.wq.") &&
+         std::ranges::any_of(catalog.tensors, [](const Tensor& tensor) {
+           return tensor.name == "tok_embeddings.weight" ||
+                  tensor.name == "img_in.weight";
+         });
+}
 
 void take_transformers_names(Catalog& catalog) {
   from_titan(catalog);
   catalog.dialect = "hf";
 }
 
-void to_titan(Catalog& source) { Renaming(source).to_titan(); }
-void from_titan(Catalog& source) { Renaming(source).from_titan(); }
+void check_trained(const Catalog& source) {
+  for (const Tensor& tensor : source.tensors) {
+    const auto at = titan::in_titan_layer(tensor.param);
+    if (tensor.kind == Kind::optim && at && at->mtp)
+      throw unfaithful_error({source.path, printable(tensor.name)},
+                             "is of multi-token prediction, which transformers "
+                             "does not train")
+          .with_hint("--model-only leaves the optimizer out");
+  }
+}
+
+void to_titan(Catalog& source) { ToTitan(source).run(); }
+void from_titan(Catalog& source) { FromTitan(source).run(); }
 
 std::vector<std::string> names_of_other(const std::string& parameter) {
-  if (auto parts = parts_of_fused(parameter); !parts.empty()) return parts;
-  if (std::string fused = fused_of(parameter); !fused.empty())
-    return {std::move(fused)};
-  for (std::string name : {titan_name(parameter), hf_name(parameter)})
-    if (!name.empty()) return {std::move(name)};
-  return {};
+  return titan::others(parameter);
 }
 
 }  // namespace ckpt::runs

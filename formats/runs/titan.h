@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Converts between torchtitan's models and transformers': names, Llama's rotary
-// rows, and the projection that is trained as one and saved as three.
+// rows, the projection that is trained as one and saved as three, and experts.
 //
 //   transformers                            torchtitan
 //   model.layers.0.self_attn.q_proj.weight  layers.0.attention.qkv_linear
 //                                             .wq.weight    saved
 //                                             .wqkv.weight  trained: for each
 //                                             key head its queries, key, value
+//   model.layers.0.mlp.experts              layers.0.moe.routed_experts
+//     .7.up_proj.weight       saved           .inner_experts.w3_EFD
+//     .gate_up_proj           trained         w1_EFD and w3_EFD
 //
 // Moments are elementwise, so they are arranged like their weights. Private to
 // this room.
@@ -23,15 +26,19 @@ namespace ckpt::runs {
 bool has_titan_names(const Catalog& source);
 bool has_transformers_names(const Catalog& source);
 
-// Gives model and optimizer the other's names and arrangement. The numbers of
-// heads come from config.json; the steps of parameters that become one are
+// Gives model and optimizer the other's names and arrangement. The model's
+// numbers come from config.json; the steps of parameters that become one are
 // proven equal. Throws unfaithful_error for models whose arrangement is not
 // known and for names that the other lacks.
 void to_titan(Catalog& source);
 void from_titan(Catalog& source);
 
-// What the other calls a trained parameter; for torchtitan's fused projection,
-// transformers' three. Empty for names of neither.
+// Refuses what torchtitan trains and transformers only keeps in its files:
+// layers of multi-token prediction.
+void check_trained(const Catalog& source);
+
+// What the other calls a trained parameter, in any model; several for one that
+// the other trains in parts.
 std::vector<std::string> names_of_other(const std::string& parameter);
 
 }  // namespace ckpt::runs

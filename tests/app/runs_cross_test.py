@@ -316,7 +316,7 @@ def prepare(suite, ckpt):
     for case, trainer, ranks, words in (
             ("lightning_mp_w2", "hf_trainer", 1, ["order", "modules"]),
             ("torchtitan_w2", "accelerate", 1, ["--dp 2"]),
-            ("hf_trainer_qwen2", "torchtitan", 1, ["llama and qwen3"]),
+            ("hf_trainer_qwen2", "torchtitan", 1, ["gpt_oss are known"]),
             ("hf_trainer_qwen2", "verl", 1, ["one group", "weight_decay"]),
             ("hf_trainer_qwen2", "nanotron", 1, ["not written", "verl"]),
             ("lightning_mp_w2", "verl", 2, ["order", "modules"])):

@@ -29,7 +29,7 @@ TARGETS = [("hf_trainer", 1), ("hf_trainer", 2), ("accelerate", 1),
 REASONS = [
     ("groups", "in one group with"),
     ("order", "order of the model's modules|no module of"),
-    ("arch", "llama and qwen3 are known"),
+    ("arch", "gpt_oss are known"),
     ("adapter", "an adapter"),
 ]
 
