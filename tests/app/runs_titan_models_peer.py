@@ -7,7 +7,8 @@ Its own CheckpointManager saves a step of each, DIR/NAME/checkpoint/step-3;
 beside it is what its adapter makes of model and moments. Then it waits for a
 line, and the same manager loads DIR/NAME/back/step-3 where there is one, into a
 model with other values. DIR/others/NAME are steps with the names of the models
-that no case is of.
+that no case is of. Then transformers loads DIR/NAME/hf, and must compute what
+torchtitan's model does.
 """
 
 import importlib
@@ -294,6 +295,73 @@ def others():
                  checkpoint_id=str(DIR / "others" / name / "checkpoint/step-3"))
 
 
+def grouped(A, B_t, offs):
+    """torch._grouped_mm on a CPU, in the dtype that it is given."""
+    out = A.new_zeros(A.shape[0], B_t.shape[-1])
+    begin = 0
+    for expert, end in enumerate(offs.tolist()):
+        out[begin:end] = A[begin:end] @ B_t[expert]
+        begin = end
+    return out
+
+
+def differ(name, ours, theirs):
+    far = (ours - theirs).abs().max() / theirs.abs().max()
+    assert far < 1e-5, f"{name}: {far} from transformers"
+
+
+def compare(name):
+    """Logits; of gpt_oss, whose attention needs a GPU, what the experts give."""
+    from transformers import AutoModelForCausalLM
+
+    theirs, info = AutoModelForCausalLM.from_pretrained(
+        DIR / name / "hf", output_loading_info=True, dtype=torch.float32,
+        attn_implementation="eager")
+    # Layers that predict further tokens are in files alone.
+    left = {one for one in info["unexpected_keys"]
+            if not one.startswith("model.layers.2.")}
+    assert not left and not info["missing_keys"], f"{name}: {info}"
+    ours = CASES[name][1]().build()
+    state = ours.state_dict()
+    dcp.load(state, checkpoint_id=str(DIR / name / "only"))
+    ours.load_state_dict(state)
+    for one in (*ours.modules(), *theirs.modules()):
+        for key in ("eps", "variance_epsilon"):
+            if hasattr(one, key):
+                setattr(one, key, 1e-6)
+        if type(one).__name__.endswith("RoPE"):
+            one.init_states(buffer_device=torch.device("cpu"))
+    ours.eval()
+    theirs.eval()
+    torch.manual_seed(7)
+    with torch.no_grad():
+        if name == "gpt_oss":
+            x = torch.randn(1, 9, WIDTH)
+            for mine, other in zip(ours.layers.values(), theirs.model.layers):
+                differ(name, mine.moe(x), other.mlp(x)[0].reshape(x.shape))
+            return
+        tokens = torch.randint(0, VOCABULARY, (1, 9))
+        found = ours(tokens)
+        found = found[0] if isinstance(found, (tuple, list)) else found
+        differ(name, found, theirs(tokens).logits)
+
+
+def compare_all():
+    from torchtitan.models.common.attention import ScaledDotProductAttention
+    from torchtitan.models.common.moe import GroupedExperts
+
+    for module in (llama3, qwen3, deepseek):
+        module.get_attention_config = (
+            lambda backend: ScaledDotProductAttention.Config())
+    # Both in f32: torchtitan's experts round to bf16.
+    GroupedExperts._grouped_mm = lambda self, A, B_t, offs: grouped(
+        A, B_t, offs)
+    torch.Tensor.bfloat16 = lambda self: self
+    for name in CASES:
+        if name != "qwen3_moe_biased":
+            compare(name)
+
+
 dist.init_process_group("gloo", rank=0, world_size=1)
 for case in CASES:
     save(case)
@@ -303,4 +371,5 @@ sys.stdin.readline()
 for case in CASES:
     if (DIR / case / "back/step-3").is_dir():
         load(case)
+compare_all()
 dist.destroy_process_group()

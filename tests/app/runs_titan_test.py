@@ -4,8 +4,8 @@
 its own adapter gives transformers' names back: model and moments are those that
 verl's live objects had. What it saves then is the same step again.
 
-Each model that torchtitan registers is converted, with its adapter's own values,
-or refused by its name.
+Each model that torchtitan registers is converted, with its adapter's own values
+and transformers' logits, or refused by its name.
 """
 
 import json
