@@ -136,6 +136,7 @@ class FlatNames {
       const auto way = std::ranges::find_if(ways_, fits);
       if (way != ways_.end() && !are_uneven()) {
         units_ = &*way;
+        either_ = count == order_.parameters.size();
         return {};
       }
       original_ = count == order_.parameters.size();
@@ -151,6 +152,7 @@ class FlatNames {
     if (!numbering_) return why_not;
     original_ = numbering_->original;
     units_ = numbering_->units;
+    either_ = numbering_->either;
     return {};
   }
 
@@ -434,10 +436,12 @@ class FlatNames {
     }
     ranks_.catalog.tensors = std::move(out);
     ranks_.original = original_;
-    if (numbering_)
+    if (numbering_) {
       ranks_.units = units_by_number(*numbering_);
-    else if (units_ != nullptr)
+      ranks_.groups = parameters_of_groups(*numbering_, order_);
+    } else if (units_ != nullptr)
       ranks_.units = *units_;
+    if (either_) ranks_.units.clear();
   }
 
   // Elements of each parameter (by number) in each part.
@@ -449,6 +453,7 @@ class FlatNames {
   const std::vector<std::vector<FlatUnit>> ways_;
   const std::vector<FlatUnit>* units_ = nullptr;
   bool original_ = false;
+  bool either_ = false;                 // units and parameters fit
   std::optional<Numbering> numbering_;  // else numbers are places
   std::optional<Layout> layout_;
 };

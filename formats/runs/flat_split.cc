@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
+#include <span>
 
 #include "formats/runs/pattern.h"
 #include "formats/runs/split.h"
@@ -43,6 +45,7 @@ class Numberings {
       }
       if (found_ || many_) break;
     }
+    if (found_ && found_->either && !stateless) settle_form(*found_);
     if (found_ && !many_) return found_;
     why_not = fmt::format("its numbers are in {} and fit the model's {} in {}",
                           text::counted(groups_.size(), "group"),
@@ -79,7 +82,13 @@ class Numberings {
           {.name = unit.name,
            .shape = shape_of(
                Lengths(parts, cuts::chunk_size(unit.elements, parts)))});
-    try_split(candidates, {.units = &way, .original = false, .owner = {}}, all);
+    try_split(candidates,
+              {.units = &way,
+               .original = false,
+               .either = false,
+               .owner = {},
+               .groups = {}},
+              all);
   }
 
   void try_parameters(const std::vector<FlatUnit>& way, bool all) {
@@ -94,7 +103,13 @@ class Numberings {
     std::vector<Parameter> candidates = order_.parameters;
     for (size_t i = 0; i < candidates.size(); ++i)
       candidates[i].shape = shape_of(lengths[i]);
-    try_split(candidates, {.units = &way, .original = true, .owner = {}}, all);
+    try_split(candidates,
+              {.units = &way,
+               .original = true,
+               .either = false,
+               .owner = {},
+               .groups = {}},
+              all);
   }
 
   // `all`: numbers without states are in the model, too.
@@ -125,9 +140,37 @@ class Numberings {
         if (has_state_.contains(numbers[g][n]))
           numbering.owner.emplace(numbers[g][n], split.groups[g][n]);
     if (numbering.owner.size() != has_state_.size()) return;
+    numbering.groups = split.groups;
     if (found_ && parameters_of(*found_) != parameters_of(numbering))
       many_ = true;
-    if (!found_) found_ = std::move(numbering);
+    if (!found_)
+      found_ = std::move(numbering);
+    else if (found_->original != numbering.original)
+      found_->either = true;
+  }
+
+  // Adapters alone, by the numbers between theirs: as parameters, each module's
+  // base weight comes before its adapter; as units, each layer comes once.
+  void settle_form(Numbering& numbering) const {
+    std::set<std::string> modules;
+    for (const Parameter& one : order_.parameters)
+      modules.insert(one.name.substr(0, one.name.find("lora_")));
+    const uint64_t between = numbering.owner.rbegin()->first -
+                             numbering.owner.begin()->first + 1 -
+                             numbering.owner.size();
+    if (between + 1 == modules.size()) return;
+    numbering.either = false;
+    if (between + 1 < modules.size()) return;  // found as units first
+    numbering.original = true;
+    std::map<std::string_view, size_t> places;
+    for (size_t i = 0; i < order_.parameters.size(); ++i)
+      places.emplace(order_.parameters[i].name, i);
+    const auto place_of = [&](size_t unit) {
+      return places.at((*numbering.units)[unit].parameters[0].name);
+    };
+    for (auto& [number, place] : numbering.owner) place = place_of(place);
+    for (auto& group : numbering.groups)
+      for (size_t& place : group) place = place_of(place);
   }
 
   // The places in the order of each number's parameters.
@@ -156,6 +199,21 @@ std::optional<Numbering> only_numbering(
     const RankCatalog& ranks, const Groups& groups, const ParameterOrder& order,
     const std::vector<std::vector<FlatUnit>>& ways, std::string& why_not) {
   return Numberings(ranks, groups, order, ways).only(why_not);
+}
+
+std::vector<std::vector<Parameter>> parameters_of_groups(
+    const Numbering& numbering, const ParameterOrder& order) {
+  std::vector<std::vector<Parameter>> all;
+  for (const std::vector<size_t>& places : numbering.groups) {
+    auto& group = all.emplace_back();
+    for (const size_t place : places) {
+      const auto parameters =
+          numbering.original ? std::span(order.parameters).subspan(place, 1)
+                             : std::span((*numbering.units)[place].parameters);
+      group.insert(group.end(), parameters.begin(), parameters.end());
+    }
+  }
+  return all;
 }
 
 std::vector<FlatUnit> units_by_number(const Numbering& numbering) {

@@ -24,15 +24,23 @@ namespace ckpt::runs {
 struct Numbering {
   const std::vector<FlatUnit>* units = nullptr;
   bool original = false;  // numbers are parameters, not units
+  // Both fit: units of one parameter each, cut evenly. Another number of ranks
+  // would tell them apart.
+  bool either = false;
   // Of each number that has states: the place of its unit in `units`, or of its
   // parameter in the order.
   std::map<uint64_t, size_t> owner;
+  std::vector<std::vector<size_t>> groups;  // the places of each
 };
 
 // Nothing, and the reason, if there is none or several.
 std::optional<Numbering> only_numbering(
     const RankCatalog& ranks, const Groups& groups, const ParameterOrder& order,
     const std::vector<std::vector<FlatUnit>>& ways, std::string& why_not);
+
+// Of each group, in its order.
+std::vector<std::vector<Parameter>> parameters_of_groups(
+    const Numbering& numbering, const ParameterOrder& order);
 
 // The units as the writers need them: by the numbers in the file.
 std::vector<FlatUnit> units_by_number(const Numbering& numbering);

@@ -275,8 +275,10 @@ Names by_either_rule(const Names& names, const Names& older) {
   return neither;
 }
 
-// Replaces the groups' numbers by the names that they stand for.
-void name_groups(Catalog& catalog, const Names& names,
+}  // namespace
+
+void name_groups(Catalog& catalog,
+                 const std::vector<std::vector<Parameter>>& parameters,
                  const std::string& prefix, const std::string& word) {
   using pickle::Type;
   const auto object =
@@ -284,15 +286,15 @@ void name_groups(Catalog& catalog, const Names& names,
   if (object == catalog.objects.end() || !object->document) return;
   const pickle::Document& from = *object->document;
   if (!from.is(object->node, Type::kList) ||
-      from.items(object->node).size() != names.parameters.size())
+      from.items(object->node).size() != parameters.size())
     return;
   auto document = std::make_shared<pickle::Document>();
   std::unordered_map<pickle::Id, pickle::Id> substitutes;
-  for (size_t g = 0; g < names.parameters.size(); ++g) {
+  for (size_t g = 0; g < parameters.size(); ++g) {
     const pickle::Id numbers = from.find(from.items(object->node)[g], "params");
     if (numbers == pickle::kNoId) return;
     const pickle::Id list = document->add_container(Type::kList);
-    for (const Parameter& one : names.parameters[g])
+    for (const Parameter& one : parameters[g])
       document->append(list, document->add_string(prefix + one.name));
     substitutes[numbers] = list;
   }
@@ -300,11 +302,9 @@ void name_groups(Catalog& catalog, const Names& names,
   object->document = std::move(document);
 }
 
-}  // namespace
-
 void apply(Catalog& catalog, const Range& range, const Names& names,
            const std::string& prefix, const std::string& word) {
-  name_groups(catalog, names, prefix, word);
+  name_groups(catalog, names.parameters, prefix, word);
   std::map<uint64_t, const Parameter*> by_number;
   for (size_t g = 0; g < names.parameters.size(); ++g)
     for (size_t i = 0; i < names.parameters[g].size(); ++i)

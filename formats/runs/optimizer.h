@@ -70,6 +70,12 @@ Names named(const Catalog& catalog, const Range& range, const Groups& groups,
             bool pickled, const ModelFacts& facts,
             const formats::ReadOptions& options, const std::string& path);
 
+// Replaces numbers by the names of each group's parameters in the groups
+// (<word>param_groups).
+void name_groups(Catalog& catalog,
+                 const std::vector<std::vector<Parameter>>& parameters,
+                 const std::string& prefix, const std::string& word);
+
 // Names the tensors <prefix><parameter>.<state>, and replaces numbers by
 // parameter names in the groups (<word>param_groups). Anything whose number has
 // no name gets `word`, "actor.optimizer.", in front of its own name.

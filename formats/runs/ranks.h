@@ -50,6 +50,8 @@ struct RankCatalog {
   // Once shares are named: what each unit holds. Empty if nothing proves it.
   std::vector<FlatUnit> units;
   bool original = false;  // use_orig_params: numbers are parameters
+  // The parameters of each group, if there are several, or not all of them.
+  std::vector<std::vector<Parameter>> groups;
   // Rank 0's document, for what is not a tensor.
   std::shared_ptr<const pickle::Document> document;
 };

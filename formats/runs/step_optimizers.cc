@@ -318,10 +318,12 @@ void StepReading::read_rank_optimizer(const Optimizer& optimizer) {
   const std::string why_not = name_shares(ranks, paths, tensors);
   keep_ranks(source, ranks, "flat");
   const bool original = ranks.original;
+  const auto groups = std::move(ranks.groups);
   const size_t begin = Merger(catalog_).add(std::move(ranks.catalog));
   const Range range{begin, catalog_.tensors.size()};
   if (!why_not.empty())
     return leave_numbered(catalog_, range, word, path, why_not, Assumable::kNo);
+  if (!groups.empty()) name_groups(catalog_, groups, prefix, word);
   for (size_t t = begin; t < range.end; ++t) {
     Tensor& tensor = catalog_.tensors[t];
     tensor.kind = Kind::optim;

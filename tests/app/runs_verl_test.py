@@ -311,6 +311,30 @@ def test_fsdp1_lora(folder, case):
         check_live(case, folder / str(ranks))
 
 
+def test_fsdp1_adapter_alone(folder):
+    """Without the base, numbers tell whether they are units or parameters."""
+    import torch
+
+    root = folder / "ckpt"
+    shutil.copytree(FSDP1 / "lora_orig_w4/ckpt", root)
+    for path in root.rglob("model_world_size_*.pt"):
+        model = torch.load(path, weights_only=False)
+        torch.save({k: v for k, v in model.items() if "lora_" in k}, path)
+    want = read_safetensors(FSDP1 / "lora_orig_w4/expected_optim.safetensors")
+    want = {name: digest(tensor.data) for name, tensor in want.items()}
+    for ranks in (4, 3):
+        found = CKPT.inspect(root, "--digest")
+        check_equal({t["name"]: t["digest"] for t in found["tensors"]
+                     if t["kind"] == "optim"}, want, f"{ranks} ranks")
+        check_equal(found["problems"], [], f"{ranks} ranks")
+        if ranks == 4:
+            CKPT.ok("reshard", root, folder / "out", "--dp", 3)
+            root = folder / "out"
+    last = torch.load(root / "actor/optim_world_size_3_rank_2.pt",
+                      weights_only=False)
+    check_equal(len(last["param_groups"][0]["params"]), 33, "parameters")
+
+
 def test_fsdp1_hybrid(folder):
     """fsdp_size stays what it was, or is what is asked for. Between meshes of
     one and of two dimensions, DTensors are as torch itself makes them."""
@@ -454,6 +478,7 @@ def prepare(suite, ckpt):
     suite.add("FSDP1, orig_w4: for other ranks", test_fsdp1_reshard)
     for case in ("lora_w2", "lora_orig_w4", "lora_only_w2"):
         suite.add(f"FSDP1, {case}", test_fsdp1_lora, case)
+    suite.add("FSDP1: an adapter alone", test_fsdp1_adapter_alone)
     suite.add("FSDP1: rows of ranks", test_fsdp1_hybrid)
     suite.add("FSDP1, orig_w4: one rank, tied", test_fsdp1_tied)
     suite.add("FSDP1, hybrid_w4: replicas that differ", test_fsdp1_replicas)
