@@ -43,6 +43,12 @@ std::string unwrapped(std::string name) {
   return name;
 }
 
+std::string_view bare_state(std::string_view state) {
+  constexpr std::string_view kWrapped = "__bnb_optimizer_quant_state__.";
+  if (state.starts_with(kWrapped)) state.remove_prefix(kWrapped.size());
+  return state;
+}
+
 std::optional<std::string> place_of(const std::set<std::string>& names,
                                     const std::set<std::string>& model) {
   if (names.empty() || std::ranges::any_of(names, [&](const std::string& name) {
@@ -110,7 +116,8 @@ void Namer::name_state(Tensor& tensor) {
       }
     if (dot == rest.npos) return;
     tensor.param = rest.substr(0, dot);
-    tensor.state = rest.substr(dot + 1);
+    tensor.state =
+        std::string(bare_state(std::string_view(rest).substr(dot + 1)));
   } else if (!known) {
     return;
   }

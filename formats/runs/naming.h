@@ -20,6 +20,11 @@ namespace ckpt::runs {
 // Removes _fsdp_wrapped_module. and its like, wherever they are.
 std::string unwrapped(std::string name);
 
+// The name of a state without the dict that bitsandbytes saves its own in
+// (Optimizer8bit.state_dict, so that FSDP gathers none of them); its loader
+// takes them with it and without.
+std::string_view bare_state(std::string_view state);
+
 // Where in a model its parameters are that a script gave these names: "" at its
 // top, "net." for a module's own names. Nothing if in none, or in several. Live
 // names need not be saved ones (fused experts): at the top, some are enough.

@@ -56,6 +56,15 @@ Wanted from_sums(const Tensor& rows, const Tensor& columns) {
   return Shape(sizes);
 }
 
+// AdEMAMix (bitsandbytes) has two first moments in one tensor, the second
+// moment beside them in the parameter's shape.
+bool is_pair(const Tensor& tensor, const Shape& whole) {
+  const Shape& pair = tensor.shape;
+  return bare_state(tensor.state) == "state1" &&
+         pair.size() == whole.size() + 1 && pair[0] == 2 &&
+         std::equal(whole.begin(), whole.end(), pair.begin() + 1);
+}
+
 // bitsandbytes has a maximum for each block of an 8-bit state.
 bool is_maxima(std::string_view state) {
   return state == "absmax1" || state == "absmax2" || state == "absmax";
@@ -63,9 +72,12 @@ bool is_maxima(std::string_view state) {
 
 bool fit_blocks(const Tensor& maxima, const Shape& whole) {
   const auto count = element_count(whole);
-  if (!count || maxima.shape.size() != 1) return false;
+  const Shape& shape = maxima.shape;
+  const bool pair = shape.size() == 2 && shape[0] == 2;
+  if (!count || (shape.size() != 1 && !pair)) return false;
   for (const uint64_t block : {256, 2048, 4096})
-    if (maxima.shape[0] == *count / block + (*count % block != 0)) return true;
+    if (shape[shape.size() - 1] == *count / block + (*count % block != 0))
+      return true;
   return false;
 }
 
@@ -79,6 +91,8 @@ struct Indirect {
   const Tensor* rows = nullptr;
   const Tensor* columns = nullptr;
   std::vector<const Tensor*> maxima;
+  const Tensor* first = nullptr;   // bitsandbytes' state1 …
+  const Tensor* second = nullptr;  // … and state2
 };
 
 Evidence evidence_of(const Catalog& catalog, const Range& range) {
@@ -94,16 +108,24 @@ Evidence evidence_of(const Catalog& catalog, const Range& range) {
     const auto number = whole_number(tensor.param);
     if (!number) continue;
     evidence.shapes.try_emplace(*number);
-    if (is_rows(tensor.state)) indirect[*number].rows = &tensor;
-    if (is_columns(tensor.state)) indirect[*number].columns = &tensor;
-    if (is_maxima(tensor.state)) indirect[*number].maxima.push_back(&tensor);
-    if (tells_shape(tensor)) take(*number, tensor.shape);
+    const std::string_view state = bare_state(tensor.state);
+    if (is_rows(state)) indirect[*number].rows = &tensor;
+    if (is_columns(state)) indirect[*number].columns = &tensor;
+    if (is_maxima(state)) indirect[*number].maxima.push_back(&tensor);
+    if (state == "state1")
+      indirect[*number].first = &tensor;
+    else if (tells_shape(tensor))
+      take(*number, tensor.shape);
+    if (state == "state2") indirect[*number].second = &tensor;
   }
   for (const auto& [number, told] : indirect) {
     if ((told.rows == nullptr) != (told.columns == nullptr))
       evidence.odd = number;
     else if (told.rows != nullptr)
       take(number, from_sums(*told.rows, *told.columns));
+    if (told.first != nullptr &&
+        (told.second == nullptr || !is_pair(*told.first, told.second->shape)))
+      take(number, told.first->shape);
     const Wanted& whole = evidence.shapes[number];
     for (const Tensor* maxima : told.maxima)
       if (!whole || !fit_blocks(*maxima, *whole)) evidence.odd = number;
@@ -112,7 +134,7 @@ Evidence evidence_of(const Catalog& catalog, const Range& range) {
 }
 
 bool by_decay(size_t group, const Parameter& parameter) {
-  return (group == 0) == parameter.decays;
+  return !parameter.certain || (group == 0) == parameter.decays;
 }
 
 // The Trainer before transformers 4.49: norms decay, too, unless their class is
@@ -120,7 +142,8 @@ bool by_decay(size_t group, const Parameter& parameter) {
 // With registered classes alone it is the same rule as today's.
 constexpr std::string_view kBiases = "biases";
 bool by_bias(size_t group, const Parameter& parameter) {
-  return (group == 0) == (parameter.name.find("bias") == std::string::npos);
+  return !parameter.certain ||
+         (group == 0) == (parameter.name.find("bias") == std::string::npos);
 }
 
 // What speaks against the Trainer's having made the groups: it gives the second
@@ -166,10 +189,10 @@ std::string sizes_of(const Groups& groups, bool decay) {
 }  // namespace
 
 bool tells_shape(const Tensor& tensor) {
-  return !tensor.shape.empty() && tensor.state != "step" &&
-         !is_rows(tensor.state) && !is_columns(tensor.state) &&
-         !is_maxima(tensor.state) &&
-         std::ranges::find(kOwnShape, tensor.state) == std::end(kOwnShape);
+  const std::string_view state = bare_state(tensor.state);
+  return !tensor.shape.empty() && state != "step" && !is_rows(state) &&
+         !is_columns(state) && !is_maxima(state) &&
+         std::ranges::find(kOwnShape, state) == std::end(kOwnShape);
 }
 
 std::optional<Groups> read_groups(const Document& document, Id optimizer,
@@ -313,6 +336,7 @@ void apply(Catalog& catalog, const Range& range, const Names& names,
     Tensor& tensor = catalog.tensors[t];
     tensor.kind = Kind::optim;
     if (names.stated && !tensor.state.empty()) {
+      tensor.state = std::string(bare_state(tensor.state));
       tensor.param = prefix + names.below + unwrapped(tensor.param);
       tensor.name = tensor.param + "." + tensor.state;
       continue;
@@ -323,6 +347,7 @@ void apply(Catalog& catalog, const Range& range, const Names& names,
       tensor.name = word + tensor.name;
       continue;
     }
+    tensor.state = std::string(bare_state(tensor.state));
     tensor.param = prefix + found->second->name;
     tensor.name = tensor.param + "." + tensor.state;
   }
@@ -381,17 +406,20 @@ size_t shapes_told(const Catalog& catalog, const Range& range) {
       evidence.shapes, [](const auto& one) { return one.second.has_value(); }));
 }
 
-// True if the parameters that both have come in the same order.
-bool agrees(const ParameterOrder& stored, const ParameterOrder& family) {
+// True if the parameters that both have come in the same order. The family
+// knows its norms.
+bool agrees(ParameterOrder& stored, const ParameterOrder& family) {
   std::map<std::string_view, size_t> place;
   for (const Parameter& one : family.parameters)
     place.emplace(one.name, place.size());
   size_t next = 0;
-  for (const Parameter& one : stored.parameters) {
+  for (Parameter& one : stored.parameters) {
     const auto found = place.find(one.name);
     if (found == place.end()) continue;
     if (found->second < next) return false;
     next = found->second;
+    one.decays = family.parameters[next].decays;
+    one.certain = family.parameters[next].certain;
   }
   return true;
 }

@@ -222,6 +222,7 @@ std::optional<ParameterOrder> by_order(const Order& order,
     places.emplace_back(*place, i);
     parameters[i].decays =
         parameters[i].decays && !is_norm(order, parameters[i].name);
+    parameters[i].certain = true;
   }
   std::ranges::sort(places);
   ParameterOrder result;
@@ -276,6 +277,19 @@ std::set<std::string> averages_in(std::span<const Tensor* const> tensors) {
   return names;
 }
 
+// A norm's weight has one dimension, or the shape of the bias beside it.
+void mark_uncertain(std::vector<Parameter>& parameters) {
+  std::map<std::string_view, const Shape*> shapes;
+  for (const Parameter& one : parameters) shapes.emplace(one.name, &one.shape);
+  for (Parameter& one : parameters) {
+    const std::string beside =
+        one.name.substr(0, one.name.rfind('.') + 1) + "bias";
+    const auto bias = shapes.find(beside);
+    const bool alike = bias != shapes.end() && *bias->second == one.shape;
+    one.certain = !one.decays || (one.shape.size() > 1 && !alike);
+  }
+}
+
 }  // namespace
 
 ParameterOrder stored_order(std::span<const Tensor* const> tensors) {
@@ -293,6 +307,7 @@ ParameterOrder stored_order(std::span<const Tensor* const> tensors) {
     order.parameters.push_back(
         {tensor->name, tensor->shape, decays(tensor->name)});
   }
+  mark_uncertain(order.parameters);
   return order;
 }
 

@@ -20,6 +20,8 @@ struct Parameter {
   std::string name;
   Shape shape;
   bool decays = true;  // by the Trainer's rule: no bias, no norm
+  // False: it may be of an nn.LayerNorm, whose name says nothing ("ln_1").
+  bool certain = true;
 };
 
 struct ParameterOrder {

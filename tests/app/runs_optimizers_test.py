@@ -4,7 +4,7 @@
 counts and shapes of every state agree, else numbered, and said.
 
 torch's own optimizers make the states over a golden's model in its trainer's
-order; transformers' Adafactor and bitsandbytes' 8-bit Adam are not here, their
+order; transformers' Adafactor and bitsandbytes' optimizers are not here, their
 states have the names and shapes that their sources give them.
 """
 
@@ -106,6 +106,32 @@ def adam_of_8_bits(one, block=256):
             ("qmap", torch.rand(256)), ("absmax", torch.rand(blocks)))}}
 
 
+def wrapped(states_of):
+    """As Optimizer8bit.state_dict of bitsandbytes 0.50.2 saves them: all but
+    the count in a dict that FSDP passes over."""
+    def states(one):
+        inside = states_of(one)
+        return {"step": inside.pop("step"),
+                "__bnb_optimizer_quant_state__": inside}
+    return states
+
+
+def ademamix(one, bits=32):
+    """bitsandbytes' AdEMAMix: two first moments in one tensor."""
+    import torch
+
+    pair = (2, *one.shape)
+    if bits == 32:
+        return {"step": 1, "state1": torch.rand(pair),
+                "state2": torch.rand(one.shape)}
+    blocks = -(-one.numel() // 256)
+    return {"step": 1,
+            "state1": torch.randint(256, pair, dtype=torch.uint8),
+            "state2": torch.randint(256, one.shape, dtype=torch.uint8),
+            "qmap1": torch.rand(256), "qmap2": torch.rand(256),
+            "absmax1": torch.rand(2, blocks), "absmax2": torch.rand(blocks)}
+
+
 def schedule_free(one):
     """AdamWScheduleFree: z is the parameter before the average."""
     import torch
@@ -122,6 +148,10 @@ MAKERS = {
     "AdamW with amsgrad": lambda: by_torch("AdamW", amsgrad=True),
     "Adafactor of transformers": lambda: made(adafactor_of_transformers),
     "Adam of 8 bits": lambda: made(adam_of_8_bits),
+    "Adam of 8 bits, wrapped": lambda: made(wrapped(adam_of_8_bits)),
+    "AdEMAMix": lambda: made(wrapped(ademamix)),
+    "AdEMAMix of 8 bits": lambda: made(
+        wrapped(lambda one: ademamix(one, bits=8))),
     "schedule-free": lambda: made(schedule_free),
 }
 
@@ -138,9 +168,14 @@ def save(folder, states):
 def tensors_of(states, names):
     import torch
 
+    def inside(state):
+        for key, value in state.items():
+            yield from value.items() if isinstance(value, dict) else [
+                (key, value)]
+
     return {f"{names[number]}.{key}": value
             for number, state in states["state"].items()
-            for key, value in state.items()
+            for key, value in inside(state)
             if isinstance(value, torch.Tensor)}
 
 
@@ -176,6 +211,7 @@ WRONG = {
     "Adafactor of torch": ("row_var", lambda t: t[1:]),
     "Adafactor of transformers": ("exp_avg_sq_col", lambda t: t[1:]),
     "Adam of 8 bits": ("absmax1", lambda t: t.repeat(9)),
+    "AdEMAMix": ("state1", lambda t: t[:1]),
     "SGD": ("momentum_buffer", lambda t: t.t()),
 }
 
@@ -183,7 +219,9 @@ WRONG = {
 def test_refuted(folder, kind):
     states = MAKERS[kind]()
     key, change = WRONG[kind]
-    states["state"][0][key] = change(states["state"][0][key]).contiguous()
+    first = states["state"][0]
+    first = first.get("__bnb_optimizer_quant_state__", first)
+    first[key] = change(first[key]).contiguous()
     check_numbered(save(folder, states))
 
 
@@ -321,6 +359,38 @@ def test_order(folder, how, family):
         check_numbered(step)
     if how == "of shards":
         lone_shard(step)
+
+
+def test_layer_norm(folder):
+    """A norm of nn.LayerNorm under a name that does not say so, in a pickle:
+    its class puts it among what does not decay. (The groups are those that the
+    Trainer of transformers 4.57 makes.)"""
+    import torch
+
+    shapes = {"emb.weight": (9, 4), "a.weight": (4, 4), "a.bias": (4,),
+              "ln.weight": (4,), "ln.bias": (4,), "head.weight": (2, 4),
+              "head.bias": (2,)}
+    model = {n: torch.nn.Parameter(torch.rand(s)) for n, s in shapes.items()}
+
+    def save_step(name, frozen=()):
+        step = folder / name / "checkpoint-2"
+        step.mkdir(parents=True)
+        groups = [["emb.weight", "a.weight", "head.weight"],
+                  [n for n in ("a.bias", "ln.weight", "ln.bias", "head.bias")
+                   if n not in frozen]]
+        states = stepped(torch.optim.AdamW(
+            [{"params": [model[n] for n in group], "weight_decay": decay}
+             for group, decay in zip(groups, (0.1, 0.0))]))
+        torch.save({n: p.data for n, p in model.items()},
+                   step / "pytorch_model.bin")
+        torch.save(states, step / "optimizer.pt")
+        torch.save({"last_epoch": 1}, step / "scheduler.pt")
+        (step / "trainer_state.json").write_text('{"global_step": 2}')
+        return step, states, [n for group in groups for n in group]
+
+    check_named(*save_step("all"))
+    check("more than one way" in check_numbered(
+        save_step("frozen", ["a.bias"])[0]), "message")
 
 
 def lone_shard(step):
@@ -463,6 +533,7 @@ def prepare(suite, ckpt):
         suite.add(f"{kind}: by name", test_named, kind)
     for kind in WRONG:
         suite.add(f"{kind}: another shape", test_refuted, kind)
+    suite.add("norms by class", test_layer_norm)
     suite.add("half of Adafactor's sums", test_half)
     suite.add("Muon", test_muon)
     for version in VERSIONS:
