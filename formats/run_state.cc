@@ -166,31 +166,30 @@ bool has_foreign_optimizer(const Catalog& source, std::string_view format) {
 
 namespace {
 
-// "actor", "critic": roles whose names prefix those of models.
-std::vector<std::string> roles_in(const Catalog& source) {
-  std::vector<std::string> found;
-  for (const std::string& folder : find_trainer(source.run->trainer).roles) {
-    const std::string role = folder.substr(folder.starts_with('_') ? 1 : 0);
-    if (std::ranges::any_of(source.tensors, [&](const Tensor& tensor) {
-          return tensor.kind == Kind::model &&
-                 tensor.name.starts_with(role + ".");
-        }))
-      found.push_back(folder);
-  }
-  return found;
+// A role may have a folder of its own; models of one folder have not.
+std::string how_alone(const Catalog& source, const std::string& role) {
+  for (const std::string& folder : {role, "_" + role})
+    if (const std::string path = io::join(source.path, folder);
+        io::is_directory(path))
+      return text::printable(path);
+  return fmt::format("--keys '{}.*'", text::printable(role));
 }
 
 // With the role in front, a loader finds none of its model's names.
 void note_roles(Catalog& source) {
-  const std::vector<std::string> roles = roles_in(source);
+  std::vector<std::string> roles;
+  for (const std::string& prefix : source.run->models)
+    if (std::ranges::any_of(source.tensors, [&](const Tensor& tensor) {
+          return tensor.kind == Kind::model && tensor.name.starts_with(prefix);
+        }))
+      roles.push_back(prefix.substr(0, prefix.size() - 1));
   if (roles.size() < 2) return;
-  source.problems.push_back(
-      warning("several_models", {source.path, {}},
-              "{} models ({}) in one directory, each with its role before its "
-              "names, which transformers and vLLM don't load: convert a role "
-              "by itself ({})",
-              roles.size(), fmt::join(roles, ", "),
-              text::printable(io::join(source.path, roles[0]))));
+  source.problems.push_back(warning(
+      "several_models", {source.path, {}},
+      "{} models ({}) in one directory, each with its role before its "
+      "names, which transformers and vLLM don't load: convert a role "
+      "by itself ({})",
+      roles.size(), fmt::join(roles, ", "), how_alone(source, roles[0])));
 }
 
 }  // namespace

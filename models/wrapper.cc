@@ -96,8 +96,10 @@ std::vector<std::string> behind(const std::vector<std::string>& names,
   return found;
 }
 
-// The words that lead to the embedding; nothing if none do.
-std::optional<std::string> find_prefix(const std::vector<std::string>& names) {
+// The words that lead to the embedding, `outer` among them; nothing if none do.
+std::optional<std::string> find_prefix(
+    const std::vector<std::string>& names,
+    const std::vector<std::string_view>& outer) {
   const auto embedding = std::ranges::find_if(names, [](const auto& name) {
     return std::ranges::any_of(
         kEmbeddings, [&](std::string_view end) { return name.ends_with(end); });
@@ -109,20 +111,35 @@ std::optional<std::string> find_prefix(const std::vector<std::string>& names) {
     const std::string_view rest =
         std::string_view(*embedding).substr(prefix.size());
     const auto next = std::ranges::find_if(
-        kOuter, [&](std::string_view word) { return rest.starts_with(word); });
-    if (next == std::end(kOuter)) return std::nullopt;
+        outer, [&](std::string_view word) { return rest.starts_with(word); });
+    if (next == outer.end()) return std::nullopt;
     prefix += *next;
   }
   return std::nullopt;
 }
 
+// The roles of a run's models of which there is a tensor here.
+std::vector<std::string_view> roles_in(const Catalog& catalog) {
+  std::vector<std::string_view> found;
+  if (!catalog.run) return found;
+  for (const std::string& role : catalog.run->models)
+    if (std::ranges::any_of(catalog.tensors, [&](const Tensor& tensor) {
+          return tensor.kind == Kind::model && tensor.name.starts_with(role);
+        }))
+      found.push_back(role);
+  return found;
+}
+
 }  // namespace
 
 bool unwrap(Catalog& catalog) {
+  std::vector<std::string_view> outer = roles_in(catalog);
+  if (outer.size() > 1) return false;
+  outer.insert(outer.end(), std::begin(kOuter), std::end(kOuter));
   std::vector<std::string> names;
   for (const Tensor& tensor : catalog.tensors)
     if (tensor.kind == Kind::model) names.push_back(without_inner(tensor.name));
-  const auto prefix = find_prefix(names);
+  const auto prefix = find_prefix(names, outer);
   if (!prefix) return false;
   const auto unwrapped = [&](const std::string& name) {
     std::string inner = without_inner(name);

@@ -9,7 +9,9 @@
 namespace ckpt::families {
 
 // Removes a prefix if all names that had it are then those of a family's
-// transformers model; notes it in the assumptions. Returns true if it did.
+// transformers model; notes it in the assumptions. Returns true if it did. The
+// role of a run's model is one, unless there are several: it says whose they
+// are.
 // Names of optimizer state stay; the parameters that they refer to follow.
 bool unwrap(Catalog& catalog);
 

@@ -223,9 +223,11 @@ std::optional<Config> config_of(const Catalog& catalog) {
   if (!has) return {};
   try {
     // A configuration made by a conversion has no file yet.
+    // A run's may be in a folder of the adapter's name.
     for (const Sidecar& sidecar : catalog.sidecars)
-      if (sidecar.name == kConfigFile && sidecar.text)
-        return parse_config(*sidecar.text, sidecar.name);
+      if (sidecar.name == kConfigFile)
+        return sidecar.text ? parse_config(*sidecar.text, sidecar.name)
+                            : read_config(sidecar.path);
     return read_config(catalog.path);
   } catch (const Error&) {
     return {};

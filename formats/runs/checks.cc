@@ -141,30 +141,53 @@ std::string first_of(const std::string& pattern, const Topology& ranks) {
                                 {"X", 1}}));
 }
 
-// torch's schedulers put it into the groups of the optimizer that they step.
-bool has_initial_rate(const Catalog& catalog) {
+// The optimizers that a scheduler steps: torch's put initial_lr into the
+// groups.
+size_t scheduled(const Catalog& catalog) {
   constexpr std::string_view kGroupsKey = "param_groups";
   constexpr std::string_view kRate = "initial_lr";
   const auto in_group = [&](const pickle::Document& document, pickle::Id id) {
     return document.find(id, kRate) != pickle::kNoId;
   };
-  return std::ranges::any_of(catalog.objects, [&](const Object& object) {
-    if (object.name.find(kGroupsKey) == object.name.npos) return false;
-    if (object.name.ends_with("." + std::string(kRate))) return true;
-    if (!object.document) return false;
-    const pickle::Document& document = *object.document;
-    return document.is(object.node, pickle::Type::kList)
-               ? std::ranges::any_of(
-                     document.items(object.node),
-                     [&](pickle::Id id) { return in_group(document, id); })
-               : in_group(document, object.node);
-  });
+  std::set<std::string> found;
+  for (const Object& object : catalog.objects) {
+    const size_t at = object.name.find(kGroupsKey);
+    if (at == object.name.npos) continue;
+    bool has = object.name.ends_with("." + std::string(kRate));
+    if (!has && object.document) {
+      const pickle::Document& document = *object.document;
+      has = document.is(object.node, pickle::Type::kList)
+                ? std::ranges::any_of(
+                      document.items(object.node),
+                      [&](pickle::Id id) { return in_group(document, id); })
+                : in_group(document, object.node);
+    }
+    if (has) found.insert(object.name.substr(0, at));
+  }
+  return found.size();
 }
 
 bool is_said(const Catalog& catalog, const std::string& path) {
   return std::ranges::any_of(catalog.problems, [&](const Problem& problem) {
     return problem.kind == "missing_part" && problem.file == path;
   });
+}
+
+// A scheduler steps one optimizer: each of several has a file of its own.
+void note_few_schedulers(const Part& part, const std::string& folder,
+                         const std::vector<Name>& names, Catalog& catalog) {
+  const size_t wanted = scheduled(catalog);
+  if (part.part != "scheduler" || !has(part.file, "i") ||
+      names.size() >= wanted)
+    return;
+  const std::string path =
+      io::join(folder, fill(part.file, {{"i", names.size()}}));
+  if (!is_said(catalog, path))
+    catalog.problems.push_back(
+        warning("missing_part", {path, {}},
+                "is not there, and {} optimizers have groups with the "
+                "initial_lr that a scheduler sets: {}",
+                wanted, part.without));
 }
 
 // Advances a grid's place by one, like digits; false after the last.
@@ -232,7 +255,7 @@ void note_absent(const Trainer& trainer, const Part& part,
     catalog.problems.push_back(std::move(problem));
     return;
   }
-  if (!names.empty()) return;
+  if (!names.empty()) return note_few_schedulers(part, folder, names, catalog);
   const std::string path =
       io::join(folder, first_of(part.file, catalog.topology));
   if (is_said(catalog, path)) return;
@@ -243,7 +266,7 @@ void note_absent(const Trainer& trainer, const Part& part,
                        fmt::format("is missing{}; {} always writes it together "
                                    "with the optimizer: {}",
                                    nor, trainer.what, part.without));
-  if (part.part == "scheduler" && has_initial_rate(catalog)) {
+  if (part.part == "scheduler" && scheduled(catalog) > 0) {
     catalog.problems.push_back(
         warning("missing_part", {path, {}},
                 "is not there{}, and the optimizer's groups have the "

@@ -64,6 +64,8 @@ class StepReading {
   std::string beside_of(const std::string& folder) const;
   const Source* first_of(const std::vector<Source>& sources) const;
   const Source& find_model() const;
+  void read_models(const std::string& role);
+  void read_named_models(const Source& source, const std::string& role);
   std::vector<Numbers> numbers_of(const Source& source) const;
   Catalog read_container(const Source& source, const Numbers& numbers);
   void keep(const Source& source, const std::string& at, const Catalog& one,
@@ -113,6 +115,8 @@ class StepReading {
   std::string folder_;
   ModelFacts facts_;
   std::vector<Model> models_;    // of folder_
+  bool in_folders_ = false;      // models are in folders of their own …
+  std::string model_home_;       // … and if it is one model, in this
   std::set<std::string> named_;  // parameters that have their states
   std::set<std::string> words_;  // of optimizers read so far
   bool lazy_ = false;

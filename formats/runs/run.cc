@@ -419,6 +419,9 @@ std::optional<Catalog> read_run(const Found& found, const std::string& path,
   if (!trainer.sole.format.empty()) {
     catalog = read_sole(found, options);
     catalog.run = Run{.trainer = trainer.name, .step = {}};
+    if (found.roles.size() > 1)
+      for (const std::string& role : found.roles)
+        catalog.run->models.push_back(role + ".");
   } else if (lone || !trainer.objects.empty()) {
     catalog = formats::find_format(lone ? "torch" : "dcp")
                   .reader->read_catalog(found.step, options);
@@ -426,7 +429,6 @@ std::optional<Catalog> read_run(const Found& found, const std::string& path,
     if (!catalog.run) return std::nullopt;
   } else {
     catalog = read_step(found, options);
-    catalog.run = Run{.trainer = trainer.name, .step = {}};
     say_unnamed(catalog);
   }
   if (!lone && trainer.objects.empty() && !trainer.step_file.empty())

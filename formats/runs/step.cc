@@ -37,8 +37,26 @@ namespace ckpt::runs {
 using formats::ReadOptions;
 using text::printable;
 
+namespace {
+
+// A model in a folder of its own, whose name is the user's: PEFT's adapters but
+// "default", the models of diffusers' scripts. trainers.json: "{*}/…", "{*}".
+constexpr std::string_view kAnyFolder = "{*}";
+bool is_named(const Source& source) {
+  return source.file.starts_with(kAnyFolder);
+}
+
+// A model that has lost its weights is not one in a folder below.
+bool has_config(const std::string& folder) {
+  return io::is_file(io::join(folder, "config.json")) ||
+         io::is_file(io::join(folder, "adapter_config.json"));
+}
+
+}  // namespace
+
 Catalog StepReading::read() {
   catalog_.path = found_.step;
+  catalog_.run = Run{.trainer = trainer_.name, .step = {}};
   beside_ = step_beside(trainer_, found_.step);
   if (found_.roles.empty()) read_folder("", "");
   for (const std::string& role : found_.roles) read_folder(role, name_of(role));
@@ -63,18 +81,7 @@ void StepReading::read_folder(const std::string& sub, const std::string& role) {
   facts_ = {};
   for (const std::string& home : homes())
     if (facts_.type.empty()) facts_ = facts_of(io::join(folder_, home));
-  models_.clear();
-  const Source& first = find_model();
-  // Hubs have components in each form.
-  if (!has_components()) check_mixed(folder_);
-  std::vector<Numbers> numbers = numbers_of(first);
-  for (const Numbers& number : numbers) {
-    const uint64_t i = number.contains("i") ? number.at("i") : 0;
-    std::string prefix = role;
-    if (numbers.size() > 1)
-      prefix += i == 0 ? "model." : fmt::format("model_{}.", i);
-    read_model(first, number, prefix);
-  }
+  read_models(role);
   read_optimizers();
   for (const Part& part : trainer_.parts) read_part(part, sub, role);
   for (const std::string& home : homes()) {
@@ -86,6 +93,39 @@ void StepReading::read_folder(const std::string& sub, const std::string& role) {
   }
 }
 
+void StepReading::read_models(const std::string& role) {
+  models_.clear();
+  model_home_.clear();
+  in_folders_ = false;
+  const Source& first = find_model();
+  // Hubs have components in each form.
+  if (!has_components()) check_mixed(folder_);
+  if (is_named(first)) return read_named_models(first, role);
+  std::vector<Numbers> numbers = numbers_of(first);
+  for (const Numbers& number : numbers) {
+    const uint64_t i = number.contains("i") ? number.at("i") : 0;
+    std::string prefix = role;
+    if (numbers.size() > 1)
+      prefix += i == 0 ? "model." : fmt::format("model_{}.", i);
+    read_model(first, number, prefix);
+  }
+}
+
+// Several have their folders' names as roles.
+void StepReading::read_named_models(const Source& source,
+                                    const std::string& role) {
+  in_folders_ = true;
+  const std::vector<Name> names = names_like(folder_, source.file);
+  for (const Name& name : names) {
+    const std::string home = io::parent(name.path);
+    Source one = source;
+    one.file = name.path;
+    one.at.replace(0, kAnyFolder.size(), home);
+    read_model(one, {}, names.size() > 1 ? role + home + "." : role);
+    if (names.size() == 1) model_home_ = home;
+  }
+}
+
 // The same folder in the neighbouring step; "" if there is none.
 std::string StepReading::beside_of(const std::string& folder) const {
   return beside_.empty() ? "" : beside_ + folder.substr(found_.step.size());
@@ -94,12 +134,14 @@ std::string StepReading::beside_of(const std::string& folder) const {
 std::vector<std::string> StepReading::homes() const {
   std::vector<std::string> homes = trainer_.homes;
   homes.insert(homes.begin(), "");
+  if (!model_home_.empty()) homes.push_back(model_home_);
   return homes;
 }
 
 const Source* StepReading::first_of(const std::vector<Source>& sources) const {
   for (const Source& source : sources) {
     check_finished(source, folder_);
+    if (is_named(source) && has_config(folder_)) continue;
     if (!names_like(folder_, source.file).empty()) return &source;
   }
   return nullptr;
@@ -110,7 +152,8 @@ const Source& StepReading::find_model() const {
   if (source != nullptr) return *source;
   std::string wanted;
   for (const Source& one : trainer_.models)
-    wanted += (wanted.empty() ? "" : ", ") + as_glob(one.file);
+    if (!is_named(one) || !has_config(folder_))
+      wanted += (wanted.empty() ? "" : ", ") + as_glob(one.file);
   throw input_error({folder_, {}}, "is a step of {} ({}) without a model",
                     trainer_.what, found_.why)
       .with_hint("one of these is missing: " + wanted);
@@ -206,6 +249,7 @@ void StepReading::read_model(const Source& source, const Numbers& numbers,
   }
   const std::span<Tensor> added = std::span(catalog_.tensors).subspan(begin);
   Namer(source, prefix).name(added);
+  if (!prefix.empty()) catalog_.run->models.push_back(prefix);
   models_.push_back({prefix,
                      {begin, catalog_.tensors.size()},
                      pickled,
@@ -241,14 +285,15 @@ void StepReading::set_format(std::string_view format,
 // Notes other files that hold the same model: 16-bit copies beside masters.
 void StepReading::note_copies(const Source& taken) {
   const auto is_adapter = [](const Source& source) {
-    return source.file.starts_with("adapter_model");
+    return source.file.starts_with("adapter_model") ||
+           source.file.starts_with("pytorch_lora_weights");
   };
   const std::string read = printable(as_glob(fill(taken.file, {{"i", 0}})));
   for (const Source& other : trainer_.models) {
     const bool adapter = is_adapter(other) && !is_adapter(taken);
     // To the container's reader, a file and its index are one source.
     const bool same = other.at == taken.at && other.read == taken.read;
-    if (&other == &taken || (same && !adapter)) continue;
+    if (&other == &taken || (same && !adapter) || is_named(other)) continue;
     const auto names = names_like(folder_, other.file);
     if (names.empty()) continue;
     const std::string path = io::join(folder_, names[0].path);
@@ -283,6 +328,7 @@ std::string stem_of(const std::string& path) {
 void StepReading::read_part(const Part& part, const std::string& sub,
                             const std::string& role) {
   if (part.above && sub.empty() && !found_.roles.empty()) return;
+  if (part.carried && in_folders_) return;  // their configurations are there
   const std::string folder = part.above && !sub.empty() ? found_.step : folder_;
   const std::string before = part.above ? "" : role;
   const std::vector<Name> names = names_like(folder, part.file);

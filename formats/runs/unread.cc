@@ -64,7 +64,9 @@ void note_unread_weights(const std::string& folder,
   constexpr auto kNames = std::to_array<std::string_view>(
       {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
        "pytorch_model.bin.index.json", "adapter_model.safetensors",
-       "adapter_model.bin", ".metadata"});
+       "adapter_model.bin", "diffusion_pytorch_model.safetensors",
+       "diffusion_pytorch_model.safetensors.index.json",
+       "pytorch_lora_weights.safetensors", ".metadata"});
   std::set<std::string> folders;  // with a file that is read
   for (const File& file : catalog.files) folders.insert(io::parent(file.path));
   for (const std::string& below : folders_below(folder)) {

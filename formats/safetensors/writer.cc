@@ -71,7 +71,9 @@ class Builder {
       add_file(target_, file_name(f, files.size()), files[f], metadata_,
                &source_);
     if (files.size() > 1) add_index(files);
-    const bool keep = source_.dialect == "hf" && !layout_.single_file;
+    // PEFT looks for its configuration beside the weights.
+    const bool ours = source_.dialect == "hf" || peft::config_of(source_);
+    const bool keep = ours && !layout_.single_file;
     formats::copy_sidecars(source_, keep, {}, target_);
     return std::move(target_);
   }

@@ -38,8 +38,10 @@ def put(source, step, optimizer, number):
     """Puts there what a save of that kind leaves. Returns the file names."""
     import torch
 
-    name = plain(source["file"], number)
+    name = plain(source["file"], number).replace("{*}", "other")
     path = step / name
+    if "{*}" in source["file"]:
+        path.parent.mkdir()
     if path.exists() or (step / plain(source["file"])).exists():
         return []  # or a second model of the same save
     if source["read"] == "deepspeed":

@@ -703,6 +703,40 @@ def test_weights_below(folder):
                 [str(step / "ema/.metadata")], "a directory of DCP")
 
 
+def test_named_adapters(folder):
+    """PEFT saves an adapter with a name of its own in a folder of that name;
+    the step is as whole. A lost "default" is none of them."""
+    golden = DATA / "runs/hf_trainer_lora/ckpt/checkpoint-4"
+    files = ("adapter_model.safetensors", "adapter_config.json")
+    want = {t["name"]: t["digest"]
+            for t in CKPT.inspect(golden, "--digest")["tensors"]}
+    step = folder / "checkpoint-4"
+    shutil.copytree(golden, step)
+    (step / "train").mkdir()
+    for name in files:
+        (step / name).rename(step / "train" / name)
+    found = CKPT.inspect(step, "--digest")
+    check_equal({t["name"]: t["digest"] for t in found["tensors"]}, want,
+                "one adapter")
+    check_equal(found["problems"], [], "one adapter")
+    out = folder / "out"
+    CKPT.ok("convert", step, out, "--to", "safetensors")
+    for name in files:
+        check((out / name).is_file(), f"{name} of one adapter")
+    # DPO's: the reference has the trained one's names.
+    shutil.copytree(step / "train", step / "reference")
+    models = {t["name"] for t in CKPT.inspect(step)["tensors"]
+              if t["kind"] == "model"}
+    check_equal(models, {f"{role}.{n}" for n in want
+                         for role in ("reference", "train")
+                         if n.endswith((".lora_A.weight", ".lora_B.weight",
+                                        "lm_head.weight"))}, "two adapters")
+    for name in files[1:]:
+        shutil.copy(step / "train" / name, step / name)
+    said = CKPT.run("verify", step).want(1)
+    check("without a model" in said.out, f"{said}")
+
+
 def test_batch_norm(folder):
     """torch's batch norms have averages of a parameter's shape. They are never
     trained, which the count beside them tells."""
@@ -839,6 +873,7 @@ def prepare(suite, ckpt):
     suite.add("Lightning with DeepSpeed", test_lightning_deepspeed)
     suite.add("components in several forms", test_component_forms)
     suite.add("weights in folders below", test_weights_below)
+    suite.add("adapters with names", test_named_adapters)
 
 
 if __name__ == "__main__":

@@ -140,6 +140,109 @@ def test_hole(folder):
     check("optimizer.bin" in result.out, f"{result}")
 
 
+def of_folder(folder, *names):
+    """A step as accelerate names its files, with these models."""
+    import torch
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True)
+    torch.save({"step": 3}, folder / "random_states_0.pkl")
+    for name, tensors in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        save_file(tensors, folder / name, metadata={"format": "pt"})
+    return folder
+
+
+def llama(seed):
+    """What a Llama of one layer saves."""
+    import torch
+
+    torch.manual_seed(seed)
+    layer = "model.layers.0."
+    shapes = {
+        "model.embed_tokens.weight": (9, 4), "lm_head.weight": (9, 4),
+        "model.norm.weight": (4,), layer + "input_layernorm.weight": (4,),
+        layer + "post_attention_layernorm.weight": (4,),
+        **{f"{layer}self_attn.{which}_proj.weight": (4, 4)
+           for which in "qkvo"},
+        layer + "mlp.gate_proj.weight": (6, 4),
+        layer + "mlp.up_proj.weight": (6, 4),
+        layer + "mlp.down_proj.weight": (4, 6)}
+    return {name: torch.rand(shape) for name, shape in shapes.items()}
+
+
+def test_roles(folder):
+    """A policy beside its reference: in one directory of weights both keep
+    their roles. One that is asked for by itself has transformers' names."""
+    from safetensors.torch import load_file
+
+    policy, reference = llama(1), llama(2)
+    step = of_folder(folder / "step", ("model.safetensors", policy),
+                     ("model_1.safetensors", reference))
+    both = folder / "both"
+    done = CKPT.ok("convert", step, both, "--to", "safetensors")
+    check("2 models (model, model_1)" in done.err, f"{done}")
+    check_equal(sorted(load_file(both / "model.safetensors")),
+                sorted([f"model.{n}" for n in policy] +
+                       [f"model_1.{n}" for n in reference]), "names")
+    for role, want in (("model", policy), ("model_1", reference)):
+        out = folder / role
+        CKPT.ok("convert", step, out, "--to", "safetensors", "--keys",
+                f"{role}.*")
+        got = load_file(out / "model.safetensors")
+        check_equal(sorted(got), sorted(want), f"names of {role}")
+        check(all(got[n].equal(want[n]) for n in want), f"values of {role}")
+
+
+def test_roots(folder):
+    """Names that scripts give to steps: diffusers' and accelerate's own
+    examples."""
+    for new, old in (("checkpoint-10", "checkpoint-9"), ("step_10", "step_9"),
+                     ("epoch_10", "epoch_9")):
+        root = folder / new.rstrip("0123456789")
+        for name in (new, old):
+            of_folder(root / name, ("model.safetensors", llama(len(name))))
+        found = CKPT.inspect(root)
+        check_equal(found["trainer"]["name"], "accelerate", new)
+        check_equal(Path(found["path"]).name, new, "newest")
+        check_equal(CKPT.ok("ls", root).out.split(), [old, new], new)
+
+
+def test_named_models(folder):
+    """Models in folders, as diffusers' scripts save them: their names are
+    roles."""
+    weights = "diffusion_pytorch_model.safetensors"
+    step = of_folder(folder / "checkpoint-4", (f"unet/{weights}", llama(1)),
+                     (f"unet_ema/{weights}", llama(2)))
+    names = {t["name"] for t in CKPT.inspect(step)["tensors"]}
+    check_equal(names, {f"{role}.{n}" for role in ("unet", "unet_ema")
+                        for n in llama(1)}, "names")
+    CKPT.ok("verify", step)
+
+
+def test_fewer_schedulers(folder):
+    """Two optimizers that schedulers step, and one scheduler's file."""
+    import torch
+
+    step = of_folder(folder / "step", ("model.safetensors", llama(1)))
+    for i in ("", "_1"):
+        weight = torch.nn.Parameter(torch.rand(4, 6))
+        one = torch.optim.SGD([weight], 0.1, momentum=0.9)
+        weight.grad = torch.rand(4, 6)
+        one.step()
+        rate = torch.optim.lr_scheduler.StepLR(one, 1)
+        torch.save(one.state_dict(), step / f"optimizer{i}.bin")
+        torch.save(rate.state_dict(), step / f"scheduler{i}.bin")
+
+    def said():
+        return [Path(p["file"]).name for p in CKPT.inspect(step)["problems"]
+                if p["kind"] == "missing_part"]
+
+    check_equal(said(), [], "both")
+    (step / "scheduler_1.bin").unlink()
+    check_equal(said(), ["scheduler_1.bin"], "one")
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -147,6 +250,10 @@ def prepare(suite, ckpt):
         suite.add(case, test_owner, case)
     suite.add("what is asked", test_custom)
     suite.add("a hole", test_hole)
+    suite.add("a policy and its reference", test_roles)
+    suite.add("names of steps", test_roots)
+    suite.add("models in folders", test_named_models)
+    suite.add("fewer schedulers than optimizers", test_fewer_schedulers)
 
 
 if __name__ == "__main__":

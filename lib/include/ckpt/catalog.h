@@ -239,6 +239,9 @@ struct Redundant {
 struct Run {
   std::string trainer;  // "hf_trainer", "verl" …
   std::optional<uint64_t> step;
+  // If there are several models, what their names begin with: "actor.",
+  // "model_1.".
+  std::vector<std::string> models = {};
 };
 
 struct Catalog;
