@@ -14,8 +14,8 @@ void Mover::read_around(const DirectReads& reads) {
   reader_.read_around(*direct_);
 }
 
-void Mover::look_ahead(const Item& item, std::span<const Item> next,
-                       uint64_t most) {
+size_t Mover::look_ahead(const Item& item, std::span<const Item> next,
+                         uint64_t most) {
   wanted_bytes_ = 0;
   const bool is_known = asked_ == item;
   was_cached_ = asked_was_cached_;
@@ -23,13 +23,15 @@ void Mover::look_ahead(const Item& item, std::span<const Item> next,
   if (!is_known || is_far(item)) ask_for(item);
   if (!is_known) was_cached_ = asked_was_cached_;
   ask_wanted(false);
-  if (next.empty()) return;
+  if (next.empty()) return 0;
   ask_for(next.front());
   const bool was_cached = asked_was_cached_;
   bool more = false;
+  size_t asked = 1;
   for (const Item& later : next.subspan(1)) {
     more = wanted_bytes_ >= most;
     if (more) break;
+    ++asked;
     if (!is_far(later)) continue;
     for (Wanted& earlier : wanted_) earlier.last = false;
     ask_for(later);
@@ -37,6 +39,7 @@ void Mover::look_ahead(const Item& item, std::span<const Item> next,
   ask_wanted(more);
   asked_ = next.front();
   asked_was_cached_ = was_cached;
+  return asked;
 }
 
 bool Mover::is_far(const Item& item) const {

@@ -134,8 +134,32 @@ struct Ahead {
   bool server = false;
 };
 
+// A thread's looks ahead at a server. The next one comes when half of what the
+// last one asked for is left: what one item has moved on by would be a request
+// of its own, however small the item is.
+class Looks {
+ public:
+  explicit Looks(const Ahead& ahead) : ahead_(ahead) {}
+
+  void before(const Item& item, uint32_t thread, WorkQueue& queue,
+              Mover& mover) {
+    if (left_ > 0) {
+      --left_;
+      mover.look_ahead(item, {});
+      return;
+    }
+    const size_t asked =
+        mover.look_ahead(item, queue.peek(thread, ahead_.items), ahead_.bytes);
+    if (ahead_.server) left_ = asked / 2;
+  }
+
+ private:
+  const Ahead& ahead_;
+  size_t left_ = 0;  // items until the next look
+};
+
 Ahead ahead_of(const Catalog& source, uint32_t threads) {
-  constexpr size_t kMostItems = 32;
+  constexpr size_t kMostItems = 4096;
   const bool server = std::ranges::any_of(
       source.files, [](const File& file) { return io::is_url(file.path); });
   if (!server) return {};
@@ -217,6 +241,7 @@ RunResult run(const Plan& plan, const Catalog& source, Output& output,
   };
   const Ahead ahead = ahead_of(source, reading.threads);
   const auto work = [&](uint32_t thread) {
+    Looks looks(ahead);
     const auto take = [&] {
       const trace::Span span("wait");
       if (!ahead.server) return queue.next(thread);
@@ -225,8 +250,7 @@ RunResult run(const Plan& plan, const Catalog& source, Output& output,
       });
     };
     while (const auto item = take()) {
-      movers[thread].look_ahead(*item, queue.peek(thread, ahead.items),
-                                ahead.bytes);
+      looks.before(*item, thread, queue, movers[thread]);
       if (options.device) {
         devices[thread].run(*item, done);
       } else {

@@ -37,9 +37,10 @@ class Mover {
   const Outcome& run(const Item& item);
 
   // Call before run(item): asks the disk or the server for what this item and
-  // the next ones will read and is not in memory, about `most` bytes.
-  void look_ahead(const Item& item, std::span<const Item> next,
-                  uint64_t most = UINT64_MAX);
+  // the next ones will read and is not in memory, about `most` bytes. Returns
+  // how many of the next ones that are.
+  size_t look_ahead(const Item& item, std::span<const Item> next,
+                    uint64_t most = UINT64_MAX);
   // True if the item would not wait for a server.
   bool is_there(const Item& item);
   // True if none of its reads would ask a server for anything.

@@ -110,11 +110,17 @@ std::optional<Item> WorkQueue::next(uint32_t thread, const Ready& ready) {
     return give(take_first(groups_[own.group], ready));
   }
   own.target = kNone;
+  const size_t longest = longest_group();
+  if (longest == groups_.size()) return std::nullopt;
+  return give(items_[--groups_[longest].end]);
+}
+
+size_t WorkQueue::longest_group() const {
   const auto longest = std::ranges::max_element(
       groups_, {}, [](const Group& g) { return g.end - g.begin; });
   if (longest == groups_.end() || longest->begin == longest->end)
-    return std::nullopt;
-  return give(items_[--longest->end]);
+    return groups_.size();
+  return static_cast<size_t>(longest - groups_.begin());
 }
 
 std::vector<Item> WorkQueue::peek(uint32_t thread, size_t most) {
@@ -127,7 +133,15 @@ std::vector<Item> WorkQueue::peek(uint32_t thread, size_t most) {
       items.push_back(items_[i]);
   };
   add(threads_.at(thread).group);
-  if (items.size() < most) add(untaken_group(thread));
+  const uint32_t untaken = items.size() < most ? untaken_group(thread) : kNone;
+  add(untaken);
+  if (untaken != kNone || items.size() == most) return items;
+  const size_t longest = longest_group();
+  if (longest == groups_.size() || longest == threads_.at(thread).group)
+    return items;
+  const auto [begin, end, _] = groups_[longest];
+  for (size_t i = end; i > begin && items.size() < most; --i)
+    items.push_back(items_[i - 1]);
   return items;
 }
 

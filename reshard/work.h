@@ -50,7 +50,8 @@ class WorkQueue {
   using Ready = std::function<bool(const Item&)>;
   std::optional<Item> next(uint32_t thread, const Ready& ready = {});
   // What next(thread) will probably give, up to `most` items: the rest of its
-  // group, then the group that it would begin with.
+  // group, then the group that it would begin with, or else the back of the one
+  // that it would help.
   std::vector<Item> peek(uint32_t thread, size_t most);
   void stop() { stopped_ = true; }
   // What nobody took.
@@ -67,6 +68,8 @@ class WorkQueue {
     uint32_t target = kNone;  // file that it writes
   };
   bool is_written(uint32_t target, uint32_t but_by) const;
+  // The group that has most left; their number if nothing is left.
+  size_t longest_group() const;
   // The group to begin with; kNone if all are taken.
   uint32_t untaken_group(uint32_t thread);
   Item take_first(Group& group, const Ready& ready);

@@ -11,6 +11,7 @@
 #include "containers/torch/item_ends.h"
 #include "formats/dcp/metadata.h"
 #include "lib/codec/stream.h"
+#include "lib/io/ahead.h"
 #include "lib/io/file.h"
 #include "lib/parallel.h"
 #include "lib/text/format.h"
@@ -24,6 +25,8 @@ constexpr size_t kRun = 256;
 // Files waited for at a time: a header is a few KiB, which a disk or a server
 // takes longer to deliver than we take to parse it.
 constexpr size_t kReaders = 32;
+// What each of them asks a server for at a time.
+constexpr uint64_t kWindow = uint64_t{1} << 20;
 // Decompressed items up to this size are held in memory whole; for larger ones
 // only the two ends are.
 constexpr uint64_t kSmallStream = uint64_t{8} << 20;
@@ -136,6 +139,21 @@ class Locator {
     }
   }
 
+  // What the locator reads of each item.
+  std::vector<io::Range> ends(const Run& run) const {
+    std::vector<io::Range> places;
+    for (size_t i = run.begin; i < run.end; ++i) {
+      const Item& item = items_[i];
+      const Extent& extent =
+          catalog_.tensors[item.tensor].pieces[item.piece].extent;
+      const uint64_t end = extent.offset + extent.archive;
+      const uint64_t part = std::min(extent.archive, torch::kItemEnd);
+      places.push_back({extent.offset, extent.offset + part});
+      places.push_back({end - part, end});
+    }
+    return places;
+  }
+
   void locate_run(size_t number) {
     const Run& run = runs_[number];
     const uint32_t file = items_[run.begin].file;
@@ -146,7 +164,10 @@ class Locator {
     // for.
     ::posix_fadvise(handle.fd(), 0, 0, POSIX_FADV_RANDOM);
     torch::TensorLocator locator(handle, file);
+    io::LooksAhead looks(handle, packed ? std::vector<io::Range>() : ends(run),
+                         kWindow);
     for (size_t i = run.begin; i < run.end; ++i) {
+      looks.reach(2 * (i - run.begin) + 1);
       const Tensor& tensor = catalog_.tensors[items_[i].tensor];
       Piece& piece = catalog_.tensors[items_[i].tensor].pieces[items_[i].piece];
       if (piece.flat)

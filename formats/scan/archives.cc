@@ -47,46 +47,18 @@ Part inner_part(const Part& part, const std::string& name) {
   return inner;
 }
 
-// Asks a server for what is read of the next records while those before them
-// are scanned: each of them would be a round trip.
-class Looks {
- public:
-  Looks(const io::Handle& file, const std::vector<zip::Entry>& entries)
-      : file_(file),
-        entries_(entries),
-        half_(io::remote_of(file) ? 0 : SIZE_MAX) {}
-
-  // Call before entry i is scanned.
-  void reach(size_t i) {
-    if (i < half_) return;
-    const size_t before = next_;
-    std::vector<io::Range> ranges;
-    for (uint64_t bytes = 0; next_ < entries_.size() && bytes < kWindow &&
-                             ranges.size() < kMostRecords;
-         ++next_) {
-      const zip::Entry& entry = entries_[next_];
-      const uint64_t most = is_storage(entry.name) ? kHead : kMostWhole;
-      const uint64_t size = std::min(entry.packed_size, most);
-      // With it comes what lies before the next record.
-      bytes += std::max(size, std::min(entry.packed_size, kMostGap));
-      ranges.push_back({entry.data_offset, entry.data_offset + size});
-    }
-    half_ = next_ < entries_.size() ? (before + next_) / 2 : SIZE_MAX;
-    std::ranges::sort(ranges, {}, &io::Range::begin);
-    io::ask_for(file_, ranges, {.looks = true});
+// What is read of each record.
+std::vector<io::Range> looks_at(const std::vector<zip::Entry>& entries) {
+  constexpr uint64_t kMostWhole = uint64_t{1} << 20;
+  std::vector<io::Range> places;
+  places.reserve(entries.size());
+  for (const zip::Entry& entry : entries) {
+    const uint64_t most = is_storage(entry.name) ? kHead : kMostWhole;
+    const uint64_t size = std::min(entry.packed_size, most);
+    places.push_back({entry.data_offset, entry.data_offset + size});
   }
-
- private:
-  // Several files are scanned at once, and share the memory of such looks.
-  static constexpr uint64_t kWindow = uint64_t{2} << 20;
-  static constexpr size_t kMostRecords = 1024;
-  static constexpr uint64_t kMostWhole = uint64_t{1} << 20;
-  static constexpr uint64_t kMostGap = uint64_t{64} << 10;
-  const io::Handle& file_;
-  const std::vector<zip::Entry>& entries_;
-  size_t next_ = 0;  // the first one that was not asked for
-  size_t half_;      // when to ask for more
-};
+  return places;
+}
 
 // Inflates as much as possible of a record that may be broken.
 std::string inflated(std::string_view packed) {
@@ -147,8 +119,13 @@ void Scanner::zip(const io::Handle& file, const Part& part) {
 }
 
 void Scanner::archive(const io::Handle& file, const Part& part) {
+  // Several files are scanned at once, and share the memory of such looks.
+  constexpr uint64_t kWindow = uint64_t{3} << 20;
   const zip::Archive archive = zip::Archive::read(file);
-  Looks looks(file, archive.entries());
+  io::LooksAhead looks(file,
+                       io::remote_of(file) ? looks_at(archive.entries())
+                                           : std::vector<io::Range>(),
+                       kWindow);
   size_t next = 0;
   for (const zip::Entry& entry : archive.entries()) {
     looks.reach(next++);

@@ -6,7 +6,9 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 namespace ckpt::io {
@@ -68,6 +70,31 @@ void ask_for(const Handle& file, std::span<const Range> ranges, Asking how) {
   for (const auto& [begin, end] : ranges)
     ::posix_fadvise(file.fd(), static_cast<off_t>(base + begin),
                     static_cast<off_t>(end - begin), POSIX_FADV_WILLNEED);
+}
+
+LooksAhead::LooksAhead(const Handle& file, std::vector<Range> places,
+                       uint64_t window)
+    : file_(file), places_(std::move(places)), window_(window) {
+  if (!remote_of(file)) next_ = half_ = SIZE_MAX;
+}
+
+void LooksAhead::reach(size_t i) {
+  constexpr size_t kMost = 1024;  // requests for places far apart
+  if (i < half_ || next_ >= places_.size()) return;
+  const size_t before = next_;
+  std::vector<Range> ranges;
+  for (uint64_t bytes = 0;
+       next_ < places_.size() && bytes < window_ && ranges.size() < kMost;
+       ++next_) {
+    const Range& place = places_[next_];
+    bytes += place.end - place.begin;
+    if (next_ > before && place.begin >= places_[next_ - 1].end)
+      bytes += std::min(place.begin - places_[next_ - 1].end, kGap);
+    ranges.push_back(place);
+  }
+  half_ = (before + next_) / 2;
+  std::ranges::sort(ranges, {}, &Range::begin);
+  ask_for(file_, ranges, {.looks = true});
 }
 
 }  // namespace ckpt::io

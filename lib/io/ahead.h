@@ -3,8 +3,10 @@
 // once faster than one after the other.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "lib/io/file.h"
 #include "lib/io/remote.h"
@@ -20,5 +22,28 @@ bool is_cached(const Handle& file, uint64_t offset, uint64_t count);
 void ask_for(const Handle& file, uint64_t offset, uint64_t count);
 // The same of several ranges, in order.
 void ask_for(const Handle& file, std::span<const Range> ranges, Asking how);
+
+// Looks at many places of a file, one after the other, each of which would be a
+// round trip: the next ones are asked for while those before them are read.
+// Nothing for a file on this machine.
+class LooksAhead {
+ public:
+  // Looks this far apart come in one request, with what lies between them: it
+  // takes no longer than a round trip, of which a host gets 8 at once.
+  static constexpr uint64_t kGap = uint64_t{100} << 10;
+
+  // `places` in the order of the looks; `window`: bytes asked for at a time.
+  // The file must outlive this.
+  LooksAhead(const Handle& file, std::vector<Range> places, uint64_t window);
+  // Call before look i.
+  void reach(size_t i);
+
+ private:
+  const Handle& file_;
+  const std::vector<Range> places_;
+  const uint64_t window_;
+  size_t next_ = 0;  // the first one that was not asked for
+  size_t half_ = 0;  // when to ask for more
+};
 
 }  // namespace ckpt::io

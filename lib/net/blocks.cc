@@ -106,6 +106,45 @@ uint64_t Blocks::before(const void* file, uint64_t at) const {
   return key.first == file ? block->end() : 0;
 }
 
+bool Blocks::is_minor(const Block& block) {
+  constexpr uint64_t kMostMinor = uint64_t{16} << 10;
+  return !block.payload && block.size <= kMostMinor && block.is_there();
+}
+
+uint64_t Blocks::next_major(const void* file, uint64_t at) const {
+  auto found = blocks_.upper_bound({file, at});
+  while (found != blocks_.end() && found->first.first == file &&
+         is_minor(*found->second))
+    ++found;
+  return found == blocks_.end() || found->first.first != file
+             ? UINT64_MAX
+             : found->first.second;
+}
+
+uint64_t Blocks::minor_bytes(const void* file, uint64_t begin,
+                             uint64_t end) const {
+  uint64_t bytes = 0;
+  const BlockPtr first = find(file, begin);
+  if (first && is_minor(*first)) bytes = std::min(first->end(), end) - begin;
+  for (auto one = blocks_.upper_bound({file, begin});
+       one != blocks_.end() && one->first < Key{file, end}; ++one)
+    if (is_minor(*one->second))
+      bytes += std::min(one->second->end(), end) - one->second->begin;
+  return bytes;
+}
+
+void Blocks::drop_minor(const void* file, uint64_t begin, uint64_t end) {
+  auto one = blocks_.lower_bound({file, begin});
+  while (one != blocks_.end() && one->first < Key{file, end}) {
+    if (!is_minor(*one->second)) {
+      ++one;
+      continue;
+    }
+    kept_ -= one->second->size;
+    one = blocks_.erase(one);
+  }
+}
+
 bool Blocks::make_room(uint64_t bytes, bool payload) {
   const uint64_t most =
       payload ? limit_ - limit_ / kSpareShare : std::max(kMostKept, bytes);

@@ -48,6 +48,13 @@ class Blocks {
   // one before it, or 0.
   uint64_t next(const void* file, uint64_t at) const;
   uint64_t before(const void* file, uint64_t at) const;
+  // Small blocks of headers that are there cut payload into as many requests as
+  // it has records. So payload may be fetched over them: next() without those,
+  // how many of the bytes [begin, end) they have, and their end.
+  static bool is_minor(const Block& block);
+  uint64_t next_major(const void* file, uint64_t at) const;
+  uint64_t minor_bytes(const void* file, uint64_t begin, uint64_t end) const;
+  void drop_minor(const void* file, uint64_t begin, uint64_t end);
   // Makes room for payload; returns false if there is none.
   bool has_room(uint64_t bytes) { return make_room(bytes, true); }
   // Makes room; returns false if payload does not fit.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "lib/io/ahead.h"
 #include "lib/net/blocks.h"
 #include "lib/trace.h"
 
@@ -18,6 +19,12 @@ constexpr uint64_t kRange = 4 << 20;    // of one request
 // of what is wanted, so that little is fetched in vain.
 constexpr uint64_t kGap = 64 << 10;
 constexpr uint64_t kGapShare = 64;
+// Or no more than a request costs: the frames of the items of a .distcp file.
+constexpr uint64_t kLeastGap = 4 << 10;
+// The same of headers that are in memory already, and lie in what is wanted.
+constexpr uint64_t kMinorShare = 8;
+// A range that is worth a request of its own.
+constexpr uint64_t kLittle = 256 << 10;
 
 // Requests that fill the caller's memory must not outlive the call.
 class Fills {
@@ -104,6 +111,7 @@ BlockPtr NetFile::ask(uint64_t begin, uint64_t end, uint64_t wanted,
   auto block = std::make_shared<Block>(begin, end);
   block->payload = payload;
   block->wanted = wanted;
+  if (payload) blocks.drop_minor(this, begin, end);
   blocks.add(this, block);
   block->ticket = start(request(begin, block->bytes()));
   return block;
@@ -310,17 +318,29 @@ void NetFile::ask_for(std::span<const io::Range> ranges, io::Asking how) const {
     return fits;
   };
   const auto cut = [&] { return begin / most * most + most; };
+  bool over = false;  // headers in a range are fetched again with it
+  const auto next = [&](uint64_t at) {
+    return over ? blocks.next_major(this, at) : blocks.next(this, at);
+  };
   const auto joins = [&](uint64_t at, uint64_t stop) {
     if (begin == end || at >= cut()) return false;
-    if (blocks.next(this, end - 1) <= at) return false;
+    if (next(end - 1) <= at) return false;
     const uint64_t gap = at - end;
-    return gap <= kGap &&
-           (how.looks || gap <= (wanted + stop - at) / kGapShare);
+    if (how.looks) return gap <= io::LooksAhead::kGap;
+    if (gap > kGap) return false;
+    if (gap <= kLeastGap) return true;
+    const uint64_t known = blocks.minor_bytes(this, end, at);
+    const uint64_t both = wanted + stop - at;
+    return gap - known <= both / kGapShare && known <= both / kMinorShare;
   };
   for (const io::Range& range : ranges) {
     const uint64_t last = std::min(range.end, size_);
+    over = !how.looks && range.begin < last && last - range.begin < kLittle &&
+           blocks.minor_bytes(this, range.begin, last) <=
+               (last - range.begin) / kMinorShare;
     for (uint64_t at = range.begin; at < last;) {
-      if (const BlockPtr block = blocks.find(this, at)) {
+      const BlockPtr block = blocks.find(this, at);
+      if (block && !(over && Blocks::is_minor(*block))) {
         at = block->end();
         continue;
       }
@@ -330,7 +350,7 @@ void NetFile::ask_for(std::span<const io::Range> ranges, io::Asking how) const {
         at = both;
         continue;
       }
-      const uint64_t stop = std::min(last, blocks.next(this, at));
+      const uint64_t stop = std::min(last, next(at));
       if (!joins(at, stop)) {
         if (!flush()) return;
         begin = at;

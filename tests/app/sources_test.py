@@ -130,6 +130,38 @@ def test_records(folder):
                   f"{server.bytes >> 10} KiB")
 
 
+# What many small tensors are stored in, and how that is written.
+SMALL = {"m.pt": (), "st": ("--to", "safetensors"),
+         "dcp": ("--to", "dcp", "--dp", "2")}
+
+
+def test_small(folder, name):
+    """Whoever reads all bytes asks for ranges over the borders of small
+    tensors: not for each of them."""
+    write_model(folder / "m.safetensors",
+                {f"layers.{i}.w": 100 << 10 for i in range(200)})
+    kept = folder / name
+    ok("convert", folder / "m.safetensors", kept, *SMALL[name], "-q",
+       "--no-fsync", "--no-manifest")
+    files = [p for p in ([kept] if kept.is_file() else kept.rglob("*"))
+             if p.is_file()]
+    mib = sum(p.stat().st_size for p in files) >> 20
+    with Server(folder) as server:
+        url = f"{server.url}/{name}"
+        for args in (("verify", url), ("diff", url, kept),
+                     ("convert", url, folder / "out", "--to", "safetensors",
+                      "-q", "--no-fsync")):
+            server.forget()
+            ok(*args)
+            # Once for the payload, and of archives once for their heads.
+            most = 3 * mib + 12 * (1 + len(files))
+            if name == "st":
+                most = mib // 2 + 12
+            check(len(server.requests) <= most,
+                  f"{args[0]}: {len(server.requests)} requests for {mib} MiB "
+                  f"in {len(files)} files")
+
+
 def etag_of(path):
     return bytes_of(str(path), path.stat().st_mtime_ns)[1]
 
@@ -567,6 +599,8 @@ def main():
                  test_one_listing, test_once, test_verified_once,
                  test_expired):
         suite.add(test.__name__.removeprefix("test_"), test)
+    for name in SMALL:
+        suite.add("small " + name, test_small, name)
     for name in SOURCES:
         suite.add("secrets " + name, test_secrets, name)
 
