@@ -15,7 +15,9 @@
 #include "app/print/json_writer.h"
 #include "formats/format.h"
 #include "lib/failures.h"
+#include "lib/io/file.h"
 #include "lib/io/remote.h"
+#include "lib/io/remote_below.h"
 #include "lib/text/format.h"
 
 namespace ckpt::app {
@@ -50,9 +52,39 @@ struct FileState {
 };
 using TreeState = std::vector<FileState>;
 
+// The same on a server, asked anew. What is not there yet, a bucket's name or a
+// revision as well, is no failure; a refusal is one, and so is what stays wrong
+// after its retries.
+TreeState state_of_url(const std::string& url) {
+  io::forget_remote();
+  TreeState state;
+  try {
+    const auto facts = io::stat_remote(url);
+    if (!facts) return state;
+    const auto add = [&state](const std::string& path, struct stat found) {
+      state.push_back({path, static_cast<uint64_t>(found.st_size),
+                       static_cast<int64_t>(found.st_ino)});
+    };
+    if (!S_ISDIR(facts->st_mode)) {
+      add(url, *facts);
+      return state;
+    }
+    for (const io::RemoteEntry& file : io::files_below(url)) {
+      const std::string path = io::join(url, file.path);
+      if (const auto found = io::stat_remote(path)) add(path, *found);
+    }
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kMissing) throw;
+    state.clear();
+  }
+  std::ranges::sort(state, {}, &FileState::path);
+  return state;
+}
+
 // Files come and go while they are listed. What can't be examined is left out;
 // next time it is there or not.
 TreeState state_of(const std::string& path) {
+  if (io::is_url(path)) return state_of_url(path);
   TreeState state;
   const auto add = [&state](const fs::path& file) {
     std::error_code failure;
@@ -81,6 +113,13 @@ TreeState state_of(const std::string& path) {
   return state;
 }
 
+// An upload of ckpt's that has begun to publish, and not ended.
+bool is_claimed(const TreeState& state) {
+  return std::ranges::any_of(state, [](const FileState& file) {
+    return io::base_name(file.path) == ".ckpt-upload";
+  });
+}
+
 class Wait : public Command {
  public:
   std::string_view name() const override { return "wait"; }
@@ -90,13 +129,15 @@ class Wait : public Command {
   std::string_view examples() const override {
     return "ckpt wait run/step_5000 --timeout 30m && ckpt verify "
            "run/step_5000\n"
-           "ckpt wait run/step_5000 --settle 60s    # a slow file system";
+           "ckpt wait run/step_5000 --settle 60s    # a slow file system\n"
+           "ckpt wait s3://bucket/run/step_5000 --timeout 2h";
   }
   void add_options(CLI::App& app) override;
   ExitCode run() override;
 
  private:
   bool opens();
+  Seconds pause(Seconds left);
   ExitCode answer(bool finished) const;
 
   std::string path_;
@@ -106,6 +147,7 @@ class Wait : public Command {
   std::string why_ = "there is nothing";  // it is not finished
   std::optional<Error> unread_;           // why it can't be said whether it is
   std::string found_;
+  Seconds server_pause_{0};
 };
 
 void Wait::add_options(CLI::App& app) {
@@ -147,6 +189,11 @@ bool Wait::opens() {
     if (error.code() != ExitCode::kMissing &&
         error.code() != ExitCode::kDamaged && error.code() != ExitCode::kIo)
       throw;
+    // What was replaced while it was read is not finished; another failure of a
+    // server, which was asked often enough, is an answer.
+    if (io::is_url(path_) && error.code() == ExitCode::kIo &&
+        !error.problem().starts_with("the source changed"))
+      throw;
     failures::forget();
     why_ = error.what();
     unread_.reset();
@@ -174,11 +221,16 @@ ExitCode Wait::answer(bool finished) const {
   return finished ? ExitCode::kDone : ExitCode::kNegative;
 }
 
+// A server is looked at after 1 s, and ever more seldom, up to 15 s, while
+// nothing changes; but when files will have settled, if that is sooner.
+Seconds Wait::pause(Seconds left) {
+  if (!io::is_url(path_))
+    return std::min(Seconds(1), std::max(Seconds(0.05), settle_ / 4));
+  server_pause_ = std::clamp(server_pause_ * 1.5, Seconds(1), Seconds(15));
+  return left > Seconds(0) ? std::min(server_pause_, left) : server_pause_;
+}
+
 ExitCode Wait::run() {
-  if (io::is_url(path_))
-    throw usage_error({}, "wait watches files of this machine, and {} is none",
-                      path_)
-        .with_hint("ckpt verify says whether what is there is whole");
   const Clock::time_point end =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(timeout_);
   TreeState state = state_of(path_);
@@ -187,7 +239,9 @@ ExitCode Wait::run() {
   for (;;) {
     const Clock::time_point now = Clock::now();
     const bool settled = now - changed >= settle_;
-    if (!state.empty() && settled && !tried) {
+    if (is_claimed(state)) {
+      why_ = "an upload to it has not ended (.ckpt-upload)";
+    } else if (!state.empty() && settled && !tried) {
       tried = true;
       if (opens()) return answer(true);
       spdlog::info("not yet: {}", why_);
@@ -195,12 +249,13 @@ ExitCode Wait::run() {
       why_ = "files still change";
     }
     if (now >= end) return answer(false);
-    std::this_thread::sleep_for(
-        std::min({Seconds(1), Seconds(end - now),
-                  std::max(Seconds(0.05), settle_ / 4)}));
+    std::this_thread::sleep_for(std::min(
+        Seconds(end - now),
+        pause(settled ? Seconds(0) : Seconds(settle_ - (now - changed)))));
     TreeState next = state_of(path_);
     if (next == state) continue;
     state = std::move(next);
+    server_pause_ = Seconds(0);
     changed = Clock::now();
     tried = false;
   }

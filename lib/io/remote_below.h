@@ -12,5 +12,7 @@ void look_below_remote(const std::string& url);
 // looked at itself: the listing that tells may be on its way meanwhile. Doesn't
 // wait, and fails silently.
 void look_beside_remote(const std::string& url);
+// From here on everything is asked again: for whoever waits for a change.
+void forget_remote();
 
 }  // namespace ckpt::io

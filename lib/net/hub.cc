@@ -198,6 +198,14 @@ class HubStore final : public Store {
     return std::vector<std::string>(names.begin(), names.end());
   }
 
+  // Nobody reads meanwhile. What was found may be another commit by now.
+  void forget() override {
+    const std::lock_guard lock(tree_mutex_);
+    trees_.clear();
+    const std::lock_guard others(mutex_);
+    places_.clear();
+  }
+
   Request request(const std::string& path) override {
     const auto name = parse_name(path);
     const Tree* const found = name ? tree(*name) : nullptr;

@@ -100,8 +100,8 @@ void forget_all() {
     for (auto& [path, file] : all.files) all.old.push_back(std::move(file));
     all.files.clear();
   }
-  store_of("s3://").forget();
-  store_of("gs://").forget();
+  for (const char* scheme : {"https://", "hf://", "s3://", "gs://", "az://"})
+    store_of(scheme).forget();
 }
 
 std::string last_name(const std::string& path) {
@@ -209,6 +209,8 @@ std::unordered_map<std::string, struct stat> stat_remote_again(
   }
   return told;
 }
+
+void forget_remote() { net::forget_all(); }
 
 std::vector<std::string> names_in_remote(const std::string& url) {
   const std::string path = net::normal(url);

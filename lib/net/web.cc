@@ -70,6 +70,12 @@ class WebStore final : public Store {
     return page->names;
   }
 
+  void forget() override {
+    const std::lock_guard lock(mutex_);
+    listed_.clear();
+    files_.clear();
+  }
+
   Request request(const std::string& path) override {
     check_scheme(path, path);
     Request made;

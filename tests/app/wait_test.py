@@ -9,6 +9,8 @@ import subprocess
 import threading
 import time
 
+from remote_test import CLEAN
+from sources_test import Listed
 from support import DATA, Suite, check, check_equal
 
 CKPT = None
@@ -88,12 +90,55 @@ def test_mistakes(folder):
         result = CKPT.run("wait", folder, *argv)
         check(result.code == 2 and argv[0] in result.err,
               f"{argv}: {result.code} {result.err}")
-    check_equal(CKPT.run("wait", "https://example.com/x").code, 2, "a URL")
+
+
+def test_url(folder):
+    """A store's directory: absent is no failure, a claim of an upload is not
+    finished, a refusal ends it at once."""
+    source, there = SAVES["safetensors"], folder / "b/run/step"
+    with Listed(folder) as server:
+        env = {**CLEAN, "AWS_ENDPOINT_URL": server.url,
+               "AWS_NO_SIGN_REQUEST": "1", "CKPT_NET_RETRIES": "0"}
+        for url in ("s3://b/run/step", server.url + "/b/run/step"):
+            def wait(seconds, url=url):
+                return CKPT.run("wait", url, "--settle", "0.2s", "--timeout",
+                                f"{seconds}s", env=env)
+            shutil.rmtree(folder / "b", ignore_errors=True)
+            (folder / "b").mkdir()
+            done = wait(0.5)
+            check_equal(done.code, 1, done.err)
+            check("there is nothing" in done.err, done.err)
+
+            def save():
+                time.sleep(0.4)
+                there.mkdir(parents=True)
+                (there / ".ckpt-upload").write_text("7")
+                for file in source.iterdir():
+                    shutil.copy(file, there)
+                time.sleep(1)
+                (there / ".ckpt-upload").unlink()
+                ended.append(time.monotonic())
+            ended = []
+            thread = threading.Thread(target=save)
+            thread.start()
+            done = wait(30)
+            check(ended, "it answered while the claim was there")
+            thread.join()
+            check_equal((done.code, done.out.strip()), (0, url), done.err)
+        server.fault = lambda *_: ("status", 403)
+        done = wait(30)
+        check_equal(done.code, 6, done.err)
+        check("access is refused (HTTP 403" in done.err, done.err)
+        check(done.seconds < 10, f"{done.seconds} s")
 
 
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
+    probe = ckpt.run("inspect", "http://127.0.0.1:1/x",
+                     env={**CLEAN, "CKPT_NET_RETRIES": "0"})
+    if probe.code != 7:  # built with URLs
+        suite.add("test_url", test_url)
     for name in SAVES:
         suite.add(f"save: {name}", test_save, name)
     for case in (test_never, test_finished, test_interrupted, test_mistakes):
