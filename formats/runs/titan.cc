@@ -9,6 +9,7 @@
 #include <optional>
 #include <set>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "ckpt/error.h"
@@ -399,9 +400,8 @@ bool has_transformers_names(const Catalog& source) {
 // files have the same embeddings, and other projections.
 bool has_own_names(const Catalog& catalog) {
   if (has_titan_names(catalog)) return true;
-  const bool titan = catalog.run ? catalog.run->trainer == "torchtitan"
-                                 : catalog.format == "dcp";
-  return titan && !any_model(catalog, ".attention.wq.") &&
+  return catalog.run && catalog.run->trainer == "torchtitan" &&
+         !any_model(catalog, ".attention.wq.") &&
          std::ranges::any_of(catalog.tensors, [](const Tensor& tensor) {
            return tensor.name == "tok_embeddings.weight" ||
                   tensor.name == "img_in.weight";
