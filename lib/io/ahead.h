@@ -28,9 +28,10 @@ void ask_for(const Handle& file, std::span<const Range> ranges, Asking how);
 // Nothing for a file on this machine.
 class LooksAhead {
  public:
-  // Looks this far apart come in one request, with what lies between them: it
-  // takes no longer than a round trip, of which a host gets 8 at once.
-  static constexpr uint64_t kGap = uint64_t{100} << 10;
+  // Looks this far apart come in one request, with what lies between them. More
+  // would save round trips that run side by side anyway, and a scan of small
+  // records would fetch all of them.
+  static constexpr uint64_t kGap = uint64_t{64} << 10;
 
   // `places` in the order of the looks; `window`: bytes asked for at a time.
   // The file must outlive this.

@@ -157,6 +157,9 @@ def test_small(folder, name):
             most = 3 * mib + 12 * (1 + len(files))
             if name == "st":
                 most = mib // 2 + 12
+            # What a scan looks at is too far apart to come with it.
+            if name == "m.pt" and args[0] == "verify":
+                most = 200 + mib + 12
             check(len(server.requests) <= most,
                   f"{args[0]}: {len(server.requests)} requests for {mib} MiB "
                   f"in {len(files)} files")
