@@ -192,12 +192,42 @@ void note_roles(Catalog& source) {
       roles.size(), fmt::join(roles, ", "), how_alone(source, roles[0])));
 }
 
+// The name of an adapter is in its names in a live model, and not in PEFT's
+// files: lora_A.default.weight.
+bool is_live_factor(const std::string& name) {
+  constexpr std::string_view kFactor = ".lora_A.", kAlone = ".lora_A.weight";
+  return name.find(kFactor) != name.npos && !name.ends_with(kAlone);
+}
+
+// Of such a model transformers looks for `q_proj.weight`, finds
+// `q_proj.base_layer.weight`, and makes the weight up.
+void note_adapter_inside(Catalog& source) {
+  const auto find = [&](const auto& wanted) {
+    return std::ranges::find_if(source.tensors, [&](const Tensor& tensor) {
+      return tensor.kind == Kind::model && wanted(tensor.name);
+    });
+  };
+  const auto base = find([](const std::string& name) {
+    return name.find(".base_layer.") != name.npos;
+  });
+  if (base == source.tensors.end() ||
+      find(is_live_factor) == source.tensors.end())
+    return;
+  source.problems.push_back(
+      warning("adapter_inside", {source.path, base->name},
+              "the names are PEFT's, of a base with an adapter in it that is "
+              "not added: transformers and vLLM load neither. Convert the base "
+              "alone (--exclude '*.lora_*', --rename), then add the adapter "
+              "that the trainer saved beside it (--adapter)"));
+}
+
 }  // namespace
 
 Catalog model_only(Catalog source) {
   const bool weights = std::ranges::any_of(
       source.tensors,
       [](const Tensor& tensor) { return tensor.kind == Kind::model; });
+  if (weights) note_adapter_inside(source);
   if (!source.run || !weights) return source;  // --optim-only
   note_roles(source);
   size_t count = 0;

@@ -5,6 +5,7 @@
 
 #include "ckpt/error.h"
 #include "lib/interrupt.h"
+#include "lib/io/remote.h"
 #include "reshard/mover.h"
 #include "reshard/transform.h"
 
@@ -59,9 +60,10 @@ void Mover::run_columns(const Job& job, uint64_t row, uint64_t begin,
 bool Mover::is_blind(const Job& job, const Move& move) const {
   const bool digested =
       options_.digest && (move.digest != kNone || move.check != kNone);
+  const Lane& source = plan_.lanes[job.first_source + move.source];
   return !digested && !options_.observe && !crcs_ && move.target != kNone &&
-         !plan_.tensors[job.tensor].casts() &&
-         !plan_.lanes[job.first_source + move.source].transform;
+         !plan_.tensors[job.tensor].casts() && !source.transform &&
+         !io::is_url(files_[source.file].path);
 }
 
 void Mover::copy_columns(const Job& job, uint64_t row,

@@ -309,6 +309,24 @@ def test_fsdp1_lora(folder, case):
         CKPT.ok("reshard", FSDP1 / case / "ckpt", folder / str(ranks), "--dp",
                 ranks)
         check_live(case, folder / str(ranks))
+    if case == "lora_only_w2":
+        return
+    # transformers knows no such names; the base alone has its own.
+    command = ("convert", FSDP1 / case / "ckpt", folder / "hf", "--to",
+               "safetensors")
+    check("with an adapter in it" in CKPT.ok(*command).err, "unsaid")
+    (folder / "base.json").write_text(json.dumps(
+        {"base_model.model.*.base_layer.*": "*.*", "base_model.model.*": "*"}))
+    said = CKPT.ok(*command, "--overwrite", "--exclude", "*.lora_*",
+                   "--model-only", "--rename", folder / "base.json")
+    check("adapter" not in said.err, f"{said}")
+    want = read_safetensors(FSDP1 / case / "expected.safetensors")
+    got = read_safetensors(folder / "hf/model.safetensors")
+    check_equal({name: tensor.data for name, tensor in got.items()},
+                {name.removeprefix("base_model.model.").replace(
+                    ".base_layer.", "."): tensor.data
+                 for name, tensor in want.items() if ".lora_" not in name},
+                "base")
 
 
 def test_fsdp1_adapter_alone(folder):

@@ -165,6 +165,19 @@ def test_small(folder, name):
                   f"in {len(files)} files")
 
 
+def test_blind(folder):
+    """Bytes that nothing has to see are asked for ahead, too: a server's can't
+    be cloned."""
+    write_model(folder / "m.safetensors", layers(12, 4 << 20))
+    with Server(folder) as server:
+        for to in ("safetensors", "torch", "dcp"):
+            server.forget()
+            ok("convert", server.url + "/m.safetensors", folder / to, "--to", to,
+               "-q", "--no-fsync", "--no-manifest")
+            check(len(server.requests) <= 24,
+                  f"{to}: {len(server.requests)} requests for 48 MiB")
+
+
 def etag_of(path):
     return bytes_of(str(path), path.stat().st_mtime_ns)[1]
 
@@ -602,6 +615,7 @@ def main():
                  test_one_listing, test_once, test_verified_once,
                  test_expired):
         suite.add(test.__name__.removeprefix("test_"), test)
+    suite.add("blind", test_blind)
     for name in SMALL:
         suite.add("small " + name, test_small, name)
     for name in SOURCES:

@@ -111,9 +111,9 @@ class FormatRegistry {
 // Changes whenever modules and program would no longer agree.
 inline constexpr char kFormatAbi[] =
 #ifdef _LIBCPP_VERSION
-    "ckpt format 6 libc++";
+    "ckpt format 7 libc++";
 #else
-    "ckpt format 6 libstdc++";
+    "ckpt format 7 libstdc++";
 #endif
 
 }  // namespace ckpt
