@@ -169,7 +169,8 @@ void Salvager::prove() {
   if (!report_.whole()) return;
   reshard::check_replicas(plan, result, whole);
   proven_.format = proven_.source_format = report_.format;
-  proven_.source_path = source_;
+  proven_.source_path =
+      options_.source_name.empty() ? source_ : options_.source_name;
   for (size_t i = 0; i < whole.tensors.size(); ++i)
     proven_.tensors[whole.tensors[i].name] = {.dtype = whole.tensors[i].dtype,
                                               .shape = whole.tensors[i].shape,

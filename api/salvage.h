@@ -29,6 +29,8 @@ struct SalvageOptions {
   formats::ReadOptions read;
   Fill fill = Fill::kRefuse;
   std::string like;  // another step of the same run, or ""
+  // What DST's manifest calls the source; "": its path.
+  std::string source_name;
   bool dry_run = false;
   SaveOptions save;
 };

@@ -12,6 +12,7 @@
 #include "containers/torch/container.h"
 #include "lib/io/file.h"
 #include "lib/io/listing.h"
+#include "lib/io/remote.h"
 #include "lib/manifest.h"
 #include "lib/pickle/decode.h"
 #include "lib/text/json.h"
@@ -74,6 +75,13 @@ bool has_local_header(const io::Handle& file) {
 
 std::vector<std::string> files_below(const std::string& directory) {
   std::vector<std::string> names;
+  if (io::is_url(directory)) {
+    for (io::RemoteEntry& one : io::files_below(directory))
+      if (io::base_name(one.path) != kManifestName)
+        names.push_back(std::move(one.path));
+    std::ranges::sort(names);
+    return names;
+  }
   std::error_code failed;
   fs::recursive_directory_iterator at(directory, failed);
   for (; !failed && at != fs::recursive_directory_iterator();

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "app/command.h"
+#include "app/options/options.h"
 #include "app/options/settings.h"
 #include "app/options/words.h"
 #include "app/print/console.h"
@@ -101,6 +102,13 @@ void refuse_empty_paths(const CLI::App& app) {
   }
 }
 
+void refuse_urls_of_notes(const CLI::App& app) {
+  for (const char* name : {"--html", "--plan-file"})
+    if (const CLI::Option* const option = app.get_option_no_throw(name))
+      for (const std::string& value : option->results())
+        check_note(value, name);
+}
+
 int run_command(Command& command, std::vector<std::string> words) {
   CLI::App app;
   bool help = false;
@@ -131,6 +139,7 @@ int run_command(Command& command, std::vector<std::string> words) {
                           (error.hint().empty() ? "" : "; " + error.hint()));
   }
   refuse_empty_paths(app);
+  refuse_urls_of_notes(app);
   configure(command.output);
   JsonWriter::set_lines(command.output.ndjson);
   const ExitCode code = run_to_the_end(command);

@@ -123,31 +123,9 @@ void Fetch::list() {
     return std::ranges::any_of(
         globs, [&](const text::Glob& one) { return one.matches(path); });
   };
-  std::vector<io::RemoteEntry> all;
-  job_.single = io::is_file(url_);
-  if (job_.single) {
-    all.push_back({io::base_name(url_), 0});
-  } else if (io::is_directory(url_)) {
-    all = io::files_below(url_);
-  } else {
-    throw missing_error({url_, {}}, "does not exist");
-  }
-  for (const io::RemoteEntry& one : all) {
-    check_name(url_, one.path);
-    if (!include.empty() && !any(include, one.path)) continue;
-    if (any(exclude, one.path)) continue;
-    job_.files.push_back(
-        {one.path, job_.single ? url_ : io::join(url_, one.path)});
-  }
-  // A web server is asked about each file; other listings already say it.
-  parallel_for(
-      job_.files.size(), [&](size_t i) { look_at(job_.files[i]); }, kLooks);
-  if (!job_.files.empty()) return;
-  if (all.empty()) throw missing_error({url_, {}}, "lists no files");
-  throw missing_error({url_, {}}, "none of its {} is wanted",
-                      text::counted(all.size(), "file"))
-      .with_hint("--include and --exclude are globs; a name here: " +
-                 text::printable(all.front().path));
+  list_files(job_, url_, [&](const std::string& path) {
+    return (include.empty() || any(include, path)) && !any(exclude, path);
+  });
 }
 
 // It would be a directory named like the file, with the file in it.
@@ -231,6 +209,34 @@ ExitCode Fetch::run() {
 }
 
 }  // namespace
+
+void list_files(FetchJob& job, const std::string& url,
+                const std::function<bool(const std::string& path)>& wanted) {
+  std::vector<io::RemoteEntry> all;
+  job.single = io::is_file(url);
+  if (job.single) {
+    all.push_back({io::base_name(url), 0});
+  } else if (io::is_directory(url)) {
+    all = io::files_below(url);
+  } else {
+    throw missing_error({url, {}}, "does not exist");
+  }
+  for (const io::RemoteEntry& one : all) {
+    check_name(url, one.path);
+    if (wanted(one.path))
+      job.files.push_back(
+          {one.path, job.single ? url : io::join(url, one.path)});
+  }
+  // A web server is asked about each file; other listings already say it.
+  parallel_for(
+      job.files.size(), [&](size_t i) { look_at(job.files[i]); }, kLooks);
+  if (!job.files.empty()) return;
+  if (all.empty()) throw missing_error({url, {}}, "lists no files");
+  throw missing_error({url, {}}, "none of its {} is wanted",
+                      text::counted(all.size(), "file"))
+      .with_hint("--include and --exclude are globs; a name here: " +
+                 text::printable(all.front().path));
+}
 
 io::Handle open_fetched(const FetchFile& file) {
   io::Handle from = io::Handle::open_read(file.url);

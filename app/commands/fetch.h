@@ -36,6 +36,11 @@ struct FetchJob {
   std::atomic<uint64_t> checked = 0;  // files with the promised sha256
 };
 
+// Fills in job.files, and job.single, from what is at a URL, without the paths
+// that are not wanted. Throws missing_error if nothing is there or wanted.
+void list_files(FetchJob& job, const std::string& url,
+                const std::function<bool(const std::string& path)>& wanted);
+
 // Both continue where an earlier run stopped.
 void fetch_here(FetchJob& job);
 void fetch_there(FetchJob& job);

@@ -6,8 +6,10 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
+#include <optional>
 
 #include "app/command.h"
+#include "app/commands/fetched_source.h"
 #include "app/commands/write.h"
 #include "app/print/console.h"
 #include "app/print/json_writer.h"
@@ -55,6 +57,7 @@ class Salvage : public Command {
 
  private:
   library::SalvageOptions options() const;
+  library::Salvaged rebuild();
   std::string json(const library::Salvaged& result) const;
   std::string text(const library::Salvaged& result) const;
 
@@ -68,6 +71,7 @@ class Salvage : public Command {
   bool no_manifest_ = false;
   SourceOptions source_;
   EngineOptions engine_;
+  std::optional<FetchedSource> fetched_;
 };
 
 void Salvage::add_options(CLI::App& app) {
@@ -173,15 +177,32 @@ std::string Salvage::text(const library::Salvaged& result) const {
   return text;
 }
 
+// Rebuilding reads much of a file more than once, so a server's comes here.
+library::Salvaged Salvage::rebuild() {
+  if (!io::is_url(source_path_))
+    return library::salvage_checkpoint(source_path_, target_path_, options(),
+                                       make_progress(output));
+  fetched_.emplace(source_path_, target_path_, !no_fsync_, output);
+  library::SalvageOptions how = options();
+  how.source_name = source_path_;
+  try {
+    library::Salvaged result = library::salvage_checkpoint(
+        fetched_->path(), target_path_, how, make_progress(output));
+    for (auto* const notes : {&result.rebuilt, &result.lost, &result.warnings})
+      for (salvage::Note& note : *notes) {
+        note.file = fetched_->shown(note.file);
+        note.what = fetched_->shown(note.what);
+      }
+    return result;
+  } catch (const Error& error) {
+    throw fetched_->named(error);
+  }
+}
+
 ExitCode Salvage::run() {
-  for (const std::string* path : {&source_path_, &like_})
-    if (io::is_url(*path))
-      throw usage_error({*path, {}}, "salvage reads files of this machine")
-          .with_hint("ckpt fetch copies them, and tries again what fails");
   check_apart(source_path_, target_path_);
   const auto begin = std::chrono::steady_clock::now();
-  const library::Salvaged result = library::salvage_checkpoint(
-      source_path_, target_path_, options(), make_progress(output));
+  const library::Salvaged result = rebuild();
   const std::chrono::duration<double> took =
       std::chrono::steady_clock::now() - begin;
   if (output.json)
@@ -189,14 +210,23 @@ ExitCode Salvage::run() {
   else
     print_folded(text(result));
   const bool refused = !result.whole() && partial_.empty();
-  if (refused)
-    throw unfaithful_error({source_path_, {}},
-                           "{} of elements and {} are gone; nothing is written",
-                           text::counted(result.gone.size(), "range"),
-                           text::counted(result.lost.size(), "other thing"))
-        .with_hint(
-            "--like OTHER takes what another step proves; --partial zeros (or "
-            "nan) writes what is left");
+  if (refused) {
+    const Error error =
+        unfaithful_error({source_path_, {}},
+                         "{} of elements and {} are gone; nothing is written",
+                         text::counted(result.gone.size(), "range"),
+                         text::counted(result.lost.size(), "other thing"))
+            .with_hint(
+                "--like OTHER takes what another step proves; --partial zeros "
+                "(or nan) writes what is left");
+    throw fetched_ ? fetched_->named(error) : error;
+  }
+  if (fetched_ && result.written) fetched_->remove();
+  if (fetched_ && !result.written && output.verbosity >= 0)
+    say(
+        fmt::format("note: the copy of the source stays in {}, where the next "
+                    "run looks for it",
+                    text::shell_path(fetched_->folder())));
   const std::string what = fmt::format("{}, {} in {}, {}", result.format,
                                        text::counted(result.tensors, "tensor"),
                                        text::counted(result.files, "file"),

@@ -16,6 +16,7 @@
 #include "app/options/rate.h"
 #include "ckpt/error.h"
 #include "formats/format.h"
+#include "lib/io/remote.h"
 #include "lib/text/format.h"
 #include "lib/text/number.h"
 #include "lib/text/suggest.h"
@@ -23,6 +24,12 @@
 #include "lib/tree_memory.h"
 
 namespace ckpt::app {
+
+void check_note(const std::string& path, const std::string& option) {
+  if (io::is_url(path))
+    throw usage_error({path, {}}, "{} writes a file of this machine", option)
+        .with_hint("write it here, then copy it there");
+}
 namespace {
 
 constexpr uint32_t kMostRanks = 1'000'000;
@@ -348,7 +355,10 @@ void add_engine_options(CLI::App& app, EngineOptions& options) {
   add_rate_option(app);
   valued(app, "--trace", "FILE",
          "Write when each thread read, wrote, cast (Perfetto)",
-         [](const std::string& s) { trace::start(s); })
+         [](const std::string& s) {
+           check_note(s, "--trace");
+           trace::start(s);
+         })
       ->group(group);
   valued(app, "--device", "DEVICE", "cpu (default) or cuda",
          [&](const std::string& s) {

@@ -23,6 +23,10 @@ class App;
 
 namespace ckpt::app {
 
+// Throws for a URL: what a run writes besides its target, which may be in a
+// store, are files here.
+void check_note(const std::string& path, const std::string& option);
+
 enum class When : uint8_t { kAuto, kAlways, kNever };
 
 // -q -v -vv --color --progress --json

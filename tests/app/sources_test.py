@@ -6,6 +6,7 @@ be. Servers are on loopback."""
 
 import base64
 import json
+import shutil
 import sys
 import time
 import urllib.parse
@@ -163,6 +164,48 @@ def test_small(folder, name):
             check(len(server.requests) <= most,
                   f"{args[0]}: {len(server.requests)} requests for {mib} MiB "
                   f"in {len(files)} files")
+
+
+def test_salvage(folder):
+    """What a damaged checkpoint at a URL gives is what its files here give; they
+    come once, whatever the result."""
+    sound, broken = folder / "sound", folder / "broken"
+    sound.mkdir()
+    for i in range(2):
+        write_model(folder / "n.safetensors", layers(3, 1 << 20), seed=i)
+        ok("convert", folder / "n.safetensors", sound / f"m{i}.pt", "-q",
+           "--no-manifest")
+    shutil.copytree(sound, broken)
+    for path in (broken / "m0.pt", broken / "m1.pt"):
+        with open(path, "r+b") as file:  # a zip without its directory
+            file.truncate(path.stat().st_size - 600)
+    with open(broken / "m1.pt", "r+b") as file:
+        file.seek(1 << 20)
+        file.write(b"lost" * 1000)
+    with Server(folder) as server:
+        url = server.url + "/broken"
+        here, there = folder / "here.pt", folder / "there.pt"
+        ok("salvage", broken / "m0.pt", here, "--no-manifest")
+        server.forget()
+        ok("salvage", url + "/m0.pt", there, "--no-manifest")
+        check(here.read_bytes() == there.read_bytes(), "other bytes")
+        size = (broken / "m0.pt").stat().st_size
+        check(server.bytes < 1.02 * size, f"{server.bytes} of {size} bytes")
+        check(not list(folder.glob(".*")), "something is left")
+        # What can't be rebuilt is refused, and need not come again.
+        lost = run("salvage", url + "/m1.pt", there, "--overwrite")
+        check(lost.code in (1, 5) and url in lost.err and
+              "ckpt-source" in lost.err, str(lost))
+        server.forget()
+        lost = run("salvage", url + "/m1.pt", there, "--overwrite", "--partial",
+                   "zeros").want(1)
+        check(server.bytes < 1 << 16, f"{server.bytes} bytes came again")
+        check(not list(folder.glob(".*")), "something is left")
+        # Another step there tells the same as here.
+        said = [run("salvage", broken / "m1.pt", folder / "like.pt", "--like",
+                    like, "--dry-run", "--partial", "nan", "--json")
+                for like in (sound / "m1.pt", server.url + "/sound/m1.pt")]
+        check_equal(said[1].out, said[0].out, str(said))
 
 
 def test_blind(folder):
@@ -616,6 +659,7 @@ def main():
                  test_expired):
         suite.add(test.__name__.removeprefix("test_"), test)
     suite.add("blind", test_blind)
+    suite.add("salvage", test_salvage)
     for name in SMALL:
         suite.add("small " + name, test_small, name)
     for name in SOURCES:

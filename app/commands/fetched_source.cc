@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "app/commands/fetched_source.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <utility>
+
+#include "app/commands/fetch.h"
+#include "app/print/progress.h"
+#include "lib/interrupt.h"
+#include "lib/io/file.h"
+#include "lib/io/remote.h"
+#include "lib/io/staging.h"
+#include "lib/io/watch.h"
+#include "lib/text/shell.h"
+
+namespace ckpt::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr uint64_t kMostList = uint64_t{1} << 30;
+
+std::string versions_of(const FetchJob& job) {
+  std::string text;
+  for (const FetchFile& file : job.files)
+    text += fmt::format("{} {} {}\n", file.tag, file.sha256, file.path);
+  return text;
+}
+
+void write_list(const std::string& path, const std::string& text) {
+  const std::string draft = path + ".new";
+  std::error_code failed;
+  fs::remove(draft, failed);
+  io::Handle::create(draft).write(0, std::string_view(text));
+  fs::rename(draft, path, failed);
+  if (failed) throw io_error(path, "cannot rename to it", failed.value());
+}
+
+}  // namespace
+
+FetchedSource::FetchedSource(std::string url, const std::string& target,
+                             bool sync, const OutputOptions& output)
+    : url_(std::move(url)) {
+  const std::string place = io::staging_place(target);
+  folder_ =
+      io::join(io::parent(place), "." + io::base_name(place) + ".ckpt-source");
+  const std::string list = folder_ + ".list";
+  FetchJob job;
+  job.target = folder_;
+  job.sync = sync;
+  // Only while it is fetched: what comes is held to the version of this look.
+  struct Watch {
+    Watch() { io::watch::begin(); }
+    ~Watch() { io::watch::end(); }
+  } const watch;
+  list_files(job, url_, [](const std::string&) { return true; });
+  path_ = job.single ? io::join(folder_, job.files[0].path) : folder_;
+  const std::string versions = versions_of(job);
+  if (io::is_file(list)) {
+    if (io::read_file(list, kMostList) == versions) return;
+    remove();
+  }
+  const InterruptScope scope;
+  uint64_t bytes = 0;
+  for (const FetchFile& file : job.files) bytes += file.bytes;
+  job.progress = make_progress(output);
+  job.progress.begin("fetching", bytes);
+  fetch_here(job);
+  job.progress.end();
+  write_list(list, versions);
+}
+
+std::string FetchedSource::shown(std::string text) const {
+  for (const std::string* const from : {&path_, &folder_})
+    for (size_t at = text.find(*from); at != text.npos;
+         at = text.find(*from, at + url_.size()))
+      text.replace(at, from->size(), url_);
+  return text;
+}
+
+Error FetchedSource::named(const Error& error) const {
+  std::string hint = shown(error.hint());
+  if (!hint.empty()) hint += "; ";
+  hint += fmt::format(
+      "the next run goes on with the copy of the source, or: rm -r {0} "
+      "{0}.list",
+      text::shell_path(folder_));
+  return Error(error.code(), {shown(error.where().path), error.where().tensor},
+               shown(error.problem()), hint);
+}
+
+void FetchedSource::remove() const {
+  std::error_code ignored;
+  fs::remove(folder_ + ".list", ignored);
+  fs::remove_all(folder_, ignored);
+}
+
+}  // namespace ckpt::app
