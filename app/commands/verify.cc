@@ -7,6 +7,7 @@
 #include <array>
 #include <cmath>
 #include <map>
+#include <set>
 
 #include "api/check/compare.h"
 #include "api/check/facts.h"
@@ -124,6 +125,17 @@ bool is_absence(const Problem& problem) {
   return problem.kind == "absent_part";
 }
 
+// Several readers may have come upon one broken file.
+void drop_repeated(std::vector<Problem>& problems) {
+  std::set<std::array<std::string, 4>> known;
+  std::erase_if(problems, [&](const Problem& problem) {
+    return !known
+                .insert({problem.kind, problem.file, problem.tensor,
+                         problem.message})
+                .second;
+  });
+}
+
 VerifyReport Verify::verify_one() {
   if (integrity_.quick && (integrity_.deep || integrity_.finite))
     throw usage_error({}, "--quick reads no tensor, --deep and --finite do")
@@ -224,7 +236,8 @@ ExitCode Verify::run() {
 }
 
 ExitCode Verify::look() {
-  const VerifyReport report = other_.empty() ? verify_one() : verify_two();
+  VerifyReport report = other_.empty() ? verify_one() : verify_two();
+  drop_repeated(report.problems);
   if (output.json)
     print(verify_json(report));
   else if (output.verbosity >= 0 || !report.ok)

@@ -64,6 +64,9 @@ def test_broken(folder, unit, breakage):
     inspect = run(folder, "inspect", copy, "--json", "--objects")
     deep = ("--deep",) if wound.deep else ()
     verify = run(folder, "verify", copy, *leave, *deep)
+    lines = verify.out.splitlines()
+    check(len(lines) == len(set(lines)) and ":  (" not in verify.out,
+          f"said twice: {verify.out}")
     out = folder / "target" / "out.safetensors"
     out.parent.mkdir()
     unshard = run(folder, "unshard", copy, out, "--no-fsync", *leave)
