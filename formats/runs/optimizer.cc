@@ -257,6 +257,12 @@ Names name_parameters(const Catalog& catalog, const Range& range,
       break;
     case Ways::kNone:
       names.refuted = true;
+      if (count == order->parameters.size() && groups.size() == 1)
+        return refuse(fmt::format(
+            "its states have other shapes than the {} parameters of {}: they "
+            "are another model's, whose file may be missing, or in another "
+            "order",
+            count, order->why));
       return refuse(fmt::format(
           "its {} parameters{} do not fit {} ({} parameters)", count,
           sizes_of(groups, decay), order->why, order->parameters.size()));
