@@ -42,6 +42,7 @@ std::vector<size_t> Composing::in_module_order() {
   for (const size_t t : model())
     if (left.contains(source_.tensors[t].name)) of.push_back(t);
   std::vector<const Tensor*> stored;
+  stored.reserve(of.size());
   for (const size_t t : of) stored.push_back(&source_.tensors[t]);
   named_groups_ = !doubt_in_order(stored).empty();
   return of;

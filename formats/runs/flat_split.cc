@@ -76,6 +76,7 @@ class Numberings {
 
   void try_units(const std::vector<FlatUnit>& way, bool all) {
     std::vector<Parameter> candidates;
+    candidates.reserve(way.size());
     const uint64_t parts = ranks_.shards.count;
     for (const FlatUnit& unit : way)
       candidates.push_back(

@@ -19,6 +19,7 @@
 #include <string>
 
 #include "ckpt/error.h"
+#include "lib/io/file.h"
 #include "lib/io/names.h"
 #include "lib/net/aws.h"
 #include "lib/net/aws_profile.h"
@@ -166,8 +167,8 @@ std::string sso_token(const std::string& start, const std::string& name) {
   }
   for (const std::string& file : names) {
     if (!file.ends_with(".json")) continue;
-    const auto all =
-        nlohmann::json::parse(read_secret(folder + "/" + file), nullptr, false);
+    const auto all = nlohmann::json::parse(read_secret(io::join(folder, file)),
+                                           nullptr, false);
     if (!all.is_object()) continue;
     const auto text = [&](const char* key) {
       const auto found = all.find(key);
