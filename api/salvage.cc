@@ -134,7 +134,7 @@ void Salvager::open() {
     salvage::Note note{shown(problem.file), shown(problem.message), false};
     if (problem.severity == Problem::Severity::kDamage)
       report_.lost.push_back(std::move(note));
-    if (problem.severity == Problem::Severity::kWarning)
+    else if (problem.severity == Problem::Severity::kWarning)
       report_.warnings.push_back(std::move(note));
   }
 }
