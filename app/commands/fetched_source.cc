@@ -41,15 +41,16 @@ void write_list(const std::string& path, const std::string& text) {
 }  // namespace
 
 FetchedSource::FetchedSource(std::string url, const std::string& target,
-                             bool sync, const OutputOptions& output)
+                             const OutputOptions& output)
     : url_(std::move(url)) {
   const std::string place = io::staging_place(target);
   folder_ =
       io::join(io::parent(place), "." + io::base_name(place) + ".ckpt-source");
   const std::string list = folder_ + ".list";
+  // Always on the disk before the list says so: a later run takes the copy for
+  // the source.
   FetchJob job;
   job.target = folder_;
-  job.sync = sync;
   // Only while it is fetched: what comes is held to the version of this look.
   struct Watch {
     Watch() { io::watch::begin(); }
@@ -61,6 +62,8 @@ FetchedSource::FetchedSource(std::string url, const std::string& target,
   if (io::is_file(list)) {
     if (io::read_file(list, kMostList) == versions) return;
     remove();
+  } else if (!io::is_directory(io::join(folder_, ".ckpt-fetch"))) {
+    remove();  // a run ended while it removed it, or before it was listed
   }
   const InterruptScope scope;
   uint64_t bytes = 0;

@@ -16,7 +16,7 @@ namespace ckpt::app {
 class FetchedSource {
  public:
   // Fetches what is not there from an earlier run of the same versions.
-  FetchedSource(std::string url, const std::string& target, bool sync,
+  FetchedSource(std::string url, const std::string& target,
                 const OutputOptions& output);
 
   const std::string& path() const { return path_; }

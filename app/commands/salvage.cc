@@ -182,7 +182,7 @@ library::Salvaged Salvage::rebuild() {
   if (!io::is_url(source_path_))
     return library::salvage_checkpoint(source_path_, target_path_, options(),
                                        make_progress(output));
-  fetched_.emplace(source_path_, target_path_, !no_fsync_, output);
+  fetched_.emplace(source_path_, target_path_, output);
   library::SalvageOptions how = options();
   how.source_name = source_path_;
   try {

@@ -187,6 +187,9 @@ def test_salvage(folder):
         here, there = folder / "here.pt", folder / "there.pt"
         ok("salvage", broken / "m0.pt", here, "--no-manifest")
         server.forget()
+        left = folder / ".there.pt.ckpt-source"  # by a run that was killed
+        left.mkdir()
+        (left / "m0.pt").write_bytes(b"another")
         ok("salvage", url + "/m0.pt", there, "--no-manifest")
         check(here.read_bytes() == there.read_bytes(), "other bytes")
         size = (broken / "m0.pt").stat().st_size
