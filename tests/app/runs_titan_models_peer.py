@@ -13,28 +13,18 @@ torchtitan's model does.
 
 import importlib
 import json
-import os
 import re
 import sys
-import types
 from pathlib import Path
 
+from runs_titan_start import start
+
 DIR, PORT = Path(sys.argv[1]), sys.argv[2]
-os.environ.update(
-    GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1", RANK="0", LOCAL_RANK="0",
-    WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=PORT)
-sys.path[:0] = [str(Path(sys.prefix) / name)
-                for name in ("torchtitan", "transformers_5.12.1")]
+start(PORT)
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
-
-torch.set_num_threads(1)
-kernels = types.ModuleType("torchtitan.distributed.minimal_async_ep.kernels")
-kernels.__getattr__ = lambda name: None
-sys.modules[kernels.__name__] = kernels
-
 import torchtitan.models as models  # noqa: E402
 import torchtitan.models.deepseek_v3 as deepseek  # noqa: E402
 import torchtitan.models.gpt_oss as gpt_oss  # noqa: E402

@@ -9,28 +9,16 @@ model and moments under transformers' names, as torchtitan's own adapter gives
 them.
 """
 
-import os
 import sys
-import types
-from pathlib import Path
+
+from runs_titan_start import start
 
 DIR, OUT, WORLD, RANK, PORT = sys.argv[1:6]
 WORLD, RANK = int(WORLD), int(RANK)
-os.environ.update(
-    GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1", RANK=str(RANK),
-    LOCAL_RANK=str(RANK), WORLD_SIZE=str(WORLD), MASTER_ADDR="127.0.0.1",
-    MASTER_PORT=PORT)
-sys.path[:0] = [str(Path(sys.prefix) / name)
-                for name in ("torchtitan", "transformers_5.12.1")]
+start(PORT, RANK, WORLD)
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-
-torch.set_num_threads(1)
-# Triton's kernels for experts on GPUs, a gigabyte that nothing here calls.
-kernels = types.ModuleType("torchtitan.distributed.minimal_async_ep.kernels")
-kernels.__getattr__ = lambda name: None
-sys.modules[kernels.__name__] = kernels
 import torchtitan.models.llama3 as llama3  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
