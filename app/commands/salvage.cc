@@ -15,6 +15,7 @@
 #include "app/print/json_writer.h"
 #include "app/print/progress.h"
 #include "lib/io/remote.h"
+#include "lib/io/staging.h"
 #include "lib/text/format.h"
 #include "lib/text/shell.h"
 
@@ -179,6 +180,8 @@ std::string Salvage::text(const library::Salvaged& result) const {
 
 // Rebuilding reads much of a file more than once, so a server's comes here.
 library::Salvaged Salvage::rebuild() {
+  io::Staging::check(target_path_, {.single_file = io::is_file(source_path_),
+                                    .overwrite = overwrite_});
   if (!io::is_url(source_path_))
     return library::salvage_checkpoint(source_path_, target_path_, options(),
                                        make_progress(output));

@@ -195,6 +195,12 @@ def test_salvage(folder):
         size = (broken / "m0.pt").stat().st_size
         check(server.bytes < 1.02 * size, f"{server.bytes} of {size} bytes")
         check(not list(folder.glob(".*")), "something is left")
+        # Where nothing can be written, nothing is fetched.
+        server.forget()
+        run("salvage", url + "/m0.pt", there).want(5)
+        run("salvage", url + "/m0.pt", folder / "none/there.pt").want(3)
+        check(server.bytes < 1 << 16 and not (folder / "none").exists(),
+              f"{server.bytes} bytes fetched")
         # What can't be rebuilt is refused, and need not come again.
         lost = run("salvage", url + "/m1.pt", there, "--overwrite")
         check(lost.code in (1, 5) and url in lost.err and
