@@ -180,11 +180,12 @@ std::string Salvage::text(const library::Salvaged& result) const {
 
 // Rebuilding reads much of a file more than once, so a server's comes here.
 library::Salvaged Salvage::rebuild() {
-  io::Staging::check(target_path_, {.single_file = io::is_file(source_path_),
-                                    .overwrite = overwrite_});
   if (!io::is_url(source_path_))
     return library::salvage_checkpoint(source_path_, target_path_, options(),
                                        make_progress(output));
+  // Minutes of fetching must not end at a target that can't be written.
+  io::Staging::check(target_path_, {.single_file = io::is_file(source_path_),
+                                    .overwrite = overwrite_});
   fetched_.emplace(source_path_, target_path_, output);
   library::SalvageOptions how = options();
   how.source_name = source_path_;
@@ -204,6 +205,7 @@ library::Salvaged Salvage::rebuild() {
 
 ExitCode Salvage::run() {
   check_apart(source_path_, target_path_);
+  if (!like_.empty()) check_apart(like_, target_path_);
   const auto begin = std::chrono::steady_clock::now();
   const library::Salvaged result = rebuild();
   const std::chrono::duration<double> took =
