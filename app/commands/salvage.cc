@@ -8,6 +8,7 @@
 #include <chrono>
 #include <optional>
 
+#include "api/replace.h"
 #include "app/command.h"
 #include "app/commands/fetched_source.h"
 #include "app/commands/write.h"
@@ -184,6 +185,7 @@ library::Salvaged Salvage::rebuild() {
     return library::salvage_checkpoint(source_path_, target_path_, options(),
                                        make_progress(output));
   // Minutes of fetching must not end at a target that can't be written.
+  library::check_place(target_path_, {like_});
   io::Staging::check(target_path_, {.single_file = io::is_file(source_path_),
                                     .overwrite = overwrite_});
   fetched_.emplace(source_path_, target_path_, output);
@@ -205,7 +207,6 @@ library::Salvaged Salvage::rebuild() {
 
 ExitCode Salvage::run() {
   check_apart(source_path_, target_path_);
-  if (!like_.empty()) check_apart(like_, target_path_);
   const auto begin = std::chrono::steady_clock::now();
   const library::Salvaged result = rebuild();
   const std::chrono::duration<double> took =
