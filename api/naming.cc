@@ -283,7 +283,8 @@ class Renaming {
   void unwrap() {
     if (!options_.to.empty() || target_.unwraps_names ||
         (target_.is_container && asked_))
-      if (families::unwrap(source_)) say(naming_, source_.assumptions.back());
+      if (families::unwrap(source_, families::configured_family(source_).get()))
+        say(naming_, source_.assumptions.back());
   }
 
   // True if a trainer's own names became transformers', and that is all.

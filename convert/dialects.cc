@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "ckpt/error.h"
 #include "convert/values.h"
 #include "formats/traits.h"
 #include "lib/text/glob.h"
@@ -93,6 +94,14 @@ std::shared_ptr<const Family> noted_family(const Catalog& source) {
 }
 
 }  // namespace
+
+std::shared_ptr<const Family> configured_family(const Catalog& source) {
+  try {
+    return Family::for_config(values_of(source, "hf").values);
+  } catch (const Error&) {
+    return nullptr;  // who needs the configuration says what is wrong with it
+  }
+}
 
 NamedFamily named_family(const Catalog& source) {
   const std::string_view from = dialect_of(source);

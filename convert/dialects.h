@@ -23,6 +23,10 @@ std::string_view dialect_of(const Catalog& catalog);
 std::shared_ptr<const Family> find_family(const Catalog& source,
                                           const TranslateOptions& options);
 
+// The family of the config.json beside or inside the source; null if there is
+// none that can be read, or no family has its model_type.
+std::shared_ptr<const Family> configured_family(const Catalog& source);
+
 // The family that the source's own configuration names, whatever the options
 // say; null if it names none that is known.
 struct NamedFamily {

@@ -39,13 +39,6 @@ FamilyPtr family_of(const Embedded& file) {
   return family;
 }
 
-std::vector<FamilyPtr> all_families() {
-  std::vector<FamilyPtr> families;
-  for (const Embedded& file : files())
-    if (is_family_file(file)) families.push_back(family_of(file));
-  return families;
-}
-
 const Embedded* find_file(std::string_view name) {
   for (const Embedded& file : files())
     if (file.name == name && is_family_file(file)) return &file;
@@ -108,10 +101,11 @@ bool may_name(const Embedded& file, const Json& config) {
          std::ranges::any_of(*classes, has);
 }
 
-// Such a section is never inherited unasked: the file's own text has the word.
-bool may_have(const Embedded& file, std::string_view section) {
+// False if the file can't have that section or model type: neither is ever
+// inherited unasked, so that the file's own text has the word.
+bool may_have(const Embedded& file, std::string_view word) {
   return is_family_file(file) &&
-         file.text.find('"' + std::string(section) + '"') != file.text.npos;
+         file.text.find('"' + std::string(word) + '"') != file.text.npos;
 }
 
 FamilyPtr find_if(const Json& config,
@@ -182,8 +176,11 @@ bool chosen(const FamilyPtr& family, const Dialect& dialect,
 FamilyPtr Family::by_name(const std::string& name) {
   if (const Embedded* file = find_file(name)) return family_of(*file);
   // Or a model_type of transformers: olmo3 is in family olmo2.
-  for (const FamilyPtr& family : all_families())
+  for (const Embedded& file : files()) {
+    if (!may_have(file, name)) continue;
+    FamilyPtr family = family_of(file);
     if (std::ranges::count(family->hf().model_types, name) != 0) return family;
+  }
   const std::string near = text::nearest(name, names());
   throw usage_error({}, "unknown family '{}'", name)
       .with_hint(near.empty()
@@ -215,7 +212,9 @@ std::string Family::retyped_by(const Json& config) {
 }
 
 FamilyPtr Family::for_fairseq2(const std::string& name, const Json& config) {
-  for (const FamilyPtr& family : all_families()) {
+  for (const Embedded& file : files()) {
+    if (!may_have(file, "fairseq2")) continue;
+    const FamilyPtr family = family_of(file);
     const Dialect* dialect = family->dialect("fairseq2");
     if (dialect && fairseq2_name(*family) == name &&
         chosen(family, *dialect, config))

@@ -70,7 +70,10 @@ bool is_family(const Family& family, const std::vector<std::string>& names) {
   });
 }
 
-bool is_any_family(const std::vector<std::string>& names) {
+// Reading all families takes a tenth of a second: the likely one comes first.
+bool is_any_family(const std::vector<std::string>& names,
+                   const Family* likely) {
+  if (likely && is_family(*likely, names)) return true;
   return std::ranges::any_of(Family::names(), [&](const std::string& family) {
     return is_family(*Family::by_name(family), names);
   });
@@ -99,15 +102,20 @@ std::vector<std::string> behind(const std::vector<std::string>& names,
 // The words that lead to the embedding, `outer` among them; nothing if none do.
 std::optional<std::string> find_prefix(
     const std::vector<std::string>& names,
-    const std::vector<std::string_view>& outer) {
+    const std::vector<std::string_view>& outer, const Family* likely,
+    bool has_inner) {
   const auto embedding = std::ranges::find_if(names, [](const auto& name) {
     return std::ranges::any_of(
         kEmbeddings, [&](std::string_view end) { return name.ends_with(end); });
   });
   if (embedding == names.end()) return std::nullopt;
+  const bool has_outer = std::ranges::any_of(outer, [&](std::string_view word) {
+    return embedding->starts_with(word);
+  });
+  if (!has_outer && !has_inner) return std::nullopt;
   std::string prefix;
   for (size_t words = 0; words <= kMostWords; ++words) {
-    if (is_any_family(behind(names, prefix))) return prefix;
+    if (is_any_family(behind(names, prefix), likely)) return prefix;
     const std::string_view rest =
         std::string_view(*embedding).substr(prefix.size());
     const auto next = std::ranges::find_if(
@@ -132,14 +140,18 @@ std::vector<std::string_view> roles_in(const Catalog& catalog) {
 
 }  // namespace
 
-bool unwrap(Catalog& catalog) {
+bool unwrap(Catalog& catalog, const Family* likely) {
   std::vector<std::string_view> outer = roles_in(catalog);
   if (outer.size() > 1) return false;
   outer.insert(outer.end(), std::begin(kOuter), std::end(kOuter));
   std::vector<std::string> names;
-  for (const Tensor& tensor : catalog.tensors)
-    if (tensor.kind == Kind::model) names.push_back(without_inner(tensor.name));
-  const auto prefix = find_prefix(names, outer);
+  bool has_inner = false;
+  for (const Tensor& tensor : catalog.tensors) {
+    if (tensor.kind != Kind::model) continue;
+    names.push_back(without_inner(tensor.name));
+    has_inner = has_inner || names.back() != tensor.name;
+  }
+  const auto prefix = find_prefix(names, outer, likely, has_inner);
   if (!prefix) return false;
   const auto unwrapped = [&](const std::string& name) {
     std::string inner = without_inner(name);

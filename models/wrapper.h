@@ -5,6 +5,7 @@
 #pragma once
 
 #include "ckpt/catalog.h"
+#include "models/family.h"
 
 namespace ckpt::families {
 
@@ -13,6 +14,7 @@ namespace ckpt::families {
 // role of a run's model is one, unless there are several: it says whose they
 // are.
 // Names of optimizer state stay; the parameters that they refer to follow.
-bool unwrap(Catalog& catalog);
+// `likely` is tried before all others, or null.
+bool unwrap(Catalog& catalog, const Family* likely);
 
 }  // namespace ckpt::families

@@ -244,7 +244,9 @@ bool models_meet(Catalog& a, Catalog& b, const std::string& family,
   bool met = false;
   if (names_of(a) != names_of(b))
     for (Catalog* catalog : {&a, &b})
-      if (families::unwrap(*catalog)) met = true;
+      if (families::unwrap(*catalog,
+                           families::configured_family(*catalog).get()))
+        met = true;
   if (is_fused(a) != is_fused(b)) {
     Catalog& fused = is_fused(a) ? a : b;
     Catalog& other = is_fused(a) ? b : a;
