@@ -205,9 +205,9 @@ void take_transformers_names(Catalog& source, const Naming& naming, bool must) {
         error.code() != ExitCode::kUnfaithful)
       throw;
     say(naming,
-        fmt::format("names stay those of {}: {}; --config-from DIR says it",
-                    source.run ? source.run->trainer : "torchtitan",
-                    error.problem()),
+        fmt::format("names stay those of {}: {}; {}",
+                    runs::owner_of_names(source), error.problem(),
+                    error.hint()),
         Problem::Severity::kWarning);
     return;
   }
@@ -289,11 +289,15 @@ class Renaming {
 
   // True if a trainer's own names became transformers', and that is all.
   bool take_own_names() {
-    if (!runs::has_own_names(source_) || !naming_.dialect.empty() ||
-        (!target_.unwraps_names && options_.to != kMegatron))
+    const bool hf = naming_.dialect == "hf";
+    const std::string_view owner = runs::owner_of_names(source_);
+    if (owner.empty() || (!naming_.dialect.empty() && !hf) ||
+        (!target_.unwraps_names && !hf && options_.to != kMegatron))
       return false;
-    take_transformers_names(source_, naming_, !target_.unwraps_names);
-    return target_.unwraps_names;
+    // nanotron's names can stay in Megatron's format, with a warning.
+    const bool must = hf || (!target_.unwraps_names && owner != "nanotron");
+    take_transformers_names(source_, naming_, must);
+    return target_.unwraps_names || hf;
   }
 
   void leave_foreign_optimizer() {

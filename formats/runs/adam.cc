@@ -8,8 +8,8 @@
 
 #include "ckpt/error.h"
 #include "formats/runs/naming.h"
+#include "formats/runs/own_names.h"
 #include "formats/runs/pattern.h"
-#include "formats/runs/titan.h"
 #include "lib/pickle/json.h"
 #include "lib/text/format.h"
 
@@ -205,6 +205,11 @@ class AdamFinder {
     for (const std::string& param : params) {
       std::vector<std::string> names;
       if (!adam_.states.contains(param)) names = names_of_other(param);
+      // From one trainer's names to another's there are two steps.
+      for (size_t i = names.size(); i-- > 0;)
+        if (!adam_.states.contains(names[i]))
+          std::ranges::copy(names_of_other(names[i]),
+                            std::back_inserter(names));
       std::erase_if(names, [&](const std::string& name) {
         return !adam_.states.contains(name);
       });

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "ckpt/note.h"
 #include "formats/runs/composing.h"
 #include "formats/runs/pattern.h"
@@ -46,9 +48,15 @@ const Sidecar* Composing::given_config() const {
 
 void Composing::add_config() {
   if (form_.one_file) return;  // settle_files says that there is one
-  if (const Sidecar* given = given_config())
+  const auto made =
+      std::ranges::find_if(source_.sidecars, [](const Sidecar& sidecar) {
+        return sidecar.text && sidecar.name == "config.json";
+      });
+  const Sidecar* config =
+      made == source_.sidecars.end() ? given_config() : &*made;
+  if (config)
     rest_.push_back(formats::copied_file(
-        io::join(std::string(form_.home), "config.json"), *given));
+        io::join(std::string(form_.home), "config.json"), *config));
 }
 
 void Composing::settle(const SourceFile& file) {
@@ -58,6 +66,8 @@ void Composing::settle(const SourceFile& file) {
   if (!where.starts_with(inside)) {
     if (source_.run && part_of(base, true) == "dataloader")
       reset(file, "how far the data were read");
+    else if (source_.run && base == find_trainer(source_.run->trainer).tracker)
+      decide(file, Fate::kLeftOut, source_.run->trainer + " alone reads it");
     return;
   }
   const std::string path = where.substr(inside.size());

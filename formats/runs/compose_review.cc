@@ -11,6 +11,7 @@
 #include "formats/runs/forms.h"
 #include "formats/runs/grid.h"
 #include "formats/runs/nanotron.h"
+#include "formats/runs/own_names.h"
 #include "formats/runs/pattern.h"
 #include "formats/runs/run.h"
 #include "formats/runs/titan.h"
@@ -53,7 +54,18 @@ void check_one_model(const Catalog& source) {
 
 // Without the model's numbers the names stay as they are, for a module that
 // uses them.
-void leave_titan(Catalog& source) {
+void leave_own_names(Catalog& source) {
+  if (has_nanotron_names(source)) {
+    try {
+      return from_nanotron(source);
+    } catch (const Error& error) {
+      if (error.code() != ExitCode::kUnfaithful) throw;
+      source.problems.push_back(warning("names", error.where(),
+                                        "names stay nanotron's: {}",
+                                        error.problem()));
+      return;
+    }
+  }
   const bool known =
       std::ranges::any_of(source.sidecars, [](const Sidecar& sidecar) {
         return io::base_name(sidecar.name) == "config.json";
@@ -71,9 +83,9 @@ void leave_titan(Catalog& source) {
 bool says_tied(const Catalog& source) {
   constexpr uint64_t kMaxConfig = 64 << 20;
   for (const Sidecar& sidecar : source.sidecars) {
-    if (io::base_name(sidecar.name) != "config.json" || sidecar.text) continue;
-    const auto config =
-        text::parse_or_discard(io::read_file(sidecar.path, kMaxConfig));
+    if (io::base_name(sidecar.name) != "config.json") continue;
+    const auto config = text::parse_or_discard(
+        sidecar.text ? *sidecar.text : io::read_file(sidecar.path, kMaxConfig));
     if (config.is_object() && config.contains("tie_word_embeddings"))
       return config["tie_word_embeddings"] == true;
   }
@@ -247,7 +259,9 @@ Catalog review_composed(Catalog source, const Layout& layout) {
   locate(source);
   if (trainer_in(source) == "nanotron") take_masters(source);
   const bool titan = layout.option(kTrainer) == "torchtitan";
-  if (!titan && has_own_names(source)) leave_titan(source);
+  const std::string_view owner = owner_of_names(source);
+  if (!owner.empty() && !(titan && owner == "torchtitan"))
+    leave_own_names(source);
   settle_tied_head(source, layout);
   fuse_trained_experts(source, layout);
   if (titan && has_transformers_names(source)) to_titan(source);

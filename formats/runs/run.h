@@ -5,6 +5,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "formats/format.h"
 #include "formats/runs/find.h"
@@ -21,11 +22,12 @@ std::optional<Catalog> read_run(const Found& found, const std::string& path,
 void adopt(Catalog& catalog, const std::string& only,
            const formats::ReadOptions& options);
 
-// True for names that a trainer gives to transformers' models (torchtitan's).
-bool has_own_names(const Catalog& catalog);
+// The trainer whose own models' names the tensors have: torchtitan, nanotron;
+// "" if they are nobody's, or transformers'.
+std::string_view owner_of_names(const Catalog& catalog);
 
 // Replaces them by transformers' names and arrangement. Throws unfaithful_error
-// if no config.json gives the model's numbers.
+// if no file gives the model's numbers.
 void take_transformers_names(Catalog& catalog);
 
 // True for a file that only the trainer reads, wherever its step is carried:

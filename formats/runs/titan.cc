@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "ckpt/error.h"
-#include "formats/runs/run.h"
+#include "formats/runs/own_names.h"
 #include "formats/runs/titan_config.h"
 #include "formats/runs/titan_names.h"
 #include "formats/runs/titan_views.h"
@@ -28,27 +28,6 @@ using text::printable;
 using titan::Config;
 
 constexpr uint64_t kMostExperts = 65'536;
-
-// The parameter that a tensor is, or belongs to.
-const std::string& name_of(const Tensor& tensor) {
-  return tensor.kind == Kind::optim ? tensor.param : tensor.name;
-}
-
-void set_name(Tensor& tensor, std::string name) {
-  if (tensor.kind == Kind::optim) {
-    tensor.name = name + "." + tensor.state;
-    tensor.param = std::move(name);
-  } else {
-    tensor.name = std::move(name);
-  }
-}
-
-void into(const View& view, Tensor& tensor) {
-  tensor.pieces.clear();
-  tensor.grid.clear();
-  view.into(tensor);
-  tensor.tie = 0;
-}
 
 // What both directions share: the tensors of a catalog, one by one, become
 // others; parts of one wait until all are there.
@@ -98,7 +77,7 @@ class Renaming {
   }
 
   Tensor& add(const Tensor& from, std::string name) {
-    set_name(source_.tensors.emplace_back(from), std::move(name));
+    set_parameter(source_.tensors.emplace_back(from), std::move(name));
     return source_.tensors.back();
   }
 
@@ -116,7 +95,7 @@ class Renaming {
   }
 
   [[noreturn]] void refuse(const Tensor& tensor) const {
-    throw unfaithful_error({source_.path, printable(name_of(tensor))},
+    throw unfaithful_error({source_.path, printable(parameter_of(tensor))},
                            "has no counterpart that is known between "
                            "torchtitan's {} and that of transformers",
                            model().type)
@@ -189,7 +168,7 @@ class ToTitan : public Renaming {
 
  private:
   void take(const Tensor& tensor) override {
-    const std::string& name = name_of(tensor);
+    const std::string& name = parameter_of(tensor);
     if (tensor.kind == Kind::optim)
       if (const auto part = titan::part_of_fused(model(), name, layers()))
         return wait(tensor, part->index, part->whole);
@@ -282,7 +261,7 @@ class FromTitan : public Renaming {
 
  private:
   void take(const Tensor& tensor) override {
-    const std::string& name = name_of(tensor);
+    const std::string& name = parameter_of(tensor);
     if (tensor.kind == Kind::model && is_bias_to_prove(tensor)) return;
     const auto fused = titan::parts_of_fused(model(), name, layers());
     if (!fused.empty()) return split(tensor, fused);
@@ -398,7 +377,7 @@ bool has_transformers_names(const Catalog& source) {
 
 // torchtitan's other models, too, which are refused by their names; Meta's
 // files have the same embeddings, and other projections.
-bool has_own_names(const Catalog& catalog) {
+bool is_titans(const Catalog& catalog) {
   if (has_titan_names(catalog)) return true;
   return catalog.run && catalog.run->trainer == "torchtitan" &&
          !any_model(catalog, ".attention.wq.") &&
@@ -406,11 +385,6 @@ bool has_own_names(const Catalog& catalog) {
            return tensor.name == "tok_embeddings.weight" ||
                   tensor.name == "img_in.weight";
          });
-}
-
-void take_transformers_names(Catalog& catalog) {
-  from_titan(catalog);
-  catalog.dialect = "hf";
 }
 
 void check_trained(const Catalog& source) {
@@ -426,9 +400,5 @@ void check_trained(const Catalog& source) {
 
 void to_titan(Catalog& source) { ToTitan(source).run(); }
 void from_titan(Catalog& source) { FromTitan(source).run(); }
-
-std::vector<std::string> names_of_other(const std::string& parameter) {
-  return titan::others(parameter);
-}
 
 }  // namespace ckpt::runs

@@ -15,15 +15,14 @@
 // this room.
 #pragma once
 
-#include <string>
-#include <vector>
-
 #include "ckpt/catalog.h"
 
 namespace ckpt::runs {
 
 // True if the model's tensors have torchtitan's names.
 bool has_titan_names(const Catalog& source);
+// True for those of its models that are not known here, too.
+bool is_titans(const Catalog& source);
 bool has_transformers_names(const Catalog& source);
 
 // Gives model and optimizer the other's names and arrangement. The model's
@@ -36,9 +35,5 @@ void from_titan(Catalog& source);
 // Refuses what torchtitan trains and transformers only keeps in its files:
 // layers of multi-token prediction.
 void check_trained(const Catalog& source);
-
-// What the other calls a trained parameter, in any model; several for one that
-// the other trains in parts.
-std::vector<std::string> names_of_other(const std::string& parameter);
 
 }  // namespace ckpt::runs

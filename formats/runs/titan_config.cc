@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <optional>
 #include <string>
 
 #include "ckpt/error.h"
@@ -106,13 +107,25 @@ class Reading {
 }  // namespace
 
 Config config_of(Catalog& source) {
+  constexpr const char* kName = "config.json";
+  const auto read = [&](const std::string& path, const std::string& text) {
+    const auto json = text::parse_or_discard(text);
+    return json.is_object() ? std::optional(Reading(source, path, json).run())
+                            : std::nullopt;
+  };
   for (const Sidecar& sidecar : source.sidecars) {
-    if (io::base_name(sidecar.name) != "config.json" || sidecar.text) continue;
-    const auto json =
-        text::parse_or_discard(io::read_file(sidecar.path, kMaxConfig));
+    if (io::base_name(sidecar.name) != kName) continue;
     const std::string path = sidecar.path;
-    if (json.is_object()) return Reading(source, path, json).run();
+    if (auto config =
+            read(path, sidecar.text ? *sidecar.text
+                                    : io::read_file(path, kMaxConfig)))
+      return *config;
   }
+  // Not torchtitan's own, but ckpt leaves one there.
+  const std::string inside = io::join(source.path, kName);
+  if (io::is_file(inside))
+    if (auto config = read(inside, io::read_file(inside, kMaxConfig)))
+      return *config;
   throw unfaithful_error(
       {source.path, {}},
       "torchtitan's projections are arranged by heads, and no config.json "
