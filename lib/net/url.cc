@@ -139,6 +139,10 @@ std::string normal(std::string_view url) {
   // component, a host or a bucket, stays. None of the hub's files has dot
   // components, and what is above a repository is another one.
   if (url.starts_with("hf://")) return out;
+  // "." first: what is before ".." is a name then.
+  for (size_t at; (at = out.find("/./", begin)) != out.npos ||
+                  (out.ends_with("/.") && (at = out.size() - 2) >= begin);)
+    out.erase(at, 2);
   for (size_t at; (at = out.find("/../", begin)) != out.npos ||
                   (out.ends_with("/..") && (at = out.size() - 3) >= begin);) {
     const size_t above = out.rfind('/', at - 1);

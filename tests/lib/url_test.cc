@@ -20,6 +20,9 @@ TEST_CASE("a URL's dots and slashes: what libcurl sends") {
   CHECK(normal("s3://b/a/..") == "s3://b");
   CHECK(normal("s3://b/../../c") == "s3://b/c");
   CHECK(normal("s3://b/a..b/c") == "s3://b/a..b/c");
+  CHECK(normal("s3://b/x/./../m") == "s3://b/m");
+  CHECK(normal("s3://b/./a/././b/.") == "s3://b/a/b");
+  CHECK(normal("s3://b/.a/b./.") == "s3://b/.a/b.");
   CHECK(normal("hf://org/model/../x") == "hf://org/model/../x");
 }
 
