@@ -146,6 +146,9 @@ bool is_plain_array(const std::string& path) {
   }
 }
 
+// Scans of a server's files: most of the time each waits for it.
+constexpr size_t kAtOnce = 8;
+
 class Walk {
  public:
   explicit Walk(std::vector<Found>& files) : files_(files) {}
@@ -212,6 +215,16 @@ FileScan scan_file(const std::string& path, bool asked) {
   return scan_one({path, false, {}}, asked, {});
 }
 
+std::vector<FileScan> scan_files(const std::vector<std::string>& paths) {
+  std::vector<FileScan> scans(paths.size());
+  const bool waits = std::ranges::any_of(
+      paths, [](const std::string& path) { return io::is_url(path); });
+  parallel_for(
+      paths.size(), [&](size_t i) { scans[i] = scan_file(paths[i], false); },
+      waits ? kAtOnce : 1);
+  return scans;
+}
+
 std::vector<FileScan> scan_path(const std::string& path) {
   if (!io::is_directory(path)) return {scan_file(path, true)};
   std::vector<Found> files;
@@ -220,8 +233,6 @@ std::vector<FileScan> scan_path(const std::string& path) {
   for (const Found& file : files)
     if (io::base_name(file.path) == ".metadata") add_items(file.path, items);
   std::vector<FileScan> scans(files.size());
-  // Most of the time each waits for the server.
-  constexpr size_t kAtOnce = 8;
   parallel_for(
       files.size(),
       [&](size_t i) { scans[i] = scan_one(files[i], false, items); },

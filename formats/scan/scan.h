@@ -52,6 +52,9 @@ struct FileScan {
 // kMissing for a missing file; other faults become its verdict.
 FileScan scan_file(const std::string& path, bool asked);
 
+// The same of several files, many at a time where they are on a server.
+std::vector<FileScan> scan_files(const std::vector<std::string>& paths);
+
 // Scans a file, or all files in and below a directory, by path. Follows links,
 // but enters each directory once.
 std::vector<FileScan> scan_path(const std::string& path);

@@ -217,9 +217,14 @@ void leave_out_unknown(Catalog& source) {
 }
 
 void check_unknown(const Catalog& source, Target& target) {
+  std::vector<std::string> copied;
+  for (const TargetFile& file : target.files)
+    if (!file.copy_of.empty()) copied.push_back(file.copy_of);
+  const std::vector<FileScan> scans = scan_files(copied);
+  size_t next = 0;
   std::erase_if(target.files, [&](const TargetFile& file) {
     if (file.copy_of.empty()) return false;
-    const FileScan scan = scan_file(file.copy_of, false);
+    const FileScan& scan = scans[next++];
     if (const Global* global = worst(scan)) {
       warn(target.problems, file.copy_of, {}, describe(*global));
       return true;

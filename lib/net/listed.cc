@@ -273,6 +273,14 @@ void ListedStore::forget() {
   begun_.clear();
 }
 
+void ListedStore::forget_at(const std::string& path) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(listings_,
+                [&](const auto& entry) { return is_along(path, entry.first); });
+  std::erase_if(begun_,
+                [&](const std::string& one) { return is_along(path, one); });
+}
+
 // Null if nothing is below it.
 const Listing* ListedStore::listing(const std::string& path) {
   knows(path);

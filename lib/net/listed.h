@@ -54,6 +54,7 @@ class ListedStore : public Store {
   void look_below(const std::string& path) override;
   void look_beside(const std::string& path) override;
   void forget() override;
+  void forget_at(const std::string& path) override;
 
  protected:
   // All pages of the listing; nullopt if nothing is below it, or if it can't be

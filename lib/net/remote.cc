@@ -104,6 +104,30 @@ void forget_all() {
     store_of(scheme).forget();
 }
 
+bool is_along(const std::string& path, const std::string& other) {
+  const auto is_below = [](const std::string& one, const std::string& folder) {
+    return one.size() > folder.size() && one.starts_with(folder) &&
+           one[folder.size()] == '/';
+  };
+  return path == other || is_below(path, other) || is_below(other, path);
+}
+
+void forget_at(const std::string& path) {
+  Known& all = known();
+  {
+    const std::lock_guard lock(all.mutex);
+    const auto forgotten = [&](const auto& entry) {
+      return is_along(path, entry.first);
+    };
+    std::erase_if(all.facts, forgotten);
+    std::erase_if(all.lists, forgotten);
+    for (auto& [name, file] : all.files)
+      if (is_along(path, name)) all.old.push_back(std::move(file));
+    std::erase_if(all.files, forgotten);
+  }
+  store_of(path).forget_at(path);
+}
+
 std::string last_name(const std::string& path) {
   return path.substr(path.rfind('/') + 1);
 }

@@ -256,6 +256,12 @@ class ObjectStore final : public ListedStore {
     begun_.clear();
   }
 
+  void forget_at(const std::string& path) override {
+    ListedStore::forget_at(path);
+    const std::lock_guard lock(begun_mutex_);
+    begun_.clear();
+  }
+
   // The page of a query, if it was begun.
   Ticket take_begun(const std::string& bucket, const std::string& query) {
     const std::lock_guard lock(begun_mutex_);

@@ -65,6 +65,8 @@ class Store {
                                 const std::string& sha256);
   // What was looked up may have been changed by this process.
   virtual void forget() {}
+  // The same of a path, what is below it, and the directories that it is in.
+  virtual void forget_at(const std::string&) { forget(); }
   // A reply with bytes arrived. May throw that it is another version.
   virtual void arrived(const std::string&, const Response&) {}
   // A request was refused as if its keys had expired. If there are others by
@@ -108,5 +110,12 @@ bool is_forbidden(const Response& response);
 Error forbidden_beside(const Request& asked, const Response& response);
 // What was looked up is asked for again from here on.
 void forget_all();
+// So is what was looked up of a target and the directories that it is in. What
+// is known of a source stays: each of its files would be asked for again,
+// alone.
+void forget_at(const std::string& path);
+
+// True for a path, what is below it, and the directories that it is in.
+bool is_along(const std::string& path, const std::string& other);
 
 }  // namespace ckpt::net

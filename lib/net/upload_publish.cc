@@ -34,8 +34,8 @@ bool has_error(const Response& response) {
 
 // Asks now, whatever was known before.
 io::Standing look_now(const std::string& url) {
-  forget_all();
   const std::string path = normal(url);
+  forget_at(path);
   Store& store = store_of(path);
   // Both at once: each is a round trip.
   std::optional<std::vector<std::string>> names;

@@ -113,6 +113,50 @@ def test_beside(folder):
                 check_equal(len(server.log), 3, [x[1:3] for x in server.log])
 
 
+def test_known(folder):
+    """A look at a target leaves what is known of the source: its files are not
+    asked about again, each alone. What is carried is looked into at once."""
+    objects = {f"r/m/{i}.txt": b"%d" % i for i in range(24)}
+    objects["r/m/model.safetensors"] = model(folder)
+    inside, lock = [0, 0], threading.Lock()  # requests now, at most
+
+    def count(request, _):
+        if request.method == "GET" and request.path.endswith(".txt"):
+            with lock:
+                inside[0] += 1
+                inside[1] = max(inside)
+            time.sleep(0.02)
+            with lock:
+                inside[0] -= 1
+
+    for command in (["convert", "--to", "dcp"], ["reshard", "--to", "torch"],
+                    ["fetch"]):
+        for target in ("s3://b/r/out", "s3://b/other/out", "s3://b/r/m2"):
+            with Objects(objects) as server:
+                server.fault = count
+                inside[1] = 0
+                run(server, command[0], "s3://b/r/m", target, "-q",
+                    *command[1:]).want(0)
+                asked = [path for _, method, path, _ in server.log
+                         if method == "HEAD" and path.startswith("/b/r/m/") or
+                         "list-type" in path and ".txt" in path]
+                check_equal(asked, [], f"{command} {target}")
+                check(inside[1] > 2, f"{command}: one after the other")
+
+
+def test_steps(folder):
+    """"." and ".." in a URL lead where they do in a path."""
+    data = model(folder)
+    with Objects({"x/m/model.safetensors": data}) as server:
+        for url, key in (("s3://b/x/./../y", "y"), ("s3://b/./z", "z")):
+            run(server, "convert", "s3://b/x/m", url, "--to",
+                "safetensors").want(0)
+            check(f"{key}/model.safetensors" in server.objects,
+                  f"{url}: {list(server.objects)}")
+            run(server, "ls", url).want(0)
+        run(server, "ls", "s3://b/x/./m/../m/.").want(0)
+
+
 PLAIN = ["a b+c%20d.safetensors", "ü&<>'\"#?=;@,.safetensors", "a\\b.bin",
          "~$(x).bin", "%2e%2e.bin", "...", "sub/..x", ".hidden", "日本.bin"]
 WRONG = ["../x.bin", "./x.bin", "s/../../x.bin", "/x.bin", "s//x.bin", "s//"]
@@ -762,7 +806,7 @@ def test_ipv6(folder):
 def main():
     suite = Suite(__doc__)
     for test in (test_pages, test_cut_listing, test_last_look, test_beside,
-                 test_keys, test_versions,
+                 test_known, test_steps, test_keys, test_versions,
                  test_not_there, test_hub_revisions,
                  test_hub_names, test_late_error, test_expired, test_late_keys,
                  test_aws_keys, test_aws_profiles, test_clock, test_packed,
