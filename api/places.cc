@@ -10,6 +10,7 @@
 #include "ckpt/error.h"
 #include "containers/foreign.h"
 #include "formats/options.h"
+#include "formats/unrecognized.h"
 #include "lib/io/remote.h"
 #include "lib/io/upload.h"
 #include "lib/text/format.h"
@@ -97,7 +98,11 @@ void check_url(const std::string& url) {
   if (url.starts_with("hf://") && parts.size() < 2)
     throw missing_error({shown, {}}, "not a whole URL")
         .with_hint("hf://ORG/NAME, hf://ORG/NAME@REVISION");
-  if (parts.empty() && !url.starts_with("file://"))
+  // "s3:///runs": a variable with the bucket's name is not set. The first
+  // directory would be taken for a bucket, which may be another's.
+  const bool nowhere =
+      url.substr(url.find("://") + 3).starts_with('/') || parts.empty();
+  if (nowhere && !url.starts_with("file://"))
     throw missing_error({shown, {}}, "not a whole URL")
         .with_hint(
             "as in https://HOST/PATH, s3://BUCKET/PATH, gs://BUCKET/PATH");
@@ -198,6 +203,14 @@ void check_target_name(const std::string& target) {
   if (target.starts_with("/dev/") && !target.starts_with("/dev/shm/"))
     throw usage_error({target, {}}, "a device, not a place for a checkpoint")
         .with_hint("-n (--dry-run) writes nothing and checks all the same");
+  // "s3:/b/m": the advice to make a directory named "s3:" would be followed.
+  const std::string url =
+      target.find(":/") != target.npos ? formats::meant_url(target) : "";
+  if (!url.empty())
+    throw usage_error({target, {}},
+                      "a path of this machine that begins like a URL")
+        .with_hint("did you mean " + text::printable(url) +
+                   "? A path of that name: ./" + text::printable(target));
   if (io::is_url(target) && !io::is_target_url(target))
     throw usage_error({target, {}}, "can be read, not written")
         .with_hint(

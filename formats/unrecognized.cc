@@ -39,19 +39,6 @@ bool is_hub_name(const std::string& path) {
          plain(std::string_view(path).substr(slash + 1));
 }
 
-// "https:/host/x", "hf:org/name": a URL with a slash too few.
-std::string meant_url(const std::string& path) {
-  constexpr std::string_view kSchemes[] = {"hf", "s3",    "gs",
-                                           "az", "https", "http"};
-  for (const std::string_view scheme : kSchemes) {
-    const std::string head = std::string(scheme) + ":";
-    if (!path.starts_with(head)) continue;
-    const size_t rest = path.find_first_not_of('/', head.size());
-    if (rest != path.npos) return head + "//" + path.substr(rest);
-  }
-  return {};
-}
-
 // What the shell left unexpanded in a path.
 std::string unexpanded(const std::string& path) {
   if (path.starts_with("~/"))
@@ -227,6 +214,20 @@ std::string cache_text(const std::string& path) {
 }
 
 }  // namespace
+
+std::string meant_url(const std::string& path) {
+  constexpr std::string_view kSchemes[] = {"hf", "s3",    "gs",
+                                           "az", "https", "http"};
+  if (path.find("://") != path.npos) return {};
+  if (path.starts_with("file:/")) return "file://" + path.substr(5);
+  for (const std::string_view scheme : kSchemes) {
+    const std::string head = std::string(scheme) + ":";
+    if (!path.starts_with(head)) continue;
+    const size_t rest = path.find_first_not_of('/', head.size());
+    if (rest != path.npos) return head + "//" + path.substr(rest);
+  }
+  return {};
+}
 
 std::string checkpoints_below(const std::string& path,
                               const std::string& failed) {

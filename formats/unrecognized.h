@@ -12,6 +12,10 @@ namespace ckpt::formats {
 // a file or a directory.
 void check_path(const std::string& path);
 
+// "https://host/x" for "https:/host/x", "hf://org/name" for "hf:org/name": the
+// URL that lacks a slash; "" if the path is none.
+std::string meant_url(const std::string& path);
+
 // Throw missing_error saying what is there instead, which checkpoints are below
 // it, or which format nearly took it.
 [[noreturn]] void unknown_file(const Detection& detection);
