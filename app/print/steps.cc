@@ -27,6 +27,8 @@ namespace {
 
 using text::printable;
 
+constexpr double kNoAge = -1;  // of a URL: servers need not tell
+
 // Adds what is in a directory, but not what is behind links.
 void add_files(StepRow& step) {
   constexpr size_t kMostFiles = 1'000'000;
@@ -35,6 +37,7 @@ void add_files(StepRow& step) {
     if (io::is_directory(step.path))
       for (const auto& file : io::files_below(step.path))
         step.bytes += file.bytes;
+    step.age = kNoAge;
     return;
   }
   std::error_code failed;
@@ -160,7 +163,7 @@ void add_step(JsonWriter& json, const StepRow& step) {
   json.member("name", step.name);
   if (step.number) json.member("step", *step.number);
   json.member("bytes", step.bytes);
-  json.member("seconds", static_cast<uint64_t>(step.age));
+  json.member("seconds", static_cast<uint64_t>(std::max(0.0, step.age)));
   if (!step.trainer.empty()) json.member("trainer", step.trainer);
   if (step.trainer.empty()) json.member("format", step.format);
   json.key("parts").begin_array();
@@ -254,6 +257,7 @@ std::string all_text(const std::vector<Opened>& all) {
 }  // namespace
 
 std::string age_text(double seconds) {
+  if (seconds < 0) return "-";
   if (seconds < 90) return fmt::format("{:.0f} s", seconds);
   if (seconds < 5400) return fmt::format("{:.0f} min", seconds / 60);
   if (seconds < 129'600) return fmt::format("{:.0f} h", seconds / 3600);
@@ -273,8 +277,10 @@ std::vector<StepRow> steps_of(const std::string& root,
            .trainer = step.trainer,
            .format = {},
            .bytes = step.bytes,
-           .age = std::max(
-               0.0, std::difftime(::time(nullptr), time_t{step.seconds})),
+           .age = step.seconds == 0
+                      ? kNoAge
+                      : std::max(0.0, std::difftime(::time(nullptr),
+                                                    time_t{step.seconds})),
            .parts = std::move(step.parts),
            .complete = step.complete,
            .why = std::move(step.why)});

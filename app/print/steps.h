@@ -17,7 +17,7 @@ struct StepRow {
   std::string trainer;  // "" if none is known
   std::string format;   // then this; "" if no format takes it
   uint64_t bytes = 0;
-  double age = 0;                  // seconds since it was last written to
+  double age = 0;  // seconds since its last write; below 0: not known
   std::vector<std::string> parts;  // "model", "optim" …
   bool complete = false;
   std::string why;  // if it is not

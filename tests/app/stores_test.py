@@ -19,7 +19,7 @@ import urllib.parse
 import remote_test as remote
 from object_server import Objects, signer_of
 from remote_servers import Handler, Http, Hub, Server
-from support import Suite, check, check_equal
+from support import DATA, Suite, check, check_equal
 
 PART = 5 << 20
 
@@ -155,6 +155,15 @@ def test_steps(folder):
                   f"{url}: {list(server.objects)}")
             run(server, "ls", url).want(0)
         run(server, "ls", "s3://b/x/./m/../m/.").want(0)
+
+
+def test_age(folder):
+    """A store's steps have no age here, and none is made up."""
+    golden = DATA / "runs/lightning_ckpt/ckpt"
+    files = {"m/" + k: v for k, v in remote.files_of(golden).items()}
+    with Objects(files) as server:
+        said = run(server, "ls", "-l", "s3://b/m").want(0).out
+        check(re.search(r"KiB +- +complete", said), said)
 
 
 PLAIN = ["a b+c%20d.safetensors", "ü&<>'\"#?=;@,.safetensors", "a\\b.bin",
@@ -806,7 +815,8 @@ def test_ipv6(folder):
 def main():
     suite = Suite(__doc__)
     for test in (test_pages, test_cut_listing, test_last_look, test_beside,
-                 test_known, test_steps, test_keys, test_versions,
+                 test_known, test_steps, test_age,
+                 test_keys, test_versions,
                  test_not_there, test_hub_revisions,
                  test_hub_names, test_late_error, test_expired, test_late_keys,
                  test_aws_keys, test_aws_profiles, test_clock, test_packed,
