@@ -10,6 +10,7 @@
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "lib/crc32.h"
+#include "lib/io/ahead.h"
 #include "lib/io/file.h"
 #include "lib/zip/archive.h"
 
@@ -91,9 +92,15 @@ void check_stored_crcs(const io::Handle& file) {
 void add_carried_crcs(Catalog& catalog) {
   std::unordered_set<std::string> known;
   for (const File& file : catalog.files) known.insert(file.path);
+  std::vector<std::string> carried;
   for (const SourceFile& listed : catalog.file_list) {
-    const std::string path = io::join(catalog.file_root, listed.path);
-    if (known.contains(path)) continue;
+    std::string path = io::join(catalog.file_root, listed.path);
+    if (!known.contains(path)) carried.push_back(std::move(path));
+  }
+  io::FilesAhead ahead(carried);
+  for (size_t i = 0; i < carried.size(); ++i) {
+    const std::string& path = carried[i];
+    ahead.reach(i);
     try {
       if (!io::is_file(path)) continue;
       const io::Handle file = io::Handle::open_read(path);

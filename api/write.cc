@@ -31,6 +31,7 @@
 #include "formats/scan/unknown.h"
 #include "lib/decoding.h"
 #include "lib/interrupt.h"
+#include "lib/io/ahead.h"
 #include "lib/io/file.h"
 #include "lib/io/remote.h"
 #include "lib/io/staging.h"
@@ -165,11 +166,19 @@ reshard::RunResult fill(Prepared& prepared, io::Staging& staging,
     reshard::check_crcs(result, prepared.plan, prepared.source);
     check_source_manifest(prepared, result, run);
   }
+  std::vector<const TargetFile*> copies;
+  std::vector<std::string> paths;
   for (const TargetFile& file : target.files) {
     if (file.copy_of.empty()) continue;
+    copies.push_back(&file);
+    paths.push_back(file.copy_of);
+  }
+  io::FilesAhead ahead(std::move(paths));
+  for (size_t i = 0; i < copies.size(); ++i) {
+    ahead.reach(i);
     if (!options.ignore_checksums)
-      check_stored_crcs(io::Handle::open_read(file.copy_of));
-    copy_sidecar(file, staging.root());
+      check_stored_crcs(io::Handle::open_read(copies[i]->copy_of));
+    copy_sidecar(*copies[i], staging.root());
   }
   // Possibly for the second time: files that are not sent in parts lack CRCs.
   write_rest(prepared, output, staging.root(), !sending);

@@ -50,19 +50,26 @@ bool Mover::is_far(const Item& item) const {
 
 // One call for each file, so that what lies close together is one request.
 void Mover::ask_wanted(bool more) {
-  std::ranges::stable_sort(wanted_, {}, [](const Wanted& one) {
-    return std::pair(one.file, one.range.begin);
+  // Packed pieces of one file are files of their own.
+  const auto path = [&](const Wanted& one) -> const std::string& {
+    return files_[one.file].path;
+  };
+  const auto together = [&](const Wanted& a, const Wanted& b) {
+    return a.file == b.file || path(a) == path(b);
+  };
+  std::ranges::stable_sort(wanted_, [&](const Wanted& a, const Wanted& b) {
+    return together(a, b) ? a.range.begin < b.range.begin : path(a) < path(b);
   });
   std::vector<io::Range> ranges;
   for (size_t i = 0; i < wanted_.size();) {
     ranges.clear();
     bool goes_on = false;
-    const uint32_t file = wanted_[i].file;
-    for (; i < wanted_.size() && wanted_[i].file == file; ++i) {
+    const Wanted& first = wanted_[i];
+    for (; i < wanted_.size() && together(wanted_[i], first); ++i) {
       ranges.push_back(wanted_[i].range);
       goes_on |= wanted_[i].last;
     }
-    reader_.ask_for(file, ranges, {.more = more && goes_on});
+    reader_.ask_for(first.file, ranges, {.more = more && goes_on});
   }
   wanted_.clear();
 }
@@ -124,10 +131,11 @@ void Mover::ask_cache(const Job& job, const Item& item) {
     const Lane& lane = plan_.lanes[job.first_source + i];
     if (job.rows > 1 && !is_dense(lane)) continue;
     const Bytes bytes = bytes_of(job, item, lane);
-    wanted_bytes_ += bytes.count;
+    const io::Range range =
+        reader_.stored(lane.file, bytes.offset, bytes.count);
+    wanted_bytes_ += range.end - range.begin;
     if (!reader_.is_cached(lane.file, bytes.offset, bytes.count))
-      wanted_.push_back(
-          {lane.file, {bytes.offset, bytes.offset + bytes.count}, true});
+      wanted_.push_back({lane.file, range, true});
   }
 }
 

@@ -25,6 +25,11 @@ void repeat(const std::string& pattern, uint64_t offset,
                 std::min(made, buffer.size() - made));
 }
 
+bool is_packed(const File& file) {
+  return file.codec != Codec::kRaw && file.codec != Codec::kMemory &&
+         file.codec != Codec::kFill;
+}
+
 }  // namespace
 
 size_t most_open_files() {
@@ -88,27 +93,53 @@ void SourceReader::read_stream(uint32_t file, uint64_t offset,
   close_some();
 }
 
+// A stream on a disk is read ahead by the kernel.
+bool SourceReader::is_asked(uint32_t file) const {
+  const File& one = files_[file];
+  return one.codec == Codec::kRaw || (is_packed(one) && io::is_url(one.path));
+}
+
+io::Range SourceReader::stored(uint32_t file, uint64_t offset,
+                               uint64_t bytes) const {
+  const File& one = files_[file];
+  if (!is_packed(one) || one.size == 0) return {offset, offset + bytes};
+  constexpr uint64_t kStep = uint64_t{64} << 10;  // of a stream's reads
+  const double share =
+      static_cast<double>(one.packed_size) / static_cast<double>(one.size);
+  const auto place = [&](uint64_t at) {
+    const auto taken = static_cast<uint64_t>(static_cast<double>(at) * share);
+    return std::min(one.packed_size, taken / kStep * kStep);
+  };
+  const uint64_t end = offset + bytes >= one.size
+                           ? one.packed_size
+                           : place(offset + bytes) + kStep;
+  return {one.packed_offset + place(offset),
+          one.packed_offset + std::min(end, one.packed_size)};
+}
+
 bool SourceReader::is_cached(uint32_t file, uint64_t offset, uint64_t bytes) {
-  if (files_[file].codec != Codec::kRaw) return true;
-  return io::is_cached(*handles_.get(files_[file].path), offset, bytes);
+  if (!is_asked(file)) return true;
+  const auto [begin, end] = stored(file, offset, bytes);
+  return io::is_cached(*handles_.get(files_[file].path), begin, end - begin);
 }
 
 void SourceReader::ask_for(uint32_t file, uint64_t offset, uint64_t bytes) {
-  if (files_[file].codec != Codec::kRaw) return;
-  io::ask_for(*handles_.get(files_[file].path), offset, bytes);
+  const io::Range range = stored(file, offset, bytes);
+  ask_for(file, {&range, 1}, {});
 }
 
 void SourceReader::ask_for(uint32_t file, std::span<const io::Range> ranges,
                            io::Asking how) {
-  if (files_[file].codec != Codec::kRaw) return;
+  if (!is_asked(file)) return;
   io::ask_for(*handles_.get(files_[file].path), ranges, how);
 }
 
 bool SourceReader::is_there(uint32_t file, uint64_t offset, uint64_t bytes) {
-  if (files_[file].codec != Codec::kRaw) return true;
+  if (!is_asked(file)) return true;
   const io::Handle& handle = *handles_.get(files_[file].path);
   const io::RemoteFile* const remote = io::remote_of(handle);
-  return !remote || remote->is_there(handle.base() + offset, bytes);
+  const auto [begin, end] = stored(file, offset, bytes);
+  return !remote || remote->is_there(handle.base() + begin, end - begin);
 }
 
 void SourceReader::make(const File& file, uint64_t offset,

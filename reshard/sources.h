@@ -52,9 +52,14 @@ class SourceReader {
   // True if the file is none on disk, or has most of these bytes in the page
   // cache.
   bool is_cached(uint32_t file, uint64_t offset, uint64_t bytes);
+  // What these bytes take where they are stored. Of a packed file on a server
+  // that is about the same share of it: streams are read front to back.
+  io::Range stored(uint32_t file, uint64_t offset, uint64_t bytes) const;
   // These bytes will be read soon: a disk or a server that is asked for many
-  // at once is faster. Nothing for files that are packed or in memory.
+  // at once is faster. Nothing for files that are in memory, or packed on a
+  // disk.
   void ask_for(uint32_t file, uint64_t offset, uint64_t bytes);
+  // The same of stored().
   void ask_for(uint32_t file, std::span<const io::Range> ranges,
                io::Asking how);
   // True if a read would not wait for a server.
@@ -69,6 +74,7 @@ class SourceReader {
   }
 
  private:
+  bool is_asked(uint32_t file) const;
   struct Open {
     uint32_t file = UINT32_MAX;
     uint64_t memory = 0;

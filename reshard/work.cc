@@ -135,6 +135,11 @@ std::vector<Item> WorkQueue::peek(uint32_t thread, size_t most) {
   add(threads_.at(thread).group);
   const uint32_t untaken = items.size() < most ? untaken_group(thread) : kNone;
   add(untaken);
+  // Where each file has few items, as zarr's chunks have, the next groups, too:
+  // whichever thread takes them finds them on their way.
+  if (untaken != kNone)
+    for (size_t g = next_group_; g < groups_.size() && items.size() < most; ++g)
+      if (!groups_[g].taken && g != untaken) add(static_cast<uint32_t>(g));
   if (untaken != kNone || items.size() == most) return items;
   const size_t longest = longest_group();
   if (longest == groups_.size() || longest == threads_.at(thread).group)

@@ -50,8 +50,8 @@ class WorkQueue {
   using Ready = std::function<bool(const Item&)>;
   std::optional<Item> next(uint32_t thread, const Ready& ready = {});
   // What next(thread) will probably give, up to `most` items: the rest of its
-  // group, then the group that it would begin with, or else the back of the one
-  // that it would help.
+  // group, then the group that it would begin with and those that nobody has
+  // begun, or else the back of the one that it would help.
   std::vector<Item> peek(uint32_t thread, size_t most);
   void stop() { stopped_ = true; }
   // What nobody took.

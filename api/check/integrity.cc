@@ -239,11 +239,7 @@ class Check {
     std::set<std::string> paths{catalog.path};
     for (const File& file : catalog.files)
       if (!file.path.empty() && io::is_file(file.path)) paths.insert(file.path);
-    std::vector<scan::FileScan> scans;
-    scans.reserve(paths.size());
-    for (const std::string& path : paths)
-      scans.push_back(scan::scan_file(path, false));
-    return scans;
+    return scan::scan_files({paths.begin(), paths.end()});
   }
 
   // Counts tensors with a piece in a file without checksums. Those are read,

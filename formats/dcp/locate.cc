@@ -4,6 +4,7 @@
 #include <fcntl.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 
 #include "ckpt/error.h"
@@ -13,6 +14,7 @@
 #include "lib/codec/stream.h"
 #include "lib/io/ahead.h"
 #include "lib/io/file.h"
+#include "lib/io/remote.h"
 #include "lib/parallel.h"
 #include "lib/text/format.h"
 
@@ -114,8 +116,12 @@ class Locator {
   void run() {
     split();
     crcs_.resize(runs_.size());
-    parallel_for(
-        runs_.size(), [this](size_t run) { locate_run(run); }, kReaders);
+    for (size_t begin = 0; begin < runs_.size();) {
+      const size_t end = ask_for_packed(begin);
+      parallel_for(
+          end - begin, [&](size_t run) { locate_run(begin + run); }, kReaders);
+      begin = end;
+    }
     size_t count = catalog_.crcs.size();
     for (const auto& crcs : crcs_) count += crcs.size();
     catalog_.crcs.reserve(count);
@@ -137,6 +143,29 @@ class Locator {
       if (fresh) runs_.push_back({i, i});
       ++runs_.back().end;
     }
+  }
+
+  // Packed items, each a run of its own, are read whole. Those on a server are
+  // asked for together, from run `begin` on, as far as memory for them goes;
+  // what is still there when they are copied need not come again. Returns the
+  // end of what can be located now.
+  size_t ask_for_packed(size_t begin) const {
+    const uint64_t most = io::remote_memory() / 2;
+    std::map<std::string, std::vector<io::Range>> places;
+    uint64_t bytes = 0;
+    size_t end = begin;
+    for (; end < runs_.size() && bytes < most; ++end) {
+      const File& file = catalog_.files.at(items_[runs_[end].begin].file);
+      if (file.codec == Codec::kRaw || !io::is_url(file.path)) continue;
+      places[file.path].push_back(
+          {file.packed_offset, file.packed_offset + file.packed_size});
+      bytes += file.packed_size;
+    }
+    for (auto& [path, ranges] : places) {
+      std::ranges::sort(ranges, {}, &io::Range::begin);
+      io::ask_for(io::Handle::open_read(path), ranges, {});
+    }
+    return end;
   }
 
   // What the locator reads of each item.

@@ -12,6 +12,7 @@
 #include "containers/zarr/array.h"
 #include "containers/zarr/chunks.h"
 #include "formats/orbax/orbax.h"
+#include "lib/io/ahead.h"
 #include "lib/io/file.h"
 #include "lib/pickle/json.h"
 #include "lib/text/format.h"
@@ -100,7 +101,17 @@ class Tree {
     const json& leaves = text::member(root, "tree_metadata", file_);
     if (!leaves.is_object())
       throw input_error({file_, {}}, "tree_metadata is not an object");
-    for (const auto& [key, value] : leaves.items()) add(leaf_of(value));
+    std::vector<Leaf> all;
+    std::vector<std::string> descriptions;
+    for (const auto& [key, value] : leaves.items()) {
+      const Leaf& leaf = all.emplace_back(leaf_of(value));
+      descriptions.push_back(io::join(io::join(path_, leaf.name), ".zarray"));
+    }
+    io::FilesAhead ahead(std::move(descriptions));
+    for (size_t i = 0; i < all.size(); ++i) {
+      ahead.reach(i);
+      add(all[i]);
+    }
     note_strangers();
     return std::move(catalog_);
   }

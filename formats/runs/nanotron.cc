@@ -18,6 +18,7 @@
 #include "formats/runs/merge.h"
 #include "formats/runs/objects.h"
 #include "formats/torch/torch.h"
+#include "lib/io/ahead.h"
 #include "lib/io/file.h"
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"
@@ -61,8 +62,14 @@ class Reading {
     const std::string model = io::join(folder_, "model");
     std::vector<std::string> files;
     list_below(model, "", 0, files);
+    std::vector<std::string> paths;
     for (const std::string& file : files)
-      add_parameter(io::join(model, file), file);
+      paths.push_back(io::join(model, file));
+    io::FilesAhead ahead(paths);
+    for (size_t i = 0; i < files.size(); ++i) {
+      ahead.reach(i);
+      add_parameter(paths[i], files[i]);
+    }
     check_ranks();
     for (auto& [name, weight] : weights_)
       catalog_.tensors.push_back(weight.tensor);

@@ -16,6 +16,7 @@
 #include "formats/dcp/metadata.h"
 #include "formats/scan/scanner.h"
 #include "lib/failures.h"
+#include "lib/io/ahead.h"
 #include "lib/io/file.h"
 #include "lib/io/remote.h"
 #include "lib/parallel.h"
@@ -146,9 +147,6 @@ bool is_plain_array(const std::string& path) {
   }
 }
 
-// Scans of a server's files: most of the time each waits for it.
-constexpr size_t kAtOnce = 8;
-
 class Walk {
  public:
   explicit Walk(std::vector<Found>& files) : files_(files) {}
@@ -209,20 +207,30 @@ void add_items(const std::string& path, Items& items) {
   }
 }
 
+std::vector<FileScan> scan_all(const std::vector<Found>& files,
+                               const Items& items) {
+  std::vector<FileScan> scans(files.size());
+  std::vector<std::string> paths;
+  for (const Found& file : files) paths.push_back(file.path);
+  const bool there = std::ranges::any_of(
+      paths, [](const auto& one) { return io::is_url(one); });
+  io::FilesAhead ahead(std::move(paths));
+  // Most of the time each waits for the server.
+  constexpr size_t kAtOnce = 8;
+  parallel_for(
+      files.size(),
+      [&](size_t i) {
+        ahead.reach(i);
+        scans[i] = scan_one(files[i], false, items);
+      },
+      there ? kAtOnce : 1);
+  return scans;
+}
+
 }  // namespace
 
 FileScan scan_file(const std::string& path, bool asked) {
   return scan_one({path, false, {}}, asked, {});
-}
-
-std::vector<FileScan> scan_files(const std::vector<std::string>& paths) {
-  std::vector<FileScan> scans(paths.size());
-  const bool waits = std::ranges::any_of(
-      paths, [](const std::string& path) { return io::is_url(path); });
-  parallel_for(
-      paths.size(), [&](size_t i) { scans[i] = scan_file(paths[i], false); },
-      waits ? kAtOnce : 1);
-  return scans;
 }
 
 std::vector<FileScan> scan_path(const std::string& path) {
@@ -232,12 +240,13 @@ std::vector<FileScan> scan_path(const std::string& path) {
   Items items;
   for (const Found& file : files)
     if (io::base_name(file.path) == ".metadata") add_items(file.path, items);
-  std::vector<FileScan> scans(files.size());
-  parallel_for(
-      files.size(),
-      [&](size_t i) { scans[i] = scan_one(files[i], false, items); },
-      io::is_url(path) ? kAtOnce : 1);
-  return scans;
+  return scan_all(files, items);
+}
+
+std::vector<FileScan> scan_files(const std::vector<std::string>& paths) {
+  std::vector<Found> files;
+  for (const std::string& path : paths) files.push_back({path, false, {}});
+  return scan_all(files, {});
 }
 
 }  // namespace ckpt::scan

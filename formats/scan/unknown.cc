@@ -217,10 +217,10 @@ void leave_out_unknown(Catalog& source) {
 }
 
 void check_unknown(const Catalog& source, Target& target) {
-  std::vector<std::string> copied;
+  std::vector<std::string> paths;
   for (const TargetFile& file : target.files)
-    if (!file.copy_of.empty()) copied.push_back(file.copy_of);
-  const std::vector<FileScan> scans = scan_files(copied);
+    if (!file.copy_of.empty()) paths.push_back(file.copy_of);
+  const std::vector<FileScan> scans = scan_files(paths);
   size_t next = 0;
   std::erase_if(target.files, [&](const TargetFile& file) {
     if (file.copy_of.empty()) return false;

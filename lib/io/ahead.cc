@@ -8,8 +8,14 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <memory>
 #include <utility>
 #include <vector>
+
+#include "ckpt/error.h"
+#include "lib/failures.h"
+#include "lib/io/mount.h"
+#include "lib/parallel.h"
 
 namespace ckpt::io {
 
@@ -95,6 +101,56 @@ void LooksAhead::reach(size_t i) {
   half_ = (before + next_) / 2;
   std::ranges::sort(ranges, {}, &Range::begin);
   ask_for(file_, ranges, {.looks = true});
+}
+
+namespace {
+
+// The file if it is on a server and small; else null. A listing tells; a web
+// server is asked, and sends the first bytes along. It is not opened as what is
+// read: whether it changes later matters to whoever reads it.
+std::shared_ptr<const RemoteFile> small_file(const std::string& path) {
+  constexpr uint64_t kSmall = uint64_t{64} << 10;
+  if (!is_url(path) || find_mounted(path)) return nullptr;
+  const failures::Unimportant whoever_reads_it_meets_it_again;
+  try {
+    auto file = open_remote(path).file;
+    if (!file || file->size() == 0 || file->size() > kSmall) return nullptr;
+    return file;
+  } catch (const Error&) {
+    return nullptr;
+  }
+}
+
+}  // namespace
+
+FilesAhead::FilesAhead(std::vector<std::string> paths)
+    : paths_(std::move(paths)) {
+  if (std::ranges::none_of(paths_, [](const auto& one) { return is_url(one); }))
+    next_ = half_ = SIZE_MAX;
+}
+
+void FilesAhead::reach(size_t i) {
+  constexpr size_t kFiles = 128;  // as many as requests to a store
+  constexpr uint64_t kBytes = uint64_t{4} << 20;
+  constexpr size_t kLooks = 32;  // at once
+  const std::lock_guard lock(mutex_);
+  if (i < half_ || next_ >= paths_.size()) return;
+  const size_t before = std::max(next_, i);
+  std::vector<std::shared_ptr<const RemoteFile>> files(
+      std::min(kFiles, paths_.size() - before));
+  parallel_for(
+      files.size(),
+      [&](size_t k) { files[k] = small_file(paths_[before + k]); }, kLooks);
+  next_ = before;
+  for (uint64_t bytes = 0; next_ < before + files.size() && bytes < kBytes;
+       ++next_) {
+    const auto& file = files[next_ - before];
+    if (!file) continue;
+    const Range all{0, file->size()};
+    file->ask_for({&all, 1}, {.looks = true});
+    bytes += file->size();
+  }
+  half_ = (before + next_) / 2;
 }
 
 }  // namespace ckpt::io

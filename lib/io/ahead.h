@@ -5,7 +5,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "lib/io/file.h"
@@ -43,6 +45,23 @@ class LooksAhead {
   const Handle& file_;
   const std::vector<Range> places_;
   const uint64_t window_;
+  size_t next_ = 0;  // the first one that was not asked for
+  size_t half_ = 0;  // when to ask for more
+};
+
+// Many files that are read one after the other: each small one would be a round
+// trip. Those on a server come whole, many at once, while the ones before them
+// are read. Nothing for files on this machine. Any thread may use it.
+class FilesAhead {
+ public:
+  // `paths` in the order of the reads; they may be absent.
+  explicit FilesAhead(std::vector<std::string> paths);
+  // Call before file i is looked at. Fails silently.
+  void reach(size_t i);
+
+ private:
+  const std::vector<std::string> paths_;
+  std::mutex mutex_;
   size_t next_ = 0;  // the first one that was not asked for
   size_t half_ = 0;  // when to ask for more
 };

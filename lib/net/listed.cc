@@ -109,41 +109,6 @@ std::optional<Facts> ListedStore::look_both(const std::string& path) {
   throw *failure;
 }
 
-// Lists directories anew where that is fewer requests than a look at each file.
-// What a listing can't tell is left out.
-std::map<std::string, Facts> ListedStore::look_at_all_again(
-    const std::vector<std::string>& paths) {
-  constexpr size_t kFew = 4, kPage = 1000;
-  std::map<std::string, std::vector<const std::string*>> in_folder;
-  for (const std::string& path : paths)
-    in_folder[folder_of(path)].push_back(&path);
-  std::map<std::string, Facts> told;
-  for (const auto& [folder, files] : in_folder) {
-    std::vector<std::string> keys;
-    {
-      const std::lock_guard lock(mutex_);
-      const auto known = listings_.find(folder);
-      if (known == listings_.end() || !known->second) continue;
-      for (const auto& [name, facts] : known->second->entries)
-        keys.push_back(facts.directory ? name + "/" : name);
-    }
-    if (files.size() < kFew * (1 + keys.size() / kPage)) continue;
-    std::ranges::sort(keys);
-    const failures::Unimportant if_each_is_asked;
-    try {
-      const std::optional<Listing> now = list_again(folder, keys);
-      if (!now) continue;
-      for (const std::string* const path : files)
-        if (const auto found = now->entries.find(last_name(*path));
-            found != now->entries.end() && !found->second.directory)
-          told.emplace(*path, found->second);
-    } catch (const Error&) {
-      continue;
-    }
-  }
-  return told;
-}
-
 // What looks like a file is asked for by its name (look_both()): the directory
 // around it may be large.
 void ListedStore::look_beside(const std::string& path) {
@@ -270,6 +235,7 @@ const Listing* ListedStore::keep(const std::string& path,
 void ListedStore::forget() {
   const std::lock_guard lock(mutex_);
   listings_.clear();
+  one_by_one_.clear();
   begun_.clear();
 }
 
@@ -289,6 +255,11 @@ const Listing* ListedStore::listing(const std::string& path) {
     if (const auto found = listings_.find(path); found != listings_.end())
       return found->second ? &*found->second : nullptr;
   }
+  if (list_around(path)) {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = listings_.find(path); found != listings_.end())
+      return found->second ? &*found->second : nullptr;
+  }
   // Most checkpoints have less than a page of names in all their directories:
   // then this is the only listing, however deep they are.
   if (!parse_place(path).key.empty())
@@ -299,6 +270,40 @@ const Listing* ListedStore::listing(const std::string& path) {
       return keep(path, std::move(top));
     }
   return keep(path, list_all(path));
+}
+
+// Whoever lists a few directories of one will list them all, as readers of a
+// directory for each array do: then all that is below comes in pages. In how
+// many is not known before, so as many are tried as twice the listings so far,
+// and again after four times as many.
+bool ListedStore::list_around(const std::string& path) {
+  constexpr size_t kFirst = 4, kTimes = 4;
+  const std::string above = folder_of(path);
+  size_t pages = 0;
+  // Others wait for what is being listed: it may hold what they look for.
+  const std::lock_guard alone(around_);
+  {
+    const std::lock_guard lock(mutex_);
+    if (listings_.contains(path)) return true;
+    const auto known = listings_.find(above);
+    if (known == listings_.end() || !known->second ||
+        parse_place(above).key.empty())
+      return false;
+    const size_t count = ++one_by_one_[above];
+    size_t turn = kFirst;
+    while (turn < count) turn *= kTimes;
+    const auto left = static_cast<size_t>(
+        std::ranges::count_if(known->second->entries, [&](const auto& entry) {
+          return entry.second.directory &&
+                 !listings_.contains(above + "/" + entry.first);
+        }));
+    pages = std::min(2 * count, left);
+    if (count != turn || pages < 2) return false;
+  }
+  auto all = list_within(above, pages);
+  if (!all || all->empty()) return false;
+  keep(*std::move(all));
+  return true;
 }
 
 void check_names(const std::string& path, size_t names) {

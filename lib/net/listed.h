@@ -67,6 +67,11 @@ class ListedStore : public Store {
   virtual std::optional<Folders> list_small(const std::string&) {
     return std::nullopt;
   }
+  // The same if so many pages do.
+  virtual std::optional<Folders> list_within(const std::string&,
+                                             size_t /*pages*/) {
+    return std::nullopt;
+  }
   // Asks for the first page of list_all(folder), and for that of
   // list_small(path) in it, for whoever wants them next. Doesn't wait.
   virtual void begin_listings(const std::string& /*folder*/,
@@ -76,17 +81,20 @@ class ListedStore : public Store {
   virtual std::optional<std::optional<Listing>> list_begun(const std::string&) {
     return std::nullopt;
   }
-  // What list_all(path) says now of a directory that had these keys, in order
-  // and with a slash for directories: in fewer round trips, if it can.
-  virtual std::optional<Listing> list_again(const std::string& path,
-                                            const std::vector<std::string>&) {
-    return list_all(path);
-  }
+  // What list_all(path) says now, or list_below(path) of all `below`, where
+  // these keys were, in order and with a slash for directories: in fewer round
+  // trips, if it can. Empty if it can't be listed.
+  virtual Folders list_again(const std::string& path,
+                             const std::vector<std::string>& keys, bool below);
   // An object, asked for by its name. `beside` others that no listing has.
   virtual std::optional<Facts> head(const std::string& path, bool beside) = 0;
 
  private:
+  void tree_again(const std::vector<std::string>& folders, size_t requests,
+                  Folders& now);
+  std::optional<std::vector<std::string>> keys_below(const std::string& root);
   const Listing* listing(const std::string& path);
+  bool list_around(const std::string& path);
   const Listing* keep(const std::string& path, std::optional<Listing> made);
   void keep(Folders&& found);
   std::optional<Facts> look_both(const std::string& path);
@@ -95,8 +103,11 @@ class ListedStore : public Store {
   std::optional<std::optional<Facts>> look_in_listings(const std::string& path);
   std::optional<Facts> look_alone(const std::string& path);
 
+  std::mutex around_;  // of list_around(), before the other
   std::mutex mutex_;
   std::map<std::string, std::optional<Listing>> listings_;
+  // How many directories in one were listed one by one.
+  std::map<std::string, size_t> one_by_one_;
   std::set<std::string> begun_;  // directories of begin_listings()
   std::set<std::string> alone_;  // objects that no listing has
 };

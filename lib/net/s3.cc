@@ -217,6 +217,19 @@ class ObjectStore final : public ListedStore {
     return any;
   }
 
+  // The same of a page that is not cut.
+  template <class Show>
+  static void add_flat(const std::string& path, const Page& page,
+                       const Show& show, Folders& all) {
+    for (const std::string_view part : elements(page.xml, "Contents")) {
+      const std::string name = page.name(key_of(path, part));
+      const uint64_t size =
+          size_number(fmt::format("{}/{}", path, name), element(part, "Size"));
+      show(name);
+      add_below(path, name, size, element(part, "ETag"), all);
+    }
+  }
+
   void begin_listings(const std::string& folder,
                       const std::string& path) override {
     begin_page(folder, "/");
@@ -275,25 +288,30 @@ class ObjectStore final : public ListedStore {
   // A page says where the next one begins, but so do the keys that were there:
   // all pages are asked for at once, and overlap in case there are more keys by
   // now. What none of them has is asked for by its name.
-  std::optional<Listing> list_again(
-      const std::string& path, const std::vector<std::string>& keys) override {
+  Folders list_again(const std::string& path,
+                     const std::vector<std::string>& keys,
+                     bool below) override {
     constexpr size_t kPage = 1000, kStep = 950;
-    if (keys.size() <= kPage) return list_all(path);
+    const auto in_turn = [&] {
+      return ListedStore::list_again(path, keys, below);
+    };
+    if (keys.size() <= kPage) return in_turn();
+    const std::string delimiter = below ? "" : "/";
     const Place place = parse_place(path);
     const std::string prefix = place.prefix();
     std::vector<std::pair<std::string, Ticket>> pages;
     for (size_t i = 0; i < keys.size(); i += kStep) {
       const std::string after = i == 0 ? "" : keys[i - 1];
       const std::string query =
-          query_of(prefix, "/", "", i == 0 ? "" : prefix + after);
+          query_of(prefix, delimiter, "", i == 0 ? "" : prefix + after);
       pages.emplace_back(after, start(ask(path, place.bucket, "/", query)));
     }
-    Listing all;
+    Folders all;
     const Request asked = ask(path, place.bucket, "/", "");
     for (const auto& one : pages) {
       const std::string& after = one.first;
       const Response& page = wait(one.second);
-      if (may_have_expired(page)) return list_all(path);
+      if (may_have_expired(page)) return in_turn();
       check_status(asked, page);
       check_answer(asked, page, "ListBucketResult");
       // A server that doesn't know start-after begins at the first key; another
@@ -305,39 +323,44 @@ class ObjectStore final : public ListedStore {
         before |= !after.empty() && key < after;
         ++count;
       };
-      add_page(path, taken, look, all);
-      if (before || (taken.goes_on() && count < kStep)) return list_all(path);
+      if (below)
+        add_flat(path, taken, look, all);
+      else
+        add_page(path, taken, look, all[path]);
+      if (before || (taken.goes_on() && count < kStep)) return in_turn();
     }
     return all;
   }
 
   Folders list_below(const std::string& path) override {
-    return list_flat(path, false).value_or(Folders());
+    return list_flat(path, false, SIZE_MAX).value_or(Folders());
   }
 
   std::optional<Folders> list_small(const std::string& path) override {
-    return list_flat(path, true);
+    constexpr size_t kMostFlat = 16;  // in vain if a directory is last
+    return list_flat(path, true, kMostFlat);
   }
 
-  // Of everything below, however deep; empty if it can't be listed. If only
-  // what is `small` is wanted, nullopt if it has more than a page and
-  // directories: without them, the listing of the top is the same pages.
-  std::optional<Folders> list_flat(const std::string& path, bool small) {
-    constexpr size_t kMostFlat = 16;  // pages, in vain if a directory is last
+  std::optional<Folders> list_within(const std::string& path,
+                                     size_t pages) override {
+    return list_flat(path, false, pages);
+  }
+
+  // Of everything below, however deep; empty if it can't be listed; nullopt if
+  // that takes more than `most` pages. If only what is `small` is wanted, also
+  // if it has more than a page and directories: without them, the listing of
+  // the top is the same pages.
+  std::optional<Folders> list_flat(const std::string& path, bool small,
+                                   size_t most) {
     Folders all;
     size_t count = 0, pages = 0;
     bool cut = false;
     const auto take = [&](const Page& page) {
-      cut = small && page.goes_on() &&
-            (++pages > kMostFlat || has_folders(path, page));
+      cut = page.goes_on() &&
+            (++pages > most || (small && has_folders(path, page)));
       if (cut) return false;
-      for (const std::string_view part : elements(page.xml, "Contents")) {
-        const std::string name = page.name(key_of(path, part));
-        const uint64_t size = size_number(fmt::format("{}/{}", path, name),
-                                          element(part, "Size"));
-        add_below(path, name, size, element(part, "ETag"), all);
-        ++count;
-      }
+      add_flat(
+          path, page, [&](const std::string&) { ++count; }, all);
       check_names(path, count);
       return true;
     };

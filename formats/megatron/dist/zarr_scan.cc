@@ -12,6 +12,7 @@
 #include "containers/zarr/array.h"
 #include "containers/zarr/chunks.h"
 #include "formats/megatron/model/keys.h"
+#include "lib/io/ahead.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 #include "lib/text/number.h"
@@ -91,8 +92,16 @@ class Scan {
       : directory_(std::move(directory)), catalog_(catalog) {}
 
   void run() {
-    for (const std::string& name : io::list_directory(directory_))
-      if (io::is_directory(io::join(directory_, name))) add_key(name);
+    const std::vector<std::string> names = io::list_directory(directory_);
+    std::vector<std::string> descriptions;
+    for (const std::string& name : names)
+      descriptions.push_back(
+          io::join(io::join(directory_, name), kDescription));
+    io::FilesAhead ahead(std::move(descriptions));
+    for (size_t i = 0; i < names.size(); ++i) {
+      ahead.reach(i);
+      if (io::is_directory(io::join(directory_, names[i]))) add_key(names[i]);
+    }
     if (locks_)
       catalog_.assumptions.push_back(fmt::format(
           "{} directories of locks ({}) are left out", locks_, kLocks));

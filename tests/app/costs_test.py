@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What a checkpoint of each format costs to read from a store: requests, bytes
+and round trips that wait for each other, no more than what lies there explains."""
+
+import time
+
+import remote_test as remote
+from object_server import Objects
+from support import DATA, Suite, check, check_equal
+
+# A format of the program that is not here fails. Of those with two, the second
+# holds its files in another way.
+CASES = {
+    "orbax": ["orbax/pytree_zarr2/ckpt"],
+    "fairseq2": ["fairseq2_native/llama_tp2dp2_fsdp2/ckpt"],
+    "megatron_legacy": ["megatron_legacy/llama_te_tp2_pp2/ckpt"],
+    "megatron_torch_dist": [
+        "megatron_torch_dist/gpt_optim_tied_buckets_tp2_pp2_v0161/ckpt"],
+    "megatron_zarr": ["megatron_zarr/gpt_zarr_optim_model_space_v0090/ckpt"],
+    "olmo_core": ["olmo_core_dcp/trainer_fsdptp_w4/ckpt"],
+    "olmo_core_v1": ["olmo_core_v1/checkpointer_mixed_w4/ckpt"],
+    "dcp": ["dcp/tp2_fsdp2_w4/ckpt", "dcp/zstd_w2/ckpt"],
+    "modelopt": ["modelopt/sharded_qwen3_idle_ranks_w4/ckpt"],
+    "meta": ["meta/llama/ckpt"],
+    "vllm": ["vllm/tp2/ckpt"],
+    "safetensors": ["hf/llama"],
+    "deepspeed": ["deepspeed/zero2_dp4/ckpt",
+                  "deepspeed/zero2_dp4/other/universal"],
+    "torch": ["torch_pt/sharded_bin"],
+    "run": ["runs/nanotron_tp2"],
+}
+# What no golden holds: made by the peers that their own tests need.
+ELSEWHERE = {"nemo", "megatron_fsdp_dtensor", "megatron_local"}
+
+# Rounds that opening takes, one after the other: an index, what it names, the
+# files beside it; and the look at the end.
+ROUNDS = 12
+# Those that take more: objects of each .distcp file are read file by file.
+MORE = {"megatron_torch_dist": 6}
+AT_ONCE = 8  # requests of a round, at least, where there are many
+PAGE = 100  # names of a listing's page
+
+
+class Timed(Objects):
+    """Notes when each request came and was answered."""
+
+    def answer(self, handler, request, fault):
+        came, before = time.monotonic(), request.sent
+        super().answer(handler, request, fault)
+        self.spans.append((came, time.monotonic(), handler.command,
+                           request.path, request.sent - before))
+
+
+def rounds_of(spans):
+    """The most requests none of which came before another was answered."""
+    count, end = 0, -1.0
+    for came, answered, *_ in sorted(spans, key=lambda span: span[1]):
+        if came >= end:
+            count, end = count + 1, answered
+    return count
+
+
+def cost(folder, case, words, delay):
+    """(files, their bytes, listings, other requests, their bytes, rounds)"""
+    root = DATA / case
+    files = {p.relative_to(root).as_posix(): p.read_bytes()
+             for p in root.rglob("*") if p.is_file()}
+    # Pages that don't hold all, as those of 1,000 names don't of real ones.
+    with Timed({f"m/x/{k}": v for k, v in files.items()}, page=PAGE,
+               delay=delay) as server:
+        server.spans = []
+        remote.run(*[{"URL": "s3://b/m/x", "OUT": folder / "out"}.get(w, w)
+                     for w in words], env=server.env).want(0)
+        spans = list(server.spans)
+    objects = [span for span in spans if "list-type" not in span[3]]
+    return (len(files), sum(map(len, files.values())),
+            len(spans) - len(objects), len(objects),
+            sum(span[4] for span in objects), rounds_of(objects))
+
+
+COMMANDS = {
+    "verify": ["verify", "URL"],
+    "convert": ["convert", "URL", "OUT", "--to", "safetensors", "-q",
+                "--model-only", "--no-fsync", "--no-manifest", "--overwrite"],
+}
+
+
+def test_cost(folder, case):
+    for name, words in COMMANDS.items():
+        files, size, lists, requests, sent, rounds = cost(
+            folder, case, words, 0.01)
+        told = (f"{name} of {files} files, {size} bytes: {lists} listings, "
+                f"{requests} other requests, {sent} bytes, {rounds} rounds")
+        print(f"  {told}", flush=True)
+        # The checkpoint, what is beside it, and the look at the end.
+        check(lists <= 12 + 3 * (files // PAGE), told)
+        # Each file once, large ones in blocks of 64 KiB; what is looked at
+        # again by its name.
+        check(requests <= files + 8 + (size >> 16), told)
+        check(sent <= size * 1.02 + 4096, told)
+        more = MORE.get(case.split("/")[0], 0)
+        most = ROUNDS + more + requests / AT_ONCE
+        for _ in range(3):  # a machine with other work makes rounds of bursts
+            if rounds <= most:
+                break
+            rounds = min(rounds, cost(folder, case, words, 0.05)[5])
+        check(rounds <= most, f"{told}; at the least {rounds}")
+
+
+def test_all_formats(_):
+    done = remote.run("convert", "x", "y", "--to", "nope")
+    names = done.err.partition("hint: formats: ")[2].split()
+    check(len(names) > 10, str(done))
+    check_equal(sorted(set(CASES) | ELSEWHERE),
+                sorted(name.strip(",") for name in names), "formats")
+
+
+def main():
+    suite = Suite(__doc__)
+    suite.add("formats", test_all_formats)
+    for name, cases in CASES.items():
+        for case in cases:
+            suite.add(f"{name} {case}", test_cost, case)
+
+    def prepare(_, ckpt):
+        remote.CKPT = ckpt
+        remote.need_net(ckpt)
+    suite.main(prepare)
+
+
+if __name__ == "__main__":
+    main()
