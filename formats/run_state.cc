@@ -6,13 +6,16 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "ckpt/note.h"
 #include "containers/torch/tensor_nodes.h"
 #include "formats/runs/pattern.h"
 #include "formats/runs/trainer.h"
 #include "lib/io/file.h"
+#include "lib/pickle/parts.h"
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"
 
@@ -146,6 +149,86 @@ class Builder {
   std::map<const Document*, std::unordered_map<Id, Id>> substitutes_;
 };
 
+// An object that holds tensors, as GaLore's and APOLLO's projector does. The
+// tensors are written by name, like all; so are its other values, since a
+// reader of one file could not put them together again.
+class Opened {
+ public:
+  explicit Opened(Catalog& catalog) : catalog_(catalog) {
+    for (const Tensor& tensor : catalog_.tensors) names_.insert(tensor.name);
+    if (catalog_.skeleton)
+      for (const auto& [node, bytes] : catalog_.skeleton->storages)
+        inline_.insert(node);
+  }
+
+  void open() {
+    std::vector<Object> objects;
+    for (Object& object : catalog_.objects)
+      if (!object.document || whole(*object.document, object.node))
+        objects.push_back(std::move(object));
+      else
+        take_apart(object, objects);
+    catalog_.objects = std::move(objects);
+  }
+
+ private:
+  bool whole(const Document& document, Id node) const {
+    const bool known =
+        catalog_.skeleton && catalog_.skeleton->document.get() == &document;
+    return std::ranges::all_of(
+        pickle::storages_below(document, node),
+        [&](Id storage) { return known && inline_.contains(storage); });
+  }
+
+  bool is_tensors(const std::string& name) const {
+    const auto at = names_.lower_bound(name);
+    if (at != names_.end() && *at == name) return true;
+    const auto below = names_.lower_bound(name + ".");
+    return below != names_.end() && below->starts_with(name + ".");
+  }
+
+  void take_apart(const Object& object, std::vector<Object>& objects) {
+    const Document& document = *object.document;
+    Id values = object.node;
+    std::string type = "a dict";
+    if (document.is(values, Type::kCall)) {
+      const pickle::Call call = document.call(values);
+      values = call.state;
+      type = document.is(call.callable, Type::kGlobal)
+                 ? fmt::format("{}.{}", document.module(call.callable),
+                               document.text(call.callable))
+                 : "an object";
+    }
+    const auto pairs =
+        values == kNoId ? std::nullopt : document.as_pairs(values);
+    uint64_t lost = pairs ? 0 : 1;
+    for (size_t i = 0; pairs && i + 1 < pairs->size(); i += 2) {
+      const bool named = document.is((*pairs)[i], Type::kString);
+      const std::string name =
+          object.name + "." +
+          (named ? std::string(document.text((*pairs)[i])) : std::string());
+      if (named && whole(document, (*pairs)[i + 1]))
+        objects.push_back({name, object.document, (*pairs)[i + 1]});
+      else if (!named || !is_tensors(name))
+        ++lost;
+    }
+    catalog_.problems.push_back(
+        lost == 0 ? warning("object_apart", {catalog_.path, object.name},
+                            "{} holds tensors: its values are written by name, "
+                            "without the class",
+                            text::printable(type))
+                  : warning("object_left_out", {catalog_.path, object.name},
+                            "{} holds tensors that nothing names; left out: {}",
+                            text::printable(type),
+                            pairs ? fmt::format("{} of its values", lost)
+                                  : "all of it"));
+  }
+
+  Catalog& catalog_;
+  std::set<std::string> names_;
+  std::unordered_set<Id> inline_;
+};
+
 }  // namespace
 
 Catalog as_state_dict(Catalog source) {
@@ -155,6 +238,7 @@ Catalog as_state_dict(Catalog source) {
     if (tensor.kind == Kind::optim && !tensor.param.empty() &&
         tensor.name == tensor.param + "." + tensor.state)
       tensor.name = "optimizer.state." + tensor.name;
+  Opened(source).open();
   Builder(source).build();
   return source;
 }

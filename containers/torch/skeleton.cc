@@ -93,7 +93,7 @@ class Rewriter {
     // An object; the tensors inside are its own business.
     if (holds && objects_.contains(visit.node) && !leads_[visit.node])
       return Next::kSkip;
-    if (holds) return Next::kDescend;
+    if (holds && (leads_[visit.node] || in_object)) return Next::kDescend;
     // The root dict is looked into even if it holds no tensor.
     if (visit.site == Site::kRoot && is_mapping(document_, visit.node))
       return Next::kDescend;

@@ -415,10 +415,13 @@ void check_extents(const std::string& folder, size_t begin,
   std::unordered_map<std::string_view, const Tensor*> model;
   for (const Tensor& tensor : catalog.tensors)
     if (tensor.kind == Kind::model) model.emplace(tensor.name, &tensor);
+  const auto smaller = projected(std::span(catalog.tensors).subspan(begin));
   for (size_t t = begin; t < catalog.tensors.size(); ++t) {
     const Tensor& state = catalog.tensors[t];
     const auto found = model.find(state.param);
-    if (found == model.end() || !tells_shape(state)) continue;
+    if (found == model.end() || !tells_shape(state) ||
+        smaller.contains(state.param))
+      continue;
     const Shape& shape = found->second->shape;
     if (shape == state.shape || shape.size() != state.shape.size()) continue;
     throw input_error({folder, printable(state.param)},

@@ -10,6 +10,7 @@
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
+#include "formats/runs/evidence.h"
 #include "formats/runs/naming.h"
 #include "formats/runs/pattern.h"
 #include "formats/runs/preorder.h"
@@ -25,114 +26,6 @@ using pickle::Id;
 using pickle::Type;
 using text::printable;
 
-// States with their own shape, whatever the parameter's.
-constexpr std::string_view kOwnShape[] = {
-    "row",  "col",  "projector", "qmap1",    "qmap2",    "qmap",
-    "max1", "max2", "new_max1",  "new_max2", "unorm_vec"};
-
-// Adafactor's second moment: sums over rows, and over columns. torch keeps the
-// summed dimension, with size 1; transformers does not.
-bool is_rows(std::string_view state) {
-  return state == "row_var" || state == "exp_avg_sq_row";
-}
-bool is_columns(std::string_view state) {
-  return state == "col_var" || state == "exp_avg_sq_col";
-}
-
-Wanted from_sums(const Tensor& rows, const Tensor& columns) {
-  const Shape &r = rows.shape, &c = columns.shape;
-  if (r.empty() || c.empty() || r.size() != c.size()) return std::nullopt;
-  const size_t last = r.size() - 1;
-  const bool kept = rows.state == "row_var";
-  if (kept && (last == 0 || r[last] != 1 || c[last - 1] != 1))
-    return std::nullopt;
-  for (size_t d = 0; d + 1 < (kept ? last : r.size()); ++d)
-    if (r[d] != c[d]) return std::nullopt;
-  std::vector<uint64_t> sizes(r.begin(), r.end());
-  if (kept)
-    sizes[last] = c[last];
-  else
-    sizes.push_back(c[last]);
-  return Shape(sizes);
-}
-
-// AdEMAMix (bitsandbytes) has two first moments in one tensor, the second
-// moment beside them in the parameter's shape.
-bool is_pair(const Tensor& tensor, const Shape& whole) {
-  const Shape& pair = tensor.shape;
-  return bare_state(tensor.state) == "state1" &&
-         pair.size() == whole.size() + 1 && pair[0] == 2 &&
-         std::equal(whole.begin(), whole.end(), pair.begin() + 1);
-}
-
-// bitsandbytes has a maximum for each block of an 8-bit state.
-bool is_maxima(std::string_view state) {
-  return state == "absmax1" || state == "absmax2" || state == "absmax";
-}
-
-bool fit_blocks(const Tensor& maxima, const Shape& whole) {
-  const auto count = element_count(whole);
-  const Shape& shape = maxima.shape;
-  const bool pair = shape.size() == 2 && shape[0] == 2;
-  if (!count || (shape.size() != 1 && !pair)) return false;
-  for (const uint64_t block : {256, 2048, 4096})
-    if (shape[shape.size() - 1] == *count / block + (*count % block != 0))
-      return true;
-  return false;
-}
-
-// The shapes of each number's states; `odd` is a number whose states disagree.
-struct Evidence {
-  std::map<uint64_t, Wanted> shapes;
-  std::optional<uint64_t> odd;
-};
-
-struct Indirect {
-  const Tensor* rows = nullptr;
-  const Tensor* columns = nullptr;
-  std::vector<const Tensor*> maxima;
-  const Tensor* first = nullptr;   // bitsandbytes' state1 …
-  const Tensor* second = nullptr;  // … and state2
-};
-
-Evidence evidence_of(const Catalog& catalog, const Range& range) {
-  Evidence evidence;
-  std::map<uint64_t, Indirect> indirect;
-  const auto take = [&](uint64_t number, const Wanted& told) {
-    Wanted& shape = evidence.shapes[number];
-    if (!told || (shape && *shape != *told)) evidence.odd = number;
-    if (told) shape = told;
-  };
-  for (size_t t = range.begin; t < range.end; ++t) {
-    const Tensor& tensor = catalog.tensors[t];
-    const auto number = whole_number(tensor.param);
-    if (!number) continue;
-    evidence.shapes.try_emplace(*number);
-    const std::string_view state = bare_state(tensor.state);
-    if (is_rows(state)) indirect[*number].rows = &tensor;
-    if (is_columns(state)) indirect[*number].columns = &tensor;
-    if (is_maxima(state)) indirect[*number].maxima.push_back(&tensor);
-    if (state == "state1")
-      indirect[*number].first = &tensor;
-    else if (tells_shape(tensor))
-      take(*number, tensor.shape);
-    if (state == "state2") indirect[*number].second = &tensor;
-  }
-  for (const auto& [number, told] : indirect) {
-    if ((told.rows == nullptr) != (told.columns == nullptr))
-      evidence.odd = number;
-    else if (told.rows != nullptr)
-      take(number, from_sums(*told.rows, *told.columns));
-    if (told.first != nullptr &&
-        (told.second == nullptr || !is_pair(*told.first, told.second->shape)))
-      take(number, told.first->shape);
-    const Wanted& whole = evidence.shapes[number];
-    for (const Tensor* maxima : told.maxima)
-      if (!whole || !fit_blocks(*maxima, *whole)) evidence.odd = number;
-  }
-  return evidence;
-}
-
 bool by_decay(size_t group, const Parameter& parameter) {
   return !parameter.certain || (group == 0) == parameter.decays;
 }
@@ -144,6 +37,21 @@ constexpr std::string_view kBiases = "biases";
 bool by_bias(size_t group, const Parameter& parameter) {
   return !parameter.certain ||
          (group == 0) == (parameter.name.find("bias") == std::string::npos);
+}
+
+// With GaLore and APOLLO, the Trainer's second group has weights of nn.Linear
+// that --optim_target_modules names, the first all others
+// (trainer_optimizer.py, _setup_low_rank_optimizer).
+constexpr std::string_view kProjections = "projections";
+bool by_projection(size_t group, const Parameter& parameter) {
+  const std::string& name = parameter.name;
+  return group == 0 ||
+         (parameter.shape.size() == 2 && name.ends_with(".weight") &&
+          name.find("embed") == name.npos && name.find("wte") == name.npos);
+}
+
+bool has_projections(const Groups& groups) {
+  return groups.size() == 2 && !groups[0].rank && groups[1].rank;
 }
 
 // What speaks against the Trainer's having made the groups: it gives the second
@@ -188,13 +96,6 @@ std::string sizes_of(const Groups& groups, bool decay) {
 
 }  // namespace
 
-bool tells_shape(const Tensor& tensor) {
-  const std::string_view state = bare_state(tensor.state);
-  return !tensor.shape.empty() && state != "step" && !is_rows(state) &&
-         !is_columns(state) && !is_maxima(state) &&
-         std::ranges::find(kOwnShape, state) == std::end(kOwnShape);
-}
-
 std::optional<Groups> read_groups(const Document& document, Id optimizer,
                                   const std::string& path) {
   const Id groups = document.find(optimizer, "param_groups");
@@ -208,6 +109,9 @@ std::optional<Groups> read_groups(const Document& document, Id optimizer,
     Group& one = result.emplace_back();
     one.weight_decay = document.as_real(document.find(group, "weight_decay"));
     one.lr = document.as_real(document.find(group, "lr"));
+    if (const auto rank = document.as_int(document.find(group, "rank"));
+        rank && *rank > 0)
+      one.rank = static_cast<uint64_t>(*rank);
     one.names = names_in(document, group);
     for (const Id param : document.items(params)) {
       const auto number = document.as_int(param);
@@ -231,7 +135,7 @@ Names name_parameters(const Catalog& catalog, const Range& range,
     return names;
   };
   if (!order) return refuse(why_not);
-  const Evidence evidence = evidence_of(catalog, range);
+  const Evidence evidence = evidence_of(catalog, range, groups);
   if (evidence.odd)
     return refuse(fmt::format("the states of parameter {} have unlike shapes",
                               *evidence.odd));
@@ -249,9 +153,10 @@ Names name_parameters(const Catalog& catalog, const Range& range,
   const bool decay = rule == "decay" || rule == kBiases;
   if (decay && groups.size() != 2) return refuse(of_another_rule(groups));
   const Split split = only_split(order->parameters, wanted,
-                                 rule == kBiases ? by_bias
-                                 : decay         ? by_decay
-                                                 : nullptr);
+                                 rule == kBiases        ? by_bias
+                                 : rule == kProjections ? by_projection
+                                 : decay                ? by_decay
+                                                        : nullptr);
   switch (split.ways) {
     case Ways::kOne:
       break;
@@ -278,6 +183,7 @@ Names name_parameters(const Catalog& catalog, const Range& range,
   }
   names.why = order->why;
   if (decay) names.why += ", in two groups by weight decay";
+  if (rule == kProjections) names.why += ", in two groups by projection";
   if (rule == kBiases) names.why += " as before transformers 4.49";
   return names;
 }
@@ -331,6 +237,28 @@ void name_groups(Catalog& catalog,
   object->document = std::move(document);
 }
 
+namespace {
+
+// Values of a state are no tensors, but of the same parameter:
+// "optimizer.state.3.step".
+void name_values(Catalog& catalog,
+                 const std::map<uint64_t, const Parameter*>& by_number,
+                 const std::string& prefix, const std::string& word) {
+  const std::string above = word + "state.";
+  for (Object& object : catalog.objects) {
+    if (!object.name.starts_with(above)) continue;
+    const size_t dot = object.name.find('.', above.size());
+    const auto number = whole_number(
+        std::string_view(object.name).substr(above.size(), dot - above.size()));
+    const auto found = number ? by_number.find(*number) : by_number.end();
+    if (dot != object.name.npos && found != by_number.end())
+      object.name =
+          above + prefix + found->second->name + object.name.substr(dot);
+  }
+}
+
+}  // namespace
+
 void apply(Catalog& catalog, const Range& range, const Names& names,
            const std::string& prefix, const std::string& word) {
   name_groups(catalog, names.parameters, prefix, word);
@@ -338,6 +266,7 @@ void apply(Catalog& catalog, const Range& range, const Names& names,
   for (size_t g = 0; g < names.parameters.size(); ++g)
     for (size_t i = 0; i < names.parameters[g].size(); ++i)
       by_number[names.groups[g].numbers[i]] = &names.parameters[g][i];
+  name_values(catalog, by_number, prefix, word);
   for (size_t t = range.begin; t < range.end; ++t) {
     Tensor& tensor = catalog.tensors[t];
     tensor.kind = Kind::optim;
@@ -406,8 +335,9 @@ void leave_numbered(Catalog& catalog, const Range& range,
 namespace {
 
 // How many parameters have a state that tells their shape.
-size_t shapes_told(const Catalog& catalog, const Range& range) {
-  const Evidence evidence = evidence_of(catalog, range);
+size_t shapes_told(const Catalog& catalog, const Range& range,
+                   const Groups& groups) {
+  const Evidence evidence = evidence_of(catalog, range, groups);
   return static_cast<size_t>(std::ranges::count_if(
       evidence.shapes, [](const auto& one) { return one.second.has_value(); }));
 }
@@ -432,19 +362,18 @@ bool agrees(ParameterOrder& stored, const ParameterOrder& family) {
 
 // A pickle has the order of modules, if nothing speaks against it: neither its
 // own names nor the family's modules, which may take its place.
-std::optional<ParameterOrder> proven_order(const Catalog& catalog,
-                                           const Range& range,
-                                           std::span<const Tensor* const> model,
-                                           bool pickled,
-                                           const ModelFacts& facts,
-                                           std::string& why_not) {
+std::optional<ParameterOrder> proven_order(
+    const Catalog& catalog, const Range& range, const Groups& groups,
+    std::span<const Tensor* const> model, bool pickled, const ModelFacts& facts,
+    std::string& why_not) {
   std::optional<ParameterOrder> family;
   if (!pickled || !facts.type.empty())
     family = family_order(model, facts, why_not);
   if (!pickled) return family;
   std::string doubt = doubt_in_order(model);
   ParameterOrder stored = stored_order(model);
-  if (doubt.empty() && shapes_told(catalog, range) < stored.parameters.size())
+  if (doubt.empty() &&
+      shapes_told(catalog, range, groups) < stored.parameters.size())
     doubt = alone_in_shard(model);
   if (doubt.empty()) {
     if (!family || agrees(stored, *family)) return stored;
@@ -474,10 +403,12 @@ Names named(const Catalog& catalog, const Range& range, const Groups& groups,
   }
   std::string why_not;
   const auto order =
-      proven_order(catalog, range, model, pickled, facts, why_not);
+      proven_order(catalog, range, groups, model, pickled, facts, why_not);
   const auto by = [&](const std::string& one) {
     return name_parameters(catalog, range, groups, one, order, why_not);
   };
+  if (rule == "decay" && has_projections(groups))
+    return by(std::string(kProjections));
   const bool older = facts.version == 0 || facts.version < 4 ||
                      (facts.version == 4 && facts.minor < 49);
   if (rule == "decay" && order)

@@ -6,8 +6,10 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ckpt/catalog.h"
@@ -17,7 +19,7 @@
 
 namespace ckpt::runs {
 
-// What an optimizer's param_groups say: each group's numbers, and two of its
+// What an optimizer's param_groups say: each group's numbers, and some of its
 // options if they are plain numbers.
 struct Group {
   std::vector<uint64_t> numbers;
@@ -25,6 +27,7 @@ struct Group {
   // 2.6 on) keeps them as "param_names". Empty if it was not.
   std::vector<std::string> names;
   std::optional<double> weight_decay, lr;
+  std::optional<uint64_t> rank;  // of GaLore's and APOLLO's projections
 };
 using Groups = std::vector<Group>;
 
@@ -54,6 +57,10 @@ struct Names {
 
 // True if a state has its parameter's shape: no step, row, column or maximum.
 bool tells_shape(const Tensor& tensor);
+
+// The params whose gradients an optimizer projects: no state of theirs has the
+// parameter's shape.
+std::set<std::string_view> projected(std::span<const Tensor> tensors);
 
 // Names parameters by trainers.json's rule: "decay" or "module". `order`: that
 // of the model's parameters; if there is none, `why_not` says so.

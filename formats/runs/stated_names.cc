@@ -50,11 +50,13 @@ Names by_stated_names(const Catalog& catalog, const Range& range,
       parameters.push_back({.name = names.below + unwrapped(name),
                             .shape = shape_of(name).value_or(Shape())});
   }
+  const auto smaller = projected(
+      std::span(catalog.tensors).subspan(range.begin, range.end - range.begin));
   for (size_t t = range.begin; t < range.end; ++t) {
     const Tensor& tensor = catalog.tensors[t];
     const Wanted shape = shape_of(tensor.param);
     if (names.why_not.empty() && shape && tells_shape(tensor) &&
-        tensor.shape != *shape)
+        !smaller.contains(tensor.param) && tensor.shape != *shape)
       names.why_not = fmt::format(
           "{} does not have the shape of the parameter that the file names",
           printable(tensor.name));

@@ -453,6 +453,27 @@ def test_convert(folder):
     check((folder / "e/training_args.bin").exists(), "it was not carried")
 
 
+class Holder:
+    """An object of a script's own, which nobody's list allows."""
+
+
+def test_object_with_bytes(folder):
+    """It is left out by name like one without bytes of its own."""
+    import torch
+
+    held = Holder()
+    held.bytes = torch.ones(3).untyped_storage()
+    torch.save({"w": torch.ones(2), "held": held}, folder / "a.pt")
+    result = CKPT.ok("convert", folder / "a.pt", folder / "b.pt")
+    check("held: is left out" in result.err, result.err)
+    check_equal(list(torch.load(folder / "b.pt", weights_only=True)), ["w"],
+                "what is left")
+    CKPT.ok("convert", folder / "a.pt", folder / "c.pt",
+            "--keep-unknown-globals")
+    kept = torch.load(folder / "c.pt", weights_only=False)["held"]
+    check_equal(kept.bytes.tolist(), held.bytes.tolist(), "kept")
+
+
 # --------------------------------------- what Python says of sound files
 def python_globals(data):
     """(module, name) of all pickles in it, by pickletools."""
@@ -580,6 +601,8 @@ def prepare(suite, ckpt):
     suite.add("directory", test_directory)
     suite.add("verify", test_verify)
     suite.add("convert", test_convert)
+    suite.add("convert, an object with bytes of its own",
+              test_object_with_bytes)
     suite.add("numbers", test_numbers)
     suite.add("large", test_large)
     for kind in ("dcp", "deepspeed", "fairseq2_native", "megatron_legacy",
