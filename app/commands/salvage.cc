@@ -12,6 +12,7 @@
 #include "app/command.h"
 #include "app/commands/fetched_source.h"
 #include "app/commands/write.h"
+#include "app/options/target_name.h"
 #include "app/print/console.h"
 #include "app/print/json_writer.h"
 #include "app/print/progress.h"
@@ -207,6 +208,7 @@ library::Salvaged Salvage::rebuild() {
 
 ExitCode Salvage::run() {
   check_apart(source_path_, target_path_);
+  check_same_ending(source_path_, target_path_);
   const auto begin = std::chrono::steady_clock::now();
   const library::Salvaged result = rebuild();
   const std::chrono::duration<double> took =

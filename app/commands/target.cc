@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "app/commands/target.h"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 
 #include "app/options/target_name.h"
@@ -50,17 +52,6 @@ void share(const WriteRequest& request, const TargetOptions& options,
     layout.options["blocks"] = request.select.blocks;
 }
 
-// Lightning names a folder like a file. A target named like the source's folder
-// is a folder, too.
-bool is_named_alike(const std::string& folder, const std::string& target) {
-  const auto ending = [](const std::string& path) {
-    const std::string name = io::base_name(path);
-    const size_t dot = name.rfind('.');
-    return dot == name.npos || dot == 0 ? std::string() : name.substr(dot);
-  };
-  return !ending(folder).empty() && ending(folder) == ending(target);
-}
-
 // A trainer's step stays one, except for a single file and for formats whose
 // steps are rewritten as themselves.
 std::string own_format(const WriteRequest& request, const Catalog& source) {
@@ -70,6 +61,33 @@ std::string own_format(const WriteRequest& request, const Catalog& source) {
                        (file_format(request.target_path).empty() ||
                         is_named_alike(source.path, request.target_path));
   return becomes ? std::string(step) : source.format;
+}
+
+// A folder with a file's name is what nobody looks for: last.ckpt is
+// Lightning's file, or the folder that Lightning names like one.
+bool is_single_file(const WriteRequest& request, const TargetOptions& options,
+                    const Catalog& source, const std::string& format) {
+  const std::string file = file_format(request.target_path);
+  const bool alike = options.to.empty() && io::is_directory(source.path) &&
+                     is_named_alike(source.path, request.target_path);
+  if (file.empty() || alike) return false;
+  if (file == format) return true;
+  if (formats::traits_of(format).any_name) return false;
+  if (!options.to.empty())
+    throw usage_error({request.target_path, {}},
+                      "--to {} does not fit the ending of a {} file", format,
+                      file)
+        .with_hint("name a directory, or leave --to out");
+  throw usage_error({request.target_path, {}},
+                    "reshard writes {} again, as a directory; this is the "
+                    "name of a {} file",
+                    format, file)
+      .with_hint(fmt::format(
+          "name a directory (a trailing slash makes any name one); --to {} "
+          "writes a file{}",
+          file,
+          source.run ? "; --to run --trainer lightning writes Lightning's"
+                     : ""));
 }
 
 }  // namespace
@@ -104,16 +122,7 @@ Layout make_layout(const WriteRequest& request, const TargetOptions& options,
   layout.options = options.options;
   share(request, options, layout);
   formats::check_options(layout);
-  if (!options.to.empty()) {
-    const std::string file = file_format(request.target_path);
-    layout.single_file = !file.empty() && file == layout.format;
-    // Lightning names a folder like a file: last.ckpt.
-    if (!file.empty() && !layout.single_file && !traits.any_name)
-      throw usage_error({request.target_path, {}},
-                        "--to {} does not fit the ending of a {} file",
-                        layout.format, file)
-          .with_hint("name a directory, or leave --to out");
-  }
+  layout.single_file = is_single_file(request, options, source, layout.format);
   // Refused if a left side is not what the source has.
   const formats::Asked asked = options.topology.asked();
   layout.topology = options.topology.resolve(source.topology);
