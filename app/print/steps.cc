@@ -27,8 +27,6 @@ namespace {
 
 using text::printable;
 
-constexpr double kNoAge = -1;  // of a URL: servers need not tell
-
 // Adds what is in a directory, but not what is behind links.
 void add_files(StepRow& step) {
   constexpr size_t kMostFiles = 1'000'000;
@@ -37,8 +35,7 @@ void add_files(StepRow& step) {
     if (io::is_directory(step.path))
       for (const auto& file : io::files_below(step.path))
         step.bytes += file.bytes;
-    step.age = kNoAge;
-    return;
+    return;  // servers need not tell when
   }
   std::error_code failed;
   size_t left = kMostFiles;
@@ -56,8 +53,7 @@ void add_files(StepRow& step) {
   }
   if (failed)
     failures::note(io_error(step.path, "cannot list", failed.value()));
-  step.age =
-      newest == 0 ? 0 : std::max(0.0, std::difftime(::time(nullptr), newest));
+  step.saved = newest;
 }
 
 std::string format_of(const std::string& path) {
@@ -163,7 +159,8 @@ void add_step(JsonWriter& json, const StepRow& step) {
   json.member("name", step.name);
   if (step.number) json.member("step", *step.number);
   json.member("bytes", step.bytes);
-  json.member("seconds", static_cast<uint64_t>(std::max(0.0, step.age)));
+  json.member("seconds",
+              static_cast<uint64_t>(std::max(time_t{0}, step.saved)));
   if (!step.trainer.empty()) json.member("trainer", step.trainer);
   if (step.trainer.empty()) json.member("format", step.format);
   json.key("parts").begin_array();
@@ -229,6 +226,13 @@ std::string all_json(const std::string& root, const std::vector<Opened>& all) {
   return std::move(json).text();
 }
 
+// Below 0: not known.
+double age_of(const StepRow& step) {
+  return step.saved <= 0
+             ? -1
+             : std::max(0.0, std::difftime(::time(nullptr), step.saved));
+}
+
 std::string all_text(const std::vector<Opened>& all) {
   Table table({Align::kLeft, Align::kRight, Align::kRight, Align::kRight,
                Align::kLeft, Align::kRight, Align::kLeft, Align::kLeft});
@@ -236,8 +240,9 @@ std::string all_text(const std::vector<Opened>& all) {
              "parts"});
   for (const Opened& one : all) {
     const StepRow& step = one.step;
-    std::vector<std::string> cells{
-        printable(step.name), text::iec_size(step.bytes), age_text(step.age)};
+    std::vector<std::string> cells{printable(step.name),
+                                   text::iec_size(step.bytes),
+                                   age_text(age_of(step))};
     if (one.content)
       cells.insert(cells.end(),
                    {si_count(one.content->parameters),
@@ -270,20 +275,16 @@ std::vector<StepRow> steps_of(const std::string& root,
   std::vector<StepRow> steps;
   if (source.from.empty() && source.read.trainer != "none")
     for (runs::Step& step : runs::list_steps(root, source.read.trainer))
-      steps.push_back(
-          {.name = relative(step.path, root),
-           .path = step.path,
-           .number = step.number,
-           .trainer = step.trainer,
-           .format = {},
-           .bytes = step.bytes,
-           .age = step.seconds == 0
-                      ? kNoAge
-                      : std::max(0.0, std::difftime(::time(nullptr),
-                                                    time_t{step.seconds})),
-           .parts = std::move(step.parts),
-           .complete = step.complete,
-           .why = std::move(step.why)});
+      steps.push_back({.name = relative(step.path, root),
+                       .path = step.path,
+                       .number = step.number,
+                       .trainer = step.trainer,
+                       .format = {},
+                       .bytes = step.bytes,
+                       .saved = time_t{step.seconds},
+                       .parts = std::move(step.parts),
+                       .complete = step.complete,
+                       .why = std::move(step.why)});
   if (steps.empty() && catalog != nullptr) return named_alike(*catalog);
   return steps;
 }
@@ -297,7 +298,7 @@ std::string steps_text(const std::vector<StepRow>& steps, bool all) {
     const std::string held =
         step.trainer.empty() ? step.format
                              : fmt::format("{}", fmt::join(step.parts, ","));
-    table.row({text::iec_size(step.bytes), age_text(step.age),
+    table.row({text::iec_size(step.bytes), age_text(age_of(step)),
                step.complete ? "complete" : "incomplete",
                step.complete ? held : printable(step.why),
                printable(step.name)});

@@ -3,6 +3,7 @@
 // (formats/runs), else all that are named like the step that was followed.
 #pragma once
 
+#include <ctime>
 #include <string>
 #include <vector>
 
@@ -17,7 +18,7 @@ struct StepRow {
   std::string trainer;  // "" if none is known
   std::string format;   // then this; "" if no format takes it
   uint64_t bytes = 0;
-  double age = 0;  // seconds since its last write; below 0: not known
+  time_t saved = 0;  // when it was last written to; 0: not known
   std::vector<std::string> parts;  // "model", "optim" …
   bool complete = false;
   std::string why;  // if it is not

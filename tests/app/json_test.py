@@ -213,6 +213,17 @@ def test_good(folder, name, code, argv):
     fits(result.out, name, result)
 
 
+def test_saved(folder):
+    """When a step was saved is a time, not an age that is gone when read."""
+    newest = max(int(path.stat().st_mtime) for path in RUN.rglob("*")
+                 if path.is_file())
+    for command, member in ((("ls", RUN), "entries"),
+                            (("inspect", "--all", RUN), "steps")):
+        document = json.loads(CKPT.ok(*command, "--json").out)
+        check_equal([one["seconds"] for one in document[member]], [newest],
+                    str(command))
+
+
 def test_bad(folder, code, kind, argv):
     result = CKPT.run(*argv, "--json", cwd=folder).want(code)
     check_equal(result.out, "", f"stdout\n{result}")
@@ -398,6 +409,7 @@ def prepare(suite, ckpt):
     suite.add("path and tensor of an error", test_place)
     suite.add("numbers of differences", test_numbers)
     suite.add("plan.json", test_plan)
+    suite.add("when a step was saved", test_saved)
     suite.add("doctor's network", test_doctor)
     suite.add("free space", test_free_space)
     suite.add("--progress json", test_progress)
