@@ -101,10 +101,12 @@ def test_cost(folder, case):
         check(sent <= size * 1.02 + 4096, told)
         more = MORE.get(case.split("/")[0], 0)
         most = ROUNDS + more + requests / AT_ONCE
-        for _ in range(3):  # a machine with other work makes rounds of bursts
+        # A machine with other work makes rounds of a burst, unless answers take
+        # longer than it does.
+        for delay in (0.05, 0.2, 0.5):
             if rounds <= most:
                 break
-            rounds = min(rounds, cost(folder, case, words, 0.05)[5])
+            rounds = min(rounds, cost(folder, case, words, delay)[5])
         check(rounds <= most, f"{told}; at the least {rounds}")
 
 
