@@ -18,6 +18,7 @@
 #include "convert/translate.h"
 #include "convert/values.h"
 #include "formats/megatron/canonical/names.h"
+#include "formats/runs/run.h"
 #include "formats/traits.h"
 #include "models/buffers.h"
 #include "models/wrapper.h"
@@ -64,6 +65,25 @@ bool unfuse_one(Catalog& fused, Catalog& other, const Engine& engine) {
   } catch (const Error& error) {
     if (error.code() != ExitCode::kUnfaithful) throw;
     warn(fused, other, error.problem(), engine);
+    return false;
+  }
+}
+
+// True if names of a trainer's own model (torchtitan's, nanotron's) became
+// those of transformers, which the other side has.
+bool take_hf_names(Catalog& own, const Catalog& other, const Engine& engine) {
+  const std::string_view owner = runs::owner_of_names(own);
+  if (owner.empty() || owner == runs::owner_of_names(other)) return false;
+  try {
+    Catalog copy = own;
+    lend_config(other, copy);
+    locate(copy);
+    runs::take_transformers_names(copy);
+    own = std::move(copy);
+    return true;
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kUnfaithful) throw;
+    warn(own, other, error.problem(), engine);
     return false;
   }
 }
@@ -247,6 +267,8 @@ bool models_meet(Catalog& a, Catalog& b, const std::string& family,
       if (families::unwrap(*catalog,
                            families::configured_family(*catalog).get()))
         met = true;
+  if (take_hf_names(a, b, engine)) met = true;
+  if (take_hf_names(b, a, engine)) met = true;
   if (is_fused(a) != is_fused(b)) {
     Catalog& fused = is_fused(a) ? a : b;
     Catalog& other = is_fused(a) ? b : a;

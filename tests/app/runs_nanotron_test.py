@@ -423,10 +423,16 @@ def test_moments(folder):
         there, back = folder / trainer, folder / f"{trainer}.pt"
         CKPT.ok("convert", source, there, "--to", "run", "--trainer", trainer)
         CKPT.ok("verify", there)
+        CKPT.ok("verify", source, there)  # nanotron's names meet the target's
         CKPT.ok("convert", there, back, "--to", "torch", "--dialect", "hf")
         got = states(back)
         check_equal(sorted(set(got) ^ set(want)), [], f"{trainer}: names")
         check_equal([n for n in want if got[n] != want[n]], [], trainer)
+    config = next(source.glob("*/model_config.json"))
+    config.write_text(config.read_text().replace(
+        '{', '{"rope_interleaved": false, ', 1))
+    done = CKPT.run("verify", source, folder / "hf_trainer").want(1)
+    check("self_attn.q_proj" in done.out, f"{done}")
 
 
 def prepare(suite, ckpt):
