@@ -291,11 +291,11 @@ class ObjectStore final : public ListedStore {
   Folders list_again(const std::string& path,
                      const std::vector<std::string>& keys,
                      bool below) override {
-    constexpr size_t kNames = 1000, kStep = 950;
+    constexpr size_t kPerPage = 1000, kStep = 950;
     const auto in_turn = [&] {
       return ListedStore::list_again(path, keys, below);
     };
-    if (keys.size() <= kNames) return in_turn();
+    if (keys.size() <= kPerPage) return in_turn();
     const std::string delimiter = below ? "" : "/";
     const Place place = parse_place(path);
     const std::string prefix = place.prefix();
