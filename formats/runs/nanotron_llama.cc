@@ -28,7 +28,7 @@ using families::View;
 using text::printable;
 using Json = nlohmann::json;
 
-constexpr uint64_t kMaxConfig = 64 << 20;
+constexpr uint64_t kLargestConfig = 64 << 20;
 constexpr uint64_t kMostHeads = 65'536;
 constexpr std::string_view kLayers = "model.decoder.";
 constexpr std::string_view kPipeline = "pp_block.";
@@ -136,7 +136,7 @@ class FromNanotron {
           "which is not there",
           "put the file of another step of this run into the step");
     }
-    own_ = text::parse_or_discard(io::read_file(path_, kMaxConfig));
+    own_ = text::parse_or_discard(io::read_file(path_, kLargestConfig));
     if (!own_.is_object() || own_.value("is_llama_config", Json()) != true)
       fail(
           "is of another model than Llama, the only one that is known between "
@@ -145,7 +145,8 @@ class FromNanotron {
     check_scaling();
     beside_ = find_config(source_);
     if (beside_ != nullptr) {
-      other_ = text::parse_or_discard(io::read_file(beside_->path, kMaxConfig));
+      other_ =
+          text::parse_or_discard(io::read_file(beside_->path, kLargestConfig));
       if (!other_.is_object() || other_.value("model_type", Json()) != "llama")
         throw unfaithful_error({beside_->path, {}},
                                "is not of a llama, and {} is",
@@ -188,7 +189,7 @@ class FromNanotron {
   void check_scaling() const {
     const std::string job = find_beside(source_, "config.yaml");
     if (job.empty()) return;
-    const std::string text = io::read_file(job, kMaxConfig);
+    const std::string text = io::read_file(job, kLargestConfig);
     if (text.find("use_mup: true") != text.npos)
       throw unfaithful_error({job, {}},
                              "use_mup: attention is scaled otherwise than in "
