@@ -18,7 +18,7 @@ struct StepRow {
   std::string trainer;  // "" if none is known
   std::string format;   // then this; "" if no format takes it
   uint64_t bytes = 0;
-  time_t saved = 0;  // when it was last written to; 0: not known
+  time_t saved = 0;                // when it was last written to; 0: not known
   std::vector<std::string> parts;  // "model", "optim" …
   bool complete = false;
   std::string why;  // if it is not
