@@ -66,6 +66,13 @@ constexpr const char* kSame[] = {
     "attention_bias",
 };
 
+// What the other keys of its LlamaConfig say is read above, or is of training
+// and of the kernels that compute the same.
+constexpr const char* kElse[] = {
+    "is_llama_config", "rope_interleaved",   "interleaved_rotary",
+    "z_loss_enabled",  "z_loss_coefficient", "_attn_implementation",
+};
+
 // "attn.qkv_proj.weight" of "model.decoder.3.pp_block.attn.qkv_proj.weight".
 struct InLayer {
   uint64_t number = 0;
@@ -143,6 +150,7 @@ class FromNanotron {
           "nanotron's names and those of transformers",
           "--dialect keep keeps nanotron's names");
     check_scaling();
+    check_keys();
     beside_ = find_config(source_);
     if (beside_ != nullptr) {
       other_ =
@@ -182,6 +190,9 @@ class FromNanotron {
   void read_rotary() {
     const Json said = own_.value("rope_interleaved",
                                  own_.value("interleaved_rotary", Json()));
+    if (!said.is_boolean() && !said.is_null())
+      fail("has rope_interleaved " + printable(said.dump()),
+           "true or false, as nanotron writes it");
     pairs_ = said.is_boolean() ? said.get<bool>() : true;
   }
 
@@ -195,6 +206,23 @@ class FromNanotron {
                              "use_mup: attention is scaled otherwise than in "
                              "transformers' llama")
           .with_hint("--dialect keep keeps nanotron's names");
+  }
+
+  // A key that is not known may change what the model computes.
+  void check_keys() const {
+    const auto is_in = [](const auto& list, const std::string& key) {
+      return std::ranges::any_of(list,
+                                 [&](const char* one) { return key == one; });
+    };
+    for (const auto& [key, value] : own_.items()) {
+      const bool off = value.is_null() || value == false;
+      const bool known =
+          is_in(kSame, key) ? key != "attention_bias" : is_in(kElse, key);
+      if (off || known) continue;
+      fail(fmt::format("has {} {}, and what it does to a Llama is not known",
+                       printable(key), printable(value.dump())),
+           "--dialect keep keeps nanotron's names");
+    }
   }
 
   // What both files say must be the same.

@@ -349,6 +349,9 @@ def test_llama(folder, numbers):
                          ({"num_attention_heads": 5}, "heads"),
                          ({"num_key_value_heads": 6}, "shape"),
                          ({"vocab_size": 30}, "vocab_size"),
+                         ({"attention_bias": True}, "attention_bias"),
+                         ({"no_rope_layer": 4}, "no_rope_layer"),
+                         ({"rope_interleaved": "no"}, "rope_interleaved"),
                          ({"hidden_size": 48}, "shape")):
         other = {**config, **change}
         (source / "model_config.json").write_text(json.dumps(
