@@ -615,24 +615,35 @@ def bytes_below(folder):
     return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
 
 
-def wants(request, at):
-    """True if a range from `at` on is requested."""
-    return request.headers.get("range", "").startswith(f"bytes={at}-")
+def from_second_range(first, *later):
+    """A fault of the second range of 16 MiB that is requested, and one of those
+    after it. A file has three; which of them comes when is open."""
+    ranges = []
+
+    def fault(request, number):
+        at, _, last = request.headers.get("range", "").partition("-")
+        if last and int(last) - int(at.removeprefix("bytes=")) >= 8 << 20:
+            ranges.append(number)
+        return None if len(ranges) < 2 else \
+            (first, *later)[min(len(ranges) - 2, len(later))]
+
+    return fault
 
 
 def killed(folder, server, name):
     """Kills a fetch once its first range is there, and 5 MiB of the second.
     Returns its target."""
-    server.fault = lambda request, index: \
-        ("stall", 5 << 20) if wants(request, 16 << 20) else None
+    server.fault = from_second_range(("stall", 5 << 20))
     out = folder / name
     child = subprocess.Popen(
         [CKPT.path, "fetch", server.url + "/m.bin", out, "-q"],
-        env={**os.environ, **CLEAN, "CKPT_NET_CONNECTIONS": "1"})
-    until = time.monotonic() + 20
+        env={**os.environ, **CLEAN, "CKPT_NET_CONNECTIONS": "1",
+             "CKPT_NET_STALL": "60"})
+    until = time.monotonic() + 60
     while server.bytes < 21 << 20 and time.monotonic() < until:
         time.sleep(0.02)
     time.sleep(0.3)
+    check(child.poll() is None, "it ended before it was killed")
     child.kill()
     child.wait()
     server.fault = None
@@ -711,9 +722,7 @@ def test_fetch(folder):
     with hub, cdn:
         env = {"HF_ENDPOINT": hub.url, "CKPT_NET_RETRIES": "1"}
         # The second of three ranges is cut, and not requested again.
-        cdn.fault = lambda request, index: ("cut", 5 << 20) \
-            if wants(request, 16 << 20) else ("status", 503) \
-            if cdn.bytes > 16 << 20 else None
+        cdn.fault = from_second_range(("cut", 5 << 20), ("status", 503))
         done = run("fetch", "hf://org/model", folder / "out",
                    env={**env, "CKPT_NET_CONNECTIONS": "1"})
         check_equal(done.code, 6, done.err)
