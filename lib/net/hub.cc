@@ -7,6 +7,13 @@
 //   GET /ORG/NAME/resolve/SHA/PATH                   -> bytes, or where they
 //   are
 //
+// A mirror that has no trees is asked for the names that its revision lists:
+//
+//   GET /api/models/ORG/NAME/revision/REV?blobs=true -> {"siblings": […]}
+//
+// What a mirror leaves out of them is found out by the first request for a
+// file, and proven less: without a hash, the commit says which version it is.
+//
 // A revision is resolved to its commit once, so that a push during a run
 // changes nothing. Files of that commit that are in the hub's local cache are
 // read there.
@@ -16,6 +23,7 @@
 #include <set>
 
 #include "lib/io/file.h"
+#include "lib/net/hub_name.h"
 #include "lib/net/settings.h"
 #include "lib/net/store.h"
 #include "lib/net/url.h"
@@ -24,61 +32,6 @@
 
 namespace ckpt::net {
 namespace {
-
-struct Name {
-  std::string kind;  // "models", "datasets", "spaces"
-  std::string repo;  // ORG/NAME
-  std::string revision;
-  std::string path;  // in the repository
-  std::string root;  // of the URL: "hf://ORG/NAME@REV"
-};
-
-std::string take_component(std::string_view& rest) {
-  const size_t slash = std::min(rest.find('/'), rest.size());
-  std::string part(rest.substr(0, slash));
-  rest.remove_prefix(std::min(slash + 1, rest.size()));
-  return part;
-}
-
-// References whose names have slashes, as the hub's own client takes them in a
-// path: "refs/pr/7", "refs/convert/parquet". Others are written with %2F.
-std::string take_reference(const std::string& first, std::string_view& rest) {
-  if (first != "refs") return first;
-  std::string_view left = rest;
-  const std::string kind = take_component(left);
-  const std::string last = take_component(left);
-  if ((kind != "pr" && kind != "convert") || last.empty()) return first;
-  rest = left;
-  return "refs/" + kind + "/" + last;
-}
-
-// nullopt if it names no repository.
-std::optional<Name> parse_name(const std::string& path) {
-  std::string_view rest = std::string_view(path).substr(5);
-  Name name{.kind = "models", .revision = "main", .root = "hf://"};
-  for (const char* kind : {"datasets", "spaces", "models"})
-    if (rest.starts_with(std::string(kind) + "/")) {
-      name.kind = take_component(rest);
-      name.root += name.kind + "/";
-    }
-  const std::string owner = take_component(rest);
-  std::string repo = take_component(rest);
-  if (owner.empty() || repo.empty()) return std::nullopt;
-  if (const size_t at = repo.find('@'); at != repo.npos) {
-    const std::string reference = take_reference(repo.substr(at + 1), rest);
-    if (reference.empty())
-      throw usage_error({path, {}}, "no revision behind the @")
-          .with_hint("hf://ORG/NAME@REVISION: a branch, a tag or a commit");
-    name.revision = decode(reference);
-    repo.resize(at);
-    name.root += owner + "/" + repo + "@" + reference;
-  } else {
-    name.root += owner + "/" + repo;
-  }
-  name.repo = owner + "/" + repo;
-  name.path = std::string(rest);
-  return name;
-}
 
 std::string home() { return environment("HOME"); }
 
@@ -144,10 +97,11 @@ void check_plain(const std::string& root, const std::string& path) {
 
 // Files of one commit.
 struct Tree {
-  Name name;
+  HubName name;
   std::string sha;
   std::map<std::string, Facts> files;
   std::set<std::string> folders;  // "" among them
+  std::set<std::string> unsized;  // files whose size nothing has told
 };
 
 void add_folders(std::string path, Tree& tree) {
@@ -168,13 +122,14 @@ class HubStore final : public Store {
   }
 
   std::optional<Facts> look(const std::string& path) override {
-    const auto name = parse_name(path);
+    const auto name = parse_hub_name(path);
     if (!name) return std::nullopt;
     const Tree* const found = tree(*name);
     if (!found) return std::nullopt;
     if (const auto file = found->files.find(name->path);
         file != found->files.end())
-      return file->second;
+      return found->unsized.contains(name->path) ? measured(path, file->second)
+                                                 : file->second;
     if (!found->folders.contains(name->path)) return std::nullopt;
     Facts folder;
     folder.directory = true;
@@ -183,7 +138,7 @@ class HubStore final : public Store {
 
   std::optional<std::vector<std::string>> list(
       const std::string& path) override {
-    const auto name = parse_name(path);
+    const auto name = parse_hub_name(path);
     const Tree* const found = name ? tree(*name) : nullptr;
     if (!found || !found->folders.contains(name->path)) return std::nullopt;
     const std::string above = name->path.empty() ? "" : name->path + "/";
@@ -204,10 +159,11 @@ class HubStore final : public Store {
     trees_.clear();
     const std::lock_guard others(mutex_);
     places_.clear();
+    sizes_.clear();
   }
 
   Request request(const std::string& path) override {
-    const auto name = parse_name(path);
+    const auto name = parse_hub_name(path);
     const Tree* const found = name ? tree(*name) : nullptr;
     if (!found) throw missing_error({path, {}}, "does not exist");
     {
@@ -292,7 +248,7 @@ class HubStore final : public Store {
     return made;
   }
 
-  const Tree* tree(const Name& name) {
+  const Tree* tree(const HubName& name) {
     const std::lock_guard lock(tree_mutex_);
     auto found = trees_.find(name.root);
     if (found == trees_.end())
@@ -304,7 +260,7 @@ class HubStore final : public Store {
   }
 
   // Says which part of the name is wrong, where the hub does.
-  static void refuse_name(const Name& name, const Response& response) {
+  static void refuse_name(const HubName& name, const Response& response) {
     const std::string code = response.header("x-error-code");
     if (code == "RevisionNotFound")
       throw missing_error({name.root, {}},
@@ -320,7 +276,7 @@ class HubStore final : public Store {
               "and data sets are hf://datasets/ORG/NAME");
   }
 
-  std::optional<Tree> hub_tree(const Name& name) {
+  std::optional<Tree> hub_tree(const HubName& name) {
     const std::string api = fmt::format("/api/{}/{}", name.kind, name.repo);
     const Request asked =
         ask(name.root, api + "/revision/" + encode(name.revision));
@@ -337,44 +293,108 @@ class HubStore final : public Store {
     tree.folders.insert("");
     std::string next = api + "/tree/" + tree.sha + "?recursive=true";
     while (!next.empty()) next = add_page(next, tree);
+    if (tree.files.empty())
+      add_siblings(api + "/revision/" + tree.sha + "?blobs=true", tree);
     for (auto& [path, facts] : tree.files) {
       const std::string local = snapshot(name, tree.sha) + "/" + path;
       struct stat there;
       if (::stat(local.c_str(), &there) == 0 && S_ISREG(there.st_mode) &&
-          static_cast<uint64_t>(there.st_size) == facts.size)
+          (static_cast<uint64_t>(there.st_size) == facts.size ||
+           tree.unsized.contains(path)))
         facts.local = local;
     }
     return tree;
   }
 
-  // Returns the next page's URL; "" after the last one.
+  // Returns the next page's URL; "" after the last one. Adds nothing where
+  // there is no such page.
   std::string add_page(const std::string& where, Tree& tree) {
     const std::string& root = tree.name.root;
     const Request asked = ask(root, where);
     if (parse_url(asked.url).origin() != parse_url(endpoint_).origin())
       throw input_error({root, {}}, "the hub's list goes on at another host");
     const Response response = fetch(asked);
+    if (response.status == 404 && tree.files.empty()) return {};
     check_status(asked, response);
     for (const auto& entry : text::parse_json(response.body, root)) {
       const std::string path = text::string_member(entry, "path", root);
       const std::string type = text::string_member(entry, "type", root);
+      if (type == "file") add_file(path, entry, "oid", tree);
+      if (type != "directory") continue;
       check_plain(root, path);
-      if (type == "directory") tree.folders.insert(path);
-      if (type != "file") continue;
-      Facts facts;
-      facts.size = text::uint_member(entry, "size", root);
-      facts.tag = text::string_member(entry, "oid", root);
-      if (const auto lfs = entry.find("lfs");
-          lfs != entry.end() && lfs->is_object()) {
-        facts.size = text::uint_member(*lfs, "size", root);
-        facts.sha256 = text::string_member(*lfs, "oid", root);
-        if (facts.sha256.starts_with("sha256:")) facts.sha256.erase(0, 7);
-        facts.tag = facts.sha256;
-      }
-      add_folders(path, tree);
-      tree.files.emplace(path, std::move(facts));
+      tree.folders.insert(path);
     }
     return next_page(response.header("link"));
+  }
+
+  // The revision's own list of names.
+  void add_siblings(const std::string& where, Tree& tree) {
+    const std::string& root = tree.name.root;
+    const Request asked = ask(root, where);
+    const Response response = fetch(asked);
+    check_status(asked, response);
+    const auto told = text::parse_json(response.body, root);
+    if (const auto siblings = told.find("siblings"); siblings != told.end())
+      for (const auto& entry : *siblings)
+        add_file(text::string_member(entry, "rfilename", root), entry, "blobId",
+                 tree);
+  }
+
+  // `hash` is the key of git's hash of it. A file of LFS has a sha256 instead.
+  static void add_file(const std::string& path, const nlohmann::json& entry,
+                       const char* hash, Tree& tree) {
+    const std::string& root = tree.name.root;
+    check_plain(root, path);
+    Facts facts;
+    facts.tag = tree.sha + "/" + path;
+    const auto take = [&](const nlohmann::json& from, const char* key) {
+      if (const auto size = from.find("size");
+          size == from.end() || size->is_null())
+        tree.unsized.insert(path);
+      else
+        facts.size = text::uint_member(from, "size", root);
+      if (const auto found = from.find(key);
+          found != from.end() && !found->is_null())
+        facts.tag = text::string_member(from, key, root);
+    };
+    take(entry, hash);
+    if (const auto lfs = entry.find("lfs");
+        lfs != entry.end() && lfs->is_object()) {
+      tree.unsized.erase(path);
+      take(*lfs, lfs->contains("sha256") ? "sha256" : "oid");
+      if (facts.tag.starts_with("sha256:")) facts.tag.erase(0, 7);
+      if (facts.tag.size() == 64) facts.sha256 = facts.tag;
+    }
+    add_folders(path, tree);
+    tree.files.emplace(path, std::move(facts));
+  }
+
+  // What no list told is in the answer to a request for the first byte.
+  Facts measured(const std::string& path, Facts facts) {
+    if (!facts.local.empty()) return facts;
+    {
+      const std::lock_guard lock(mutex_);
+      if (const auto known = sizes_.find(path); known != sizes_.end()) {
+        facts.size = known->second;
+        return facts;
+      }
+    }
+    std::byte first;
+    Request asked = request(path);
+    asked.into = {&first, 1};
+    asked.first_look = true;
+    const Response response = fetch(asked);
+    // An empty file has no first byte.
+    const bool empty = response.status == 416 &&
+                       response.header("content-range") == "bytes */0";
+    if (!empty) {
+      check_status(asked, response);
+      facts.size = response.status == 206 ? response.total.value_or(0)
+                                          : response.body.size();
+    }
+    const std::lock_guard lock(mutex_);
+    sizes_[path] = facts.size;
+    return facts;
   }
 
   // <https://…>; rel="next"
@@ -388,16 +408,16 @@ class HubStore final : public Store {
   }
 
   // models--ORG--NAME/snapshots/SHA
-  static std::string repo_folder(const Name& name) {
+  static std::string repo_folder(const HubName& name) {
     std::string flat = name.repo;
     flat.replace(flat.find('/'), 1, "--");
     return cache_folder() + "/" + name.kind + "--" + flat;
   }
-  static std::string snapshot(const Name& name, const std::string& sha) {
+  static std::string snapshot(const HubName& name, const std::string& sha) {
     return repo_folder(name) + "/snapshots/" + sha;
   }
 
-  std::optional<Tree> cached_tree(const Name& name) {
+  std::optional<Tree> cached_tree(const HubName& name) {
     Tree tree{.name = name};
     tree.sha = is_commit(name.revision)
                    ? name.revision
@@ -443,6 +463,7 @@ class HubStore final : public Store {
   std::mutex mutex_;
   // By path: where the hub redirects; "" if it has the bytes itself.
   std::map<std::string, std::string> places_;
+  std::map<std::string, uint64_t> sizes_;  // of what no list told
   std::map<std::string, std::shared_ptr<std::mutex>> turns_;  // to ask for it
 };
 

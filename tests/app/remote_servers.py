@@ -243,13 +243,16 @@ def sums_of_version(path, _):
 class Hub(Server):
     """The hub's answers about repositories, each a folder ORG/NAME below
     `folder`; large files are on another server under signed URLs, like those of
-    LFS and Xet. Trees come in pages of four."""
+    LFS and Xet. Trees come in pages of four. A `mirror` tells less: "unhashed"
+    (no hash of any file), "flat" (no trees: what the revision lists), "names"
+    (the same, without sizes and hashes)."""
 
     SHA = "0123456789abcdef0123456789abcdef01234567"
 
-    def __init__(self, folder, cdn, large=4096, token=None):
+    def __init__(self, folder, cdn, large=4096, token=None, mirror=None):
         super().__init__(folder)
         self.cdn, self.large, self.token = cdn, large, token
+        self.mirror = mirror
         self.signature = "Signature=first"
 
     def answer(self, handler, request, fault):
@@ -289,7 +292,12 @@ class Hub(Server):
                                            self.SHA):
                 return handler.reply(404, b"{}",
                                      {"X-Error-Code": "RevisionNotFound"})
-            return handler.reply(200, json.dumps({"sha": self.SHA}).encode())
+            told = {"sha": self.SHA}
+            if self.mirror in ("flat", "names"):
+                told["siblings"] = self.siblings(root, "blobs" in query)
+            return handler.reply(200, json.dumps(told).encode())
+        if self.mirror in ("flat", "names"):
+            return handler.reply(404, b"not served")
         rows = []
         for full in sorted(root.rglob("*")):
             path = str(full.relative_to(root))
@@ -298,8 +306,10 @@ class Hub(Server):
                              "oid": "0" * 40})
                 continue
             size, (oid, sha256) = full.stat().st_size, sums_of(full)
-            row = {"type": "file", "path": path, "size": size, "oid": oid}
-            if size >= self.large:
+            row = {"type": "file", "path": path, "size": size}
+            if self.mirror != "unhashed":
+                row["oid"] = oid
+            if size >= self.large and self.mirror != "unhashed":
                 row["lfs"] = {"oid": sha256, "size": size, "pointerSize": 130}
             rows.append(row)
         at = int(query.get("cursor", ["0"])[0])
@@ -308,6 +318,22 @@ class Hub(Server):
             url = f"{self.url}/{'/'.join(parts)}?recursive=true&cursor={at + 4}"
             headers["Link"] = f'<{url}>; rel="next"'
         handler.reply(200, json.dumps(rows[at:at + 4]).encode(), headers)
+
+
+    def siblings(self, root, blobs):
+        rows = []
+        for full in sorted(root.rglob("*")):
+            if full.is_dir():
+                continue
+            row = {"rfilename": str(full.relative_to(root))}
+            size, (oid, sha256) = full.stat().st_size, sums_of(full)
+            if blobs and self.mirror != "names":
+                row |= {"size": size, "blobId": oid}
+                if size >= self.large:
+                    row["lfs"] = {"sha256": sha256, "size": size,
+                                  "pointerSize": 130}
+            rows.append(row)
+        return rows
 
 
 def wait_for(port, seconds):

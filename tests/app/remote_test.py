@@ -471,6 +471,35 @@ def test_hub(folder):
                 "HF_TOKEN_PATH": str(folder / "token")})
 
 
+def test_hub_mirror(folder, mirror):
+    """A mirror of the hub may serve fewer of its answers: no hashes, no trees,
+    names alone. What can be read is the same."""
+    hub, cdn, root = hub_of(folder, large=300, mirror=mirror)
+    (root / "sub" / "empty").write_bytes(b"")
+    with hub, cdn:
+        env = {"HF_ENDPOINT": hub.url}
+        same_as_local("hf://org/model", root, folder, env)
+        check_equal(document("hf://org/model@v1", env), document(root), "v1")
+        hub.forget()
+        ok("verify", "hf://org/model", "-q", env=env)
+        lists = [r for r in hub.requests if "/api/" in r.path]
+        check(len(lists) <= 6, [r.path for r in lists])
+        if mirror == "names":
+            sized = [r for r in hub.requests
+                     if r.headers.get("range") == "bytes=0-0"]
+            check(len(sized) <= len(files_of(root)), len(sized))
+        ok("fetch", "hf://org/model", folder / "copy", "--verify", "-q",
+           env=env)
+        same_files(folder / "copy", root)
+        done = run("inspect", "hf://org/none", env=env)
+        check_equal(done.code, 3, done.err)
+        if mirror != "unhashed":
+            hub.siblings = lambda *_: [{"rfilename": "../config.json"}]
+            done = run("inspect", "hf://org/model", env=env)
+            check_equal(done.code, 4, done.err)
+            check("../config.json" in done.err, done.err)
+
+
 def test_hub_data(folder):
     """Datasets have names of their own."""
     hub, cdn, root = hub_of(folder, "datasets/org/model", large=300)
@@ -1010,6 +1039,8 @@ def main():
                  test_rate,
                  test_s3, test_tls, test_nginx, test_refused, test_memory):
         suite.add(test.__name__.removeprefix("test_"), test)
+    for mirror in ("unhashed", "flat", "names"):
+        suite.add("hub_mirror " + mirror, test_hub_mirror, mirror)
     for name in PASSING:
         suite.add("passing " + name, test_passing, name)
     for name in LASTING:
