@@ -68,17 +68,20 @@ class Client {
     std::unique_lock lock(mutex_);
     while (!transfer.done) {
       transfer.ended.wait_for(lock, std::chrono::milliseconds(100));
-      if (look) {
-        lock.unlock();
-        look();
-        lock.lock();
-      }
-      if (!transfer.done && !transfer.request.heedless && interrupted()) {
+      if (transfer.done) break;
+      if (!transfer.request.heedless && interrupted()) {
         lock.unlock();
         cancel(transfer);
         throw Interrupted("");
       }
+      if (!look) continue;
+      lock.unlock();
+      look();
+      lock.lock();
     }
+    lock.unlock();
+    // It may have ended before the first look, or during one.
+    if (look) look();
   }
 
   bool is_done(const Transfer& transfer) {
