@@ -54,13 +54,16 @@ constexpr std::string_view kHere = "ls shows what is here";
 // What is beside a URL that isn't there, if that can be listed. A bucket, or a
 // host, may have millions of names.
 std::string missing_url_hint(const std::string& path) {
-  constexpr std::string_view kSpelling =
-      "look at its spelling; upper and lower case differ";
+  const std::string_view spelling =
+      path.starts_with("http")
+          ? "look at its spelling; of a server that lists no directories, name "
+            "a file, such as model.safetensors.index.json"
+          : "look at its spelling; upper and lower case differ";
   const failures::Unimportant suggestions;
   const std::string url = path.substr(0, path.find_last_not_of('/') + 1);
   const std::string folder = io::parent(url);
   if (folder.find('/', folder.find("://") + 3) == folder.npos)
-    return std::string(kSpelling);
+    return std::string(spelling);
   try {
     const std::vector<std::string> names = io::list_directory(folder);
     const std::string near = text::nearest(io::base_name(url), names);
@@ -77,7 +80,7 @@ std::string missing_url_hint(const std::string& path) {
   } catch (const Error&) {
     // It can't be listed.
   }
-  return std::string(kSpelling);
+  return std::string(spelling);
 }
 
 // Suggests what could have been meant by a path that does not exist.

@@ -215,7 +215,7 @@ void list_files(FetchJob& job, const std::string& url,
   std::vector<io::RemoteEntry> all;
   job.single = io::is_file(url);
   if (job.single) {
-    all.push_back({io::base_name(url), 0});
+    all.push_back({io::remote_name(url), 0});
   } else if (io::is_directory(url)) {
     all = io::files_below(url);
   } else {

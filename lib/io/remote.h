@@ -104,6 +104,9 @@ std::vector<RemoteEntry> files_below(const std::string& url);
 // none.
 std::string remote_sha256(const std::string& url);
 
+// What a copy of the file is called here: "a b" for https://HOST/a%20b.
+std::string remote_name(const std::string& url);
+
 // Returns a URL as it may be shown and stored: without user, password and
 // query. Those are kept in this process and used for exactly that URL.
 std::string take_secrets(const std::string& url);

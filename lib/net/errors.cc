@@ -178,8 +178,13 @@ void check_status(const Request& request, const Response& response) {
                           fmt::format("it has no byte {} ({})", request.begin,
                                       describe(response)));
     default:
-      throw Error(ExitCode::kIo, where,
-                  fmt::format("the server answers {}", describe(response)));
+      throw Error(
+          ExitCode::kIo, where,
+          fmt::format("the server answers {}", describe(response)),
+          request.wanted() == 0
+              ? ""
+              : "files are read by ranges, which have to be answered "
+                "with 206: curl -r 0-99 -D - -o /dev/null URL shows it");
   }
 }
 

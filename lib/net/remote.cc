@@ -276,6 +276,16 @@ std::string remote_sha256(const std::string& url) {
   return facts ? facts->sha256 : "";
 }
 
+std::string remote_name(const std::string& url) {
+  const std::string name = net::last_name(net::normal(url));
+  if (!url.starts_with("http")) return name;
+  const std::string decoded = net::decode(name);
+  const bool is_name =
+      decoded.find_first_of(std::string_view("/\0", 2)) == decoded.npos &&
+      decoded != "." && decoded != "..";
+  return is_name ? decoded : name;
+}
+
 std::string take_secrets(const std::string& url) {
   if (!url.starts_with("http")) return url;
   const net::Url parts = net::parse_url(url);

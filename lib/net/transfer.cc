@@ -236,7 +236,8 @@ bool Transfer::redirect() {
     return fail(Error(ExitCode::kIo, {request.path, {}},
                       "is redirected more than 8 times"));
   const Url from = parse_url(target_);
-  target_ = resolve_reference(target_, response.header("location"));
+  target_ =
+      encode_reference(resolve_reference(target_, response.header("location")));
   const Url to = parse_url(target_);
   if (to.scheme != "https" &&
       !(to.scheme == "http" &&

@@ -93,18 +93,29 @@ std::string encode_path(std::string_view path) {
   }
 }
 
-std::string encode_rest(std::string_view path) {
+namespace {
+
+std::string encode_of(std::string_view text, std::string_view never) {
   std::string out;
-  for (size_t i = 0; i < path.size(); ++i) {
-    const auto c = static_cast<unsigned char>(path[i]);
-    constexpr std::string_view kNever = "\"<>\\^`{|}?#";
-    if (c <= ' ' || c >= 127 || kNever.find(path[i]) != kNever.npos ||
-        (c == '%' && !is_escape(path, i)))
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto c = static_cast<unsigned char>(text[i]);
+    if (c <= ' ' || c >= 127 || never.find(text[i]) != never.npos ||
+        (c == '%' && !is_escape(text, i)))
       append_hex(out, c);
     else
-      out += path[i];
+      out += text[i];
   }
   return out;
+}
+
+}  // namespace
+
+std::string encode_rest(std::string_view path) {
+  return encode_of(path, "\"<>\\^`{|}?#");
+}
+
+std::string encode_reference(std::string_view url) {
+  return encode_of(url, "\"<>\\^`{|}");
 }
 
 std::string decode(std::string_view text) {

@@ -36,6 +36,9 @@ std::string encode_path(std::string_view path);
 // Encodes only what no URL can hold: spaces, controls, quotes, bytes above 127,
 // and ?#.
 std::string encode_rest(std::string_view path);
+// The same for a whole URL, whose query stays one: servers redirect to names as
+// they are.
+std::string encode_reference(std::string_view url);
 std::string decode(std::string_view text);
 
 // 127.0.0.0/8, ::1, localhost.

@@ -37,10 +37,13 @@ void check_whole(const std::string& path, const Response& page) {
               "directory");
 }
 
+bool is_of_directory(const Response& response) {
+  return parse_url(response.url).path.ends_with('/') &&
+         response.header("content-type").starts_with("text/html");
+}
+
 bool is_page(const std::string& path, const Response& response) {
-  if (response.status != 200 || !parse_url(response.url).path.ends_with('/') ||
-      !response.header("content-type").starts_with("text/html"))
-    return false;
+  if (response.status != 200 || !is_of_directory(response)) return false;
   check_whole(path, response);
   return true;
 }
@@ -139,11 +142,14 @@ class WebStore final : public Store {
     return is_left_out(folder, last_name(path));
   }
 
-  // With the mutex held.
+  // With the mutex held. A URL that was typed has its names encoded; those of a
+  // listing are not.
   bool is_named(const std::string& folder, const std::string& name) const {
     const auto found = listed_.find(folder);
-    return found != listed_.end() &&
-           std::ranges::binary_search(found->second.names, name);
+    if (found == listed_.end()) return false;
+    const std::vector<std::string>& names = found->second.names;
+    return std::ranges::binary_search(names, name) ||
+           std::ranges::binary_search(names, decode(name));
   }
   bool is_left_out(const std::string& folder, const std::string& name) const {
     const auto found = listed_.find(folder);
@@ -188,7 +194,12 @@ class WebStore final : public Store {
     Request asked = request(path);
     asked.into = std::as_writable_bytes(std::span(head));
     asked.first_look = true;
-    const Response response = fetch(asked);
+    Response response = fetch(asked);
+    // Apache and lighttpd send a range of a listing, too.
+    if (response.status == 206 && is_of_directory(response)) {
+      asked.into = {};
+      response = fetch(asked);
+    }
     Facts facts;
     if (is_page(path, response)) {
       facts.directory = true;

@@ -116,7 +116,7 @@ class Server:
         self.lock = threading.Lock()
         self.requests, self.bytes = [], 0
         self.fault = None
-        self.page = page  # directories are listed
+        self.page = page  # directories are listed: True, False, "ranges" of it
         self.stop = threading.Event()
         self.http = Http(("127.0.0.1", 0), Handler)
         self.http.owner = self
@@ -212,13 +212,24 @@ class Server:
         if not self.page:
             return handler.reply(403, b"no listing")
         if not path.endswith("/"):
-            return handler.reply(301, b"", {"Location": path + "/"})
+            # Caddy writes a space as it is.
+            where = urllib.parse.quote(path + "/", safe="/ &+()")
+            return handler.reply(301, b"", {"Location": where})
         rows = "".join(
             f'<a href="{urllib.parse.quote(one.name)}'
             f'{"/" if one.is_dir() else ""}">{one.name}</a>\n'
             for one in sorted(folder.iterdir()))
-        handler.reply(200, f'<html><a href="../">../</a>{rows}'.encode(),
-                      {"Content-Type": "text/html"})
+        body = f'<html><a href="../">../</a>{rows}'.encode()
+        headers = {"Content-Type": "text/html"}
+        asked = handler.headers.get("Range")
+        if self.page != "ranges" or not asked:
+            return handler.reply(200, body, headers)
+        # Apache and lighttpd do so.
+        first, last = map(int, asked.removeprefix("bytes=").split("-"))
+        part = body[first:last + 1]
+        headers["Content-Range"] = \
+            f"bytes {first}-{first + len(part) - 1}/{len(body)}"
+        handler.reply(206, part, headers)
 
 
 @functools.lru_cache(maxsize=32)

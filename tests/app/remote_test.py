@@ -120,6 +120,27 @@ def test_file(folder):
         ok("diff", server.url + path, folder / "s" / "a b.safetensors")
 
 
+def test_encoded(folder, page):
+    """A URL may be typed as a browser shows it, or encoded: the same is read,
+    and what stands beside it, wherever a listing of a directory above has it."""
+    root = folder / "served" / "a b+c&d" / "l\u00e4ng (1)"
+    shutil.copytree(DATA / "safetensors/hf_sharded/ckpt", root)
+    with Server(folder / "served", page=page) as server:
+        shown = server.url + "/a b+c&d/l\u00e4ng (1)"
+        encoded = server.url + "/a%20b%2Bc%26d/l%C3%A4ng%20%281%29"
+        for number, url in enumerate((shown, encoded)):
+            (folder / str(number)).mkdir()
+            same_as_local(url, root, folder / str(number))
+        name = next(p.name for p in root.iterdir()
+                    if p.name.endswith("01-of-00003.safetensors"))
+        shutil.copy(root / name, root / "one file+.safetensors")
+        for number, url in enumerate((shown + "/one file+.safetensors",
+                                      encoded + "/one%20file%2B.safetensors")):
+            ok("fetch", url, f"{folder}/f{number}/", "-q")
+            check_equal(list(files_of(folder / f"f{number}")),
+                        ["one file+.safetensors"], url)
+
+
 def test_headers_alone(folder):
     """inspect reads headers and leaves all other bytes where they are."""
     for i in range(4):
@@ -1046,6 +1067,8 @@ def main():
                  test_rate,
                  test_s3, test_tls, test_nginx, test_refused, test_memory):
         suite.add(test.__name__.removeprefix("test_"), test)
+    for page in (True, "ranges"):
+        suite.add(f"encoded {page}", test_encoded, page)
     for mirror in ("unhashed", "flat", "names"):
         suite.add("hub_mirror " + mirror, test_hub_mirror, mirror)
     for name in PASSING:
