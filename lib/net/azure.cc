@@ -230,7 +230,6 @@ class AzureStore final : public ListedStore {
       any = true;
       std::string name = name_of(part);
       std::string etag = element(part, "Etag");
-      if (!etag.empty() && !etag.starts_with('"')) etag = '"' + etag + '"';
       const uint64_t size =
           size_number(path + "/" + name, element(part, "Content-Length"));
       add_object(path, std::move(name), size, std::move(etag), all);

@@ -373,6 +373,8 @@ void add_object(const std::string& folder, std::string name, uint64_t size,
   }
   Facts facts;
   facts.size = size;
+  // A listing may leave out the quotes that a header has: Azure's, rclone's.
+  if (!etag.empty() && !etag.ends_with('"')) etag = '"' + etag + '"';
   facts.version.etag = std::move(etag);
   facts.tag = facts.version.etag;
   const auto found = listing.entries.find(name);

@@ -42,6 +42,11 @@ bool is_of_directory(const Response& response) {
          response.header("content-type").starts_with("text/html");
 }
 
+// Files that readers look for have an ending, nearly all of them.
+bool may_be_directory(const std::string& path) {
+  return last_name(path).find('.') == std::string::npos;
+}
+
 bool is_page(const std::string& path, const Response& response) {
   if (response.status != 200 || !is_of_directory(response)) return false;
   check_whole(path, response);
@@ -208,6 +213,7 @@ class WebStore final : public Store {
       listed_[path] = std::move(page);
       return facts;
     }
+    if (response.status == 404 && may_be_directory(path)) return listed(path);
     if (response.status == 404 || response.status == 410) return std::nullopt;
     if (is_forbidden(response) && !is_listed(path)) {
       const bool beside = has_file_beside(path);
@@ -232,6 +238,17 @@ class WebStore final : public Store {
     facts.tag = facts.version.etag + "\n" + facts.version.last_modified;
     const std::lock_guard lock(mutex_);
     files_.insert(path);
+    return facts;
+  }
+
+  // rclone redirects no directory to its name with a slash.
+  std::optional<Facts> listed(const std::string& path) {
+    auto page = first_list(path);
+    if (!page) return std::nullopt;
+    const std::lock_guard lock(mutex_);
+    listed_[path] = std::move(*page);
+    Facts facts;
+    facts.directory = true;
     return facts;
   }
 

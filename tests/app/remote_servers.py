@@ -116,7 +116,8 @@ class Server:
         self.lock = threading.Lock()
         self.requests, self.bytes = [], 0
         self.fault = None
-        self.page = page  # directories are listed: True, False, "ranges" of it
+        self.page = page  # directories are listed: True, False, "ranges" of
+        # the page, only by their name with a "slash"
         self.stop = threading.Event()
         self.http = Http(("127.0.0.1", 0), Handler)
         self.http.owner = self
@@ -211,6 +212,8 @@ class Server:
     def list(self, handler, folder, path):
         if not self.page:
             return handler.reply(403, b"no listing")
+        if not path.endswith("/") and self.page == "slash":
+            return handler.reply(404, b"rclone serve http")
         if not path.endswith("/"):
             # Caddy writes a space as it is.
             where = urllib.parse.quote(path + "/", safe="/ &+()")

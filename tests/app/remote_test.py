@@ -1067,7 +1067,7 @@ def main():
                  test_rate,
                  test_s3, test_tls, test_nginx, test_refused, test_memory):
         suite.add(test.__name__.removeprefix("test_"), test)
-    for page in (True, "ranges"):
+    for page in (True, "ranges", "slash"):
         suite.add(f"encoded {page}", test_encoded, page)
     for mirror in ("unhashed", "flat", "names"):
         suite.add("hub_mirror " + mirror, test_hub_mirror, mirror)

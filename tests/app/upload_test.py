@@ -457,6 +457,32 @@ def test_killed(folder, form, how):
         check(not place.uploads() and not place.left(), "leavings")
 
 
+def test_rclone(folder):
+    """The dialect of `rclone serve s3`: ETags of a listing without quotes, and a
+    range under status 200, which counts only if it says which range it is."""
+    with Place(folder) as place:
+        source = big(folder)
+        place.proxy.fault = lambda *_: ("rclone",)
+        for again in range(2):
+            more = ["--overwrite"] if again else []
+            run("convert", source, place.url("new"), "--to", "safetensors",
+                "-q", *more, env=place.env).want(0)
+            run("verify", source, place.url("new"), env=place.env).want(0)
+        run("fetch", place.url("new"), folder / "copy", "-q",
+            env=place.env).want(0)
+        same_as(place, "new", folder / "copy")
+        data = place.get("new/model.safetensors")
+        for named, sent in ((f"bytes 0-9/{len(data)}", data),
+                            (f"bytes 5-{len(data) + 4}/{len(data)}", data),
+                            (f"bytes 0-9/{len(data)}", data[10:20]),
+                            ("bytes 9-0/10", data)):
+            whole = ("whole", named, sent)
+            place.proxy.fault = lambda what, number, path, fault=whole: \
+                fault if what == "get" and "model." in path else None
+            done = run("verify", place.url("new"), "--deep", env=place.env)
+            check(done.code in (4, 6), f"{named}: {done.code}")
+
+
 def test_gs(folder):
     """gs:// by HMAC."""
     with Place(folder) as place:
@@ -795,8 +821,8 @@ def main():
         suite.add("convert " + case, test_convert, case, form)
     for test in (test_fetch, test_fetch_resumes, test_fetch_lies, test_plan,
                  test_parts, test_abandoned, test_cleared, test_exists, test_raced,
-                 test_claimed, test_interrupt, test_gs, test_commands, test_refused,
-                 test_dry_run):
+                 test_claimed, test_interrupt, test_gs, test_rclone, test_commands,
+                 test_refused, test_dry_run):
         suite.add(test.__name__.removeprefix("test_"), test)
     for form, how in (("safetensors", "proven"), ("torch", "lost"),
                       ("dcp", "trusted")):
