@@ -88,7 +88,7 @@ class WebStore final : public Store {
     check_scheme(path, path);
     Request made;
     made.path = path;
-    made.url = encode_rest(path);
+    made.url = encoded(path);
     if (const auto secrets = secrets_of(path)) {
       made.user_password = decode(secrets->userinfo);
       if (!secrets->query.empty()) made.url += "?" + secrets->query;
@@ -97,6 +97,27 @@ class WebStore final : public Store {
   }
 
  private:
+  // What was typed may be encoded; a name of a listing is not, even if it looks
+  // like that ("%41").
+  std::string encoded(const std::string& path) {
+    if (path.find('%') == path.npos) return encode_rest(path);
+    const std::lock_guard lock(mutex_);
+    std::string at = parse_url(path).origin();
+    std::string out = at;
+    std::string_view rest = std::string_view(path).substr(at.size());
+    while (!rest.empty()) {
+      rest.remove_prefix(1);  // the slash
+      const std::string name(rest.substr(0, rest.find('/')));
+      const auto found = listed_.find(at);
+      const bool raw = found != listed_.end() &&
+                       std::ranges::binary_search(found->second.names, name);
+      out += '/' + (raw ? encode(name) : encode_rest(name));
+      at += '/' + name;
+      rest.remove_prefix(name.size());
+    }
+    return out;
+  }
+
   // As the first look found it: if a server that listed it a moment ago refuses
   // now, it would be a directory that can't be listed.
   std::optional<ListingPage> first_list(const std::string& path) {

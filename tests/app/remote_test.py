@@ -125,6 +125,9 @@ def test_encoded(folder, page):
     and what stands beside it, wherever a listing of a directory above has it."""
     root = folder / "served" / "a b+c&d" / "l\u00e4ng (1)"
     shutil.copytree(DATA / "safetensors/hf_sharded/ckpt", root)
+    # Names that look encoded, or would end a URL's path.
+    for odd in ("%41.txt", "100%.txt", "a%2Fb.txt", "wh?t#1.txt", "a;b.txt"):
+        (root / odd).write_text(odd)
     with Server(folder / "served", page=page) as server:
         shown = server.url + "/a b+c&d/l\u00e4ng (1)"
         encoded = server.url + "/a%20b%2Bc%26d/l%C3%A4ng%20%281%29"
