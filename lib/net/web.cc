@@ -47,6 +47,14 @@ bool may_be_directory(const std::string& path) {
   return last_name(path).find('.') == std::string::npos;
 }
 
+// A directory may have an answer of its own to its name without a slash: none
+// (rclone's server) or a page (aiohttp's).
+bool hides_listing(const Response& response) {
+  return response.status == 404 ||
+         ((response.status == 200 || response.status == 206) &&
+          response.header("content-type").starts_with("text/html"));
+}
+
 bool is_page(const std::string& path, const Response& response) {
   if (response.status != 200 || !is_of_directory(response)) return false;
   check_whole(path, response);
@@ -221,8 +229,12 @@ class WebStore final : public Store {
     asked.into = std::as_writable_bytes(std::span(head));
     asked.first_look = true;
     Response response = fetch(asked);
-    // Apache and lighttpd send a range of a listing, too.
-    if (response.status == 206 && is_of_directory(response)) {
+    // Apache and lighttpd send a range of a listing, too. An empty file has no
+    // first byte; not every server says that this is why.
+    const bool empty = response.status == 416 &&
+                       response.header("content-range") == "bytes */0";
+    if ((response.status == 206 && is_of_directory(response)) ||
+        (response.status == 416 && !empty)) {
       asked.into = {};
       response = fetch(asked);
     }
@@ -234,16 +246,14 @@ class WebStore final : public Store {
       listed_[path] = std::move(page);
       return facts;
     }
-    if (response.status == 404 && may_be_directory(path)) return listed(path);
+    if (may_be_directory(path) && hides_listing(response))
+      if (auto listing = listed(path)) return listing;
     if (response.status == 404 || response.status == 410) return std::nullopt;
     if (is_forbidden(response) && !is_listed(path)) {
       const bool beside = has_file_beside(path);
       if (beside && settings().forbidden_is_absent) return std::nullopt;
       if (beside) throw forbidden_beside(asked, response);
     }
-    // An empty file has no first byte.
-    const bool empty = response.status == 416 &&
-                       response.header("content-range") == "bytes */0";
     if (!empty) check_status(asked, response);
     if (response.status == 206) {
       facts.size = response.total.value_or(0);
@@ -262,7 +272,7 @@ class WebStore final : public Store {
     return facts;
   }
 
-  // rclone redirects no directory to its name with a slash.
+  // What a directory's name with a slash leads to.
   std::optional<Facts> listed(const std::string& path) {
     auto page = first_list(path);
     if (!page) return std::nullopt;

@@ -116,8 +116,10 @@ class Server:
         self.lock = threading.Lock()
         self.requests, self.bytes = [], 0
         self.fault = None
-        self.page = page  # directories are listed: True, False, "ranges" of
-        # the page, only by their name with a "slash"
+        # Directories are listed: True, False; "ranges" of the page (Apache,
+        # lighttpd); only by their name with a "slash" (rclone); "open": by
+        # their name without it, too (aiohttp).
+        self.page = page
         self.stop = threading.Event()
         self.http = Http(("127.0.0.1", 0), Handler)
         self.http.owner = self
@@ -181,7 +183,7 @@ class Server:
         first, last = asked.removeprefix("bytes=").split("-")
         first, last = int(first), min(int(last), len(data) - 1)
         if first >= len(data):
-            return handler.reply(416, b"", {
+            return handler.reply(416, b"", headers if self.page == "ranges" else {
                 **headers, "Content-Range": f"bytes */{len(data)}"})
         if kind == "shifted":
             first += 1
@@ -214,12 +216,14 @@ class Server:
             return handler.reply(403, b"no listing")
         if not path.endswith("/") and self.page == "slash":
             return handler.reply(404, b"rclone serve http")
-        if not path.endswith("/"):
+        if not path.endswith("/") and self.page != "open":
             # Caddy writes a space as it is.
             where = urllib.parse.quote(path + "/", safe="/ &+()")
             return handler.reply(301, b"", {"Location": where})
+        below = "" if self.page != "open" else \
+            urllib.parse.quote(path.rstrip("/")) + "/"
         rows = "".join(
-            f'<a href="{urllib.parse.quote(one.name)}'
+            f'<a href="{below}{urllib.parse.quote(one.name)}'
             f'{"/" if one.is_dir() else ""}">{one.name}</a>\n'
             for one in sorted(folder.iterdir()))
         body = f'<html><a href="../">../</a>{rows}'.encode()

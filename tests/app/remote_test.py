@@ -128,6 +128,7 @@ def test_encoded(folder, page):
     # Names that look encoded, or would end a URL's path.
     for odd in ("%41.txt", "100%.txt", "a%2Fb.txt", "wh?t#1.txt", "a;b.txt"):
         (root / odd).write_text(odd)
+    (root / "empty.txt").write_text("")
     with Server(folder / "served", page=page) as server:
         shown = server.url + "/a b+c&d/l\u00e4ng (1)"
         encoded = server.url + "/a%20b%2Bc%26d/l%C3%A4ng%20%281%29"
@@ -1070,7 +1071,7 @@ def main():
                  test_rate,
                  test_s3, test_tls, test_nginx, test_refused, test_memory):
         suite.add(test.__name__.removeprefix("test_"), test)
-    for page in (True, "ranges", "slash"):
+    for page in (True, "ranges", "slash", "open"):
         suite.add(f"encoded {page}", test_encoded, page)
     for mirror in ("unhashed", "flat", "names"):
         suite.add("hub_mirror " + mirror, test_hub_mirror, mirror)
