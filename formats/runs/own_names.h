@@ -21,13 +21,13 @@ void into(const families::View& view, Tensor& tensor);
 // True for names of nanotron's models.
 bool has_nanotron_names(const Catalog& source);
 
-// nanotron's Llama as transformers', by the step's model_config.json: names,
-// the projections that it trains as one, and rotary rows. A config.json is
-// added if none is beside the step. Moments are elementwise, so they are
-// arranged like their weights.
+// nanotron's Llama and Qwen2 as transformers' models, by the step's
+// model_config.json (nanotron_config.h): names, the projections that it trains
+// as one, and rotary rows. A config.json is added if none is beside the step.
+// Moments are elementwise, so they are arranged like their weights.
 //
 //   model.decoder.0.pp_block.attn.qkv_proj    self_attn.{q,k,v}_proj, in rows
-//     its rotary pairs are adjacent, unless rope_interleaved is false
+//     rearranged where rotary pairs are adjacent
 //   model.decoder.0.pp_block.mlp.gate_up_proj    mlp.{gate,up}_proj, in rows
 //
 // Throws unfaithful_error for its other models, without the number of heads,

@@ -19,13 +19,17 @@ Sizes sizes_of(const View& view) {
 
 View turn(const View& view, uint64_t heads, bool to_pairs) {
   const Shape& shape = view.shape();
-  if (shape.size() != 2 || shape[0] % (2 * heads) != 0)
+  if (shape.empty() || shape.size() > 2 || shape[0] % (2 * heads) != 0)
     throw unfaithful_error({}, "shape {} is not of {} heads", to_string(shape),
                            heads);
   const uint64_t half = shape[0] / heads / 2;
-  const Shape split = to_pairs ? Shape({heads, 2, half, shape[1]})
-                               : Shape({heads, half, 2, shape[1]});
-  return view.reshape(split).permute({0, 2, 1, 3}).reshape(shape);
+  Sizes split = to_pairs ? Sizes{heads, 2, half} : Sizes{heads, half, 2};
+  std::vector<uint32_t> axes = {0, 2, 1};
+  if (shape.size() == 2) {
+    split.push_back(shape[1]);
+    axes.push_back(3);
+  }
+  return view.reshape(Shape(split)).permute(axes).reshape(shape);
 }
 
 View fused(const std::array<View, 3>& three, const Config& config) {

@@ -20,7 +20,8 @@
 
 namespace ckpt::runs::titan {
 
-// Rearranges each head's rows: two halves become pairs, or the reverse.
+// Rearranges each head's rows, of weights or biases: two halves become pairs,
+// or the reverse.
 families::View turn(const families::View& view, uint64_t heads, bool to_pairs);
 
 // Weights, or biases: all three of the same.

@@ -9,7 +9,6 @@ is one step more. The golden's own files come back byte for byte.
 """
 
 import json
-import os
 import re
 import shutil
 import socket
@@ -236,144 +235,6 @@ def test_masters(folder):
                         f"{name}.{state}")
 
 
-def transformers():
-    folder = Path(sys.prefix) / "transformers_5.12.1"
-    if not folder.is_dir():
-        raise Skip("transformers is not installed (scripts/test.sh does it)")
-    os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-    import transformers as package
-
-    return package
-
-
-def nanotron_name(name):
-    for own, other in ((r"model.layers.(\d+).self_attn.(o_proj).weight",
-                        "model.decoder.{}.pp_block.attn.{}.weight"),
-                       (r"model.layers.(\d+).(\w+layernorm|mlp.down_proj)"
-                        r".weight", "model.decoder.{}.pp_block.{}.weight")):
-        if found := re.fullmatch(own, name):
-            return other.format(*found.groups())
-    return {"model.embed_tokens.weight": "model.token_position_embeddings."
-            "pp_block.token_embedding.weight",
-            "model.norm.weight": "model.final_layer_norm.pp_block.weight",
-            "lm_head.weight": "model.lm_head.pp_block.weight"}[name]
-
-
-def nanotron_weights(model):
-    """A Llama's weights as nanotron has them, by the code of its converter from
-    transformers: rows one below the other."""
-    import torch
-
-    state = model.state_dict()
-    made = {}
-    for i in range(model.config.num_hidden_layers):
-        own, other = f"model.layers.{i}.", f"model.decoder.{i}.pp_block."
-        for whole, parts in (("attn.qkv_proj", ("self_attn.q_proj",
-                                                "self_attn.k_proj",
-                                                "self_attn.v_proj")),
-                             ("mlp.gate_up_proj", ("mlp.gate_proj",
-                                                   "mlp.up_proj"))):
-            made[f"{other}{whole}.weight"] = torch.cat(
-                [state.pop(f"{own}{part}.weight") for part in parts])
-    return made | {nanotron_name(name): t for name, t in state.items()}
-
-
-def logits(model, adjacent):
-    """Rotary pairs that are adjacent are computed by transformers' Cohere."""
-    import torch
-    from transformers.models.cohere.modeling_cohere import (
-        apply_rotary_pos_emb)
-    from transformers.models.llama import modeling_llama
-
-    def rotate(q, k, cos, sin, *rest, **more):
-        half = cos.shape[-1] // 2
-        return apply_rotary_pos_emb(
-            q, k, cos[..., :half].repeat_interleave(2, -1),
-            sin[..., :half].repeat_interleave(2, -1), *rest, **more)
-
-    kept = modeling_llama.apply_rotary_pos_emb
-    try:
-        if adjacent:
-            modeling_llama.apply_rotary_pos_emb = rotate
-        with torch.no_grad():
-            return model.eval()(torch.arange(3, 20)[None],
-                                use_cache=False).logits
-    finally:
-        modeling_llama.apply_rotary_pos_emb = kept
-
-
-def test_llama(folder, numbers):
-    """A Llama becomes transformers', with a config.json, and computes the
-    same; whatever is not known is refused, and the names stay."""
-    import torch
-    from safetensors.torch import save_file
-
-    peer = transformers()
-    torch.manual_seed(5)
-    said = {"rope_interleaved": None, **numbers}
-    adjacent = said["rope_interleaved"] is not False
-    own = {key: value for key, value in said.items()
-           if key != "rope_interleaved"}
-    want = peer.LlamaForCausalLM(peer.LlamaConfig(**own))
-    for value in want.parameters():  # norms too, which begin as ones
-        value.data = torch.randn_like(value) * 0.3
-    source, out = folder / "nanotron", folder / "out"
-    source.mkdir()
-    tied = own.get("tie_word_embeddings")
-    save_file({name: tensor.contiguous()
-               for name, tensor in nanotron_weights(want).items()
-               if not (tied and "lm_head" in name)},
-              source / "model.safetensors")
-    config = {key: value for key, value in said.items() if value is not None}
-    config["is_llama_config"] = True
-    (source / "model_config.json").write_text(json.dumps(config))
-    CKPT.ok("convert", source, out, "--to", "safetensors", "--verify")
-    got, info = peer.LlamaForCausalLM.from_pretrained(
-        str(out), output_loading_info=True, local_files_only=True)
-    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        check(not info[what], f"{what}: {sorted(info[what])[:5]}")
-    apart = (logits(got, False) - logits(want, adjacent)).abs().max()
-    check(apart < 1e-5, f"logits differ by {apart}")
-    if adjacent:  # so that the comparison would see it
-        apart = (logits(got, True) - logits(want, True)).abs().max()
-        check(apart > 1e-3, f"the arrangement has no effect: {apart}")
-    # Its names are Megatron's through transformers', and back.
-    CKPT.ok("convert", source, folder / "mcore", "--to", "megatron_torch_dist")
-    CKPT.ok("convert", folder / "mcore", folder / "back", "--to", "safetensors")
-    check_equal(content(folder / "back"), content(out), "by way of Megatron")
-    for change, word in (({"is_llama_config": None, "is_qwen2_config": True},
-                          "another model"),
-                         ({"num_attention_heads": None}, "num_attention_heads"),
-                         ({"num_attention_heads": 5}, "heads"),
-                         ({"num_key_value_heads": 6}, "shape"),
-                         ({"vocab_size": 30}, "vocab_size"),
-                         ({"attention_bias": True}, "attention_bias"),
-                         ({"no_rope_layer": 4}, "no_rope_layer"),
-                         ({"rope_interleaved": "no"}, "rope_interleaved"),
-                         ({"hidden_size": 48}, "shape")):
-        other = {**config, **change}
-        (source / "model_config.json").write_text(json.dumps(
-            {key: value for key, value in other.items() if value is not None}))
-        stays = folder / "stays"
-        done = CKPT.ok("convert", source, stays, "--to", "safetensors",
-                       "--overwrite")
-        check(word in done.err and "nanotron" in done.err, f"{change}: {done}")
-        check_equal(content(stays), content(source), f"{change}: names")
-        done = CKPT.run("convert", source, folder / "no", "--to", "safetensors",
-                        "--dialect", "hf").want(5)
-        check(word in done.err, f"{change}: {done}")
-    (source / "model_config.json").unlink()
-    CKPT.run("convert", source, folder / "no", "--to", "safetensors",
-             "--dialect", "hf").want(5)
-    (source / "model_config.json").write_text(json.dumps(config))
-    (source / "config.yaml").write_text("  init_method:\n    use_mup: true\n")
-    done = CKPT.run("convert", source, folder / "no", "--to", "safetensors",
-                    "--dialect", "hf").want(5)
-    check("use_mup" in done.err, f"{done}")
-
-
 def test_moments(folder):
     """What nanotron itself saved, for another trainer: each state is arranged
     like its weight."""
@@ -449,13 +310,6 @@ def prepare(suite, ckpt):
     suite.add("two saves", test_two_saves)
     suite.add("masters", test_masters)
     suite.add("moments", test_moments)
-    llama = {"vocab_size": 40, "hidden_size": 24, "intermediate_size": 20,
-             "num_hidden_layers": 3, "num_attention_heads": 6,
-             "num_key_value_heads": 2}
-    for more in ({}, {"rope_interleaved": False, "rope_theta": 500.0,
-                      "tie_word_embeddings": True}):
-        suite.add(f"llama {' '.join(more)}".strip(), test_llama,
-                  {**llama, **more})
     zero = "zero,masters,bias"
     for words, before, after in (
             (zero, (2, 1, 1), (1, 2, 2)),
