@@ -27,6 +27,8 @@ namespace {
 
 using text::printable;
 
+constexpr std::string_view kTorchtitan = "torchtitan";
+
 // If a step has two models, their names begin with their roles.
 void check_one_model(const Catalog& source) {
   std::set<std::string_view> first;
@@ -234,6 +236,8 @@ bool is_composed(const Catalog& source, const Layout& layout) {
   const std::string trainer = layout.option(kTrainer);
   if (trainer.empty()) return false;
   if (trainer != trainer_in(source)) return true;
+  // torchtitan's step for another fuse_qkv.
+  if (trainer == kTorchtitan && !layout.option(kFuseQkv).empty()) return true;
   // Lightning's folder as its file, or the file as a folder.
   return has_one_file(trainer) &&
          io::is_file(source.path) != wants_one_file(layout);
@@ -254,17 +258,32 @@ Catalog review_composed(Catalog source, const Layout& layout) {
                            "of one dimension",
                            kFsdpSize)
         .with_hint("leave it out, then ckpt reshard the new step with it");
+  const bool titan = layout.option(kTrainer) == kTorchtitan;
+  const std::string fuse = layout.option(kFuseQkv);
+  if (!titan && !fuse.empty())
+    throw unfaithful_error({source.path, {}},
+                           "--{}: a step of {} has the projections apart",
+                           kFuseQkv, layout.option(kTrainer))
+        .with_hint("leave it out");
   load_objects(source);
   check_one_model(source);
   locate(source);
   if (trainer_in(source) == "nanotron") take_masters(source);
-  const bool titan = layout.option(kTrainer) == "torchtitan";
   const std::string_view owner = owner_of_names(source);
-  if (!owner.empty() && !(titan && owner == "torchtitan"))
+  if (!owner.empty() && !(titan && owner == kTorchtitan && fuse.empty()))
     leave_own_names(source);
   settle_tied_head(source, layout);
   fuse_trained_experts(source, layout);
-  if (titan && has_transformers_names(source)) to_titan(source);
+  if (titan && has_transformers_names(source))
+    to_titan(source, fuse != "false");
+  else if (!fuse.empty())
+    throw unfaithful_error({source.path, {}},
+                           "--{}: names are not those of transformers, so "
+                           "projections can't be arranged",
+                           kFuseQkv)
+        .with_hint(
+            "--config-from DIR names a folder with the model's "
+            "config.json");
   std::string left;
   size_t count = 0;
   std::erase_if(source.tensors, [&](const Tensor& tensor) {

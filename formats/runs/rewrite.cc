@@ -42,7 +42,8 @@ class Rewriting {
         whole_(read_again(source)),
         ranks_(layout.topology.dp),
         old_ranks_(count_ranks()),
-        fsdp_size_(fsdp_size_of(layout)) {
+        fsdp_size_(fsdp_size_of(layout)),
+        fuse_qkv_(layout.option(kFuseQkv)) {
     target_.catalog = formats::catalog_like(source, kRunFormat);
     target_.catalog.topology = source.topology;
     target_.catalog.topology.dp = ranks_;
@@ -53,6 +54,7 @@ class Rewriting {
   Target build() {
     check_whole();
     check_fsdp_size();
+    check_fuse_qkv();
     for (Container& one : whole_.containers) add(one);
     check_placed();
     for (const SourceFile& file : source_.file_list) settle(file);
@@ -87,6 +89,15 @@ class Rewriting {
   void check_whole() const {
     check_whole_step(source_, whole_.catalog, in_containers(whole_),
                      trainer_.name);
+  }
+
+  void check_fuse_qkv() const {
+    if (fuse_qkv_.empty()) return;
+    throw unfaithful_error({source_.path, {}},
+                           "--{}: a step for other ranks trains the same "
+                           "parameters",
+                           kFuseQkv)
+        .with_hint("ckpt convert --to run --trainer torchtitan, with it");
   }
 
   void check_fsdp_size() const {
@@ -376,6 +387,7 @@ class Rewriting {
   const uint32_t ranks_;
   const uint32_t old_ranks_;
   const std::optional<uint32_t> fsdp_size_;
+  const std::string fuse_qkv_;
   Target target_;
   size_t first_ = 0;  // first of the target's tensors not yet placed
   std::vector<TargetFile> payload_, rest_;

@@ -14,6 +14,7 @@
 #include "formats/runs/trainer.h"
 #include "formats/runs/whole_step.h"
 #include "lib/io/file.h"
+#include "lib/text/format.h"
 
 namespace ckpt::runs {
 namespace {
@@ -93,6 +94,12 @@ void check_trainer(const FormatOption&, const std::string& text) {
   find_trainer(text);
 }
 
+void check_truth(const FormatOption& option, const std::string& text) {
+  if (text != "true" && text != "false")
+    throw usage_error({}, "--{} '{}': expected true or false", option.name,
+                      text::printable(text));
+}
+
 }  // namespace
 
 std::vector<FormatOption> options() {
@@ -105,7 +112,13 @@ std::vector<FormatOption> options() {
            .help = "ranks that hold one copy of verl's model and optimizer: "
                    "fsdp_size of the job that continues. Fewer than --dp: "
                    "HYBRID_SHARD",
-           .check = formats::check_count}};
+           .check = formats::check_count},
+          {.name = std::string(kFuseQkv),
+           .type = "WHAT",
+           .help = "whether torchtitan's job that continues trains queries, "
+                   "keys and values as one: true (default) or false, as its "
+                   "configuration's fuse_qkv",
+           .check = check_truth}};
 }
 
 void settle_options(const Catalog& source, const formats::Asked& asked,

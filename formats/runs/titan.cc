@@ -164,12 +164,12 @@ class Renaming {
 
 class ToTitan : public Renaming {
  public:
-  using Renaming::Renaming;
+  ToTitan(Catalog& source, bool fused) : Renaming(source), fused_(fused) {}
 
  private:
   void take(const Tensor& tensor) override {
     const std::string& name = parameter_of(tensor);
-    if (tensor.kind == Kind::optim)
+    if (fused_ && tensor.kind == Kind::optim)
       if (const auto part = titan::part_of_fused(model(), name, layers()))
         return wait(tensor, part->index, part->whole);
     if (const auto part = titan::part_of_experts(model(), name, layers())) {
@@ -253,6 +253,8 @@ class ToTitan : public Renaming {
     made.pieces.push_back(std::move(piece));
     return made;
   }
+
+  const bool fused_;
 };
 
 class FromTitan : public Renaming {
@@ -398,7 +400,7 @@ void check_trained(const Catalog& source) {
   }
 }
 
-void to_titan(Catalog& source) { ToTitan(source).run(); }
+void to_titan(Catalog& source, bool fused) { ToTitan(source, fused).run(); }
 void from_titan(Catalog& source) { FromTitan(source).run(); }
 
 }  // namespace ckpt::runs

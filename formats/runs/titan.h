@@ -5,8 +5,9 @@
 //   transformers                            torchtitan
 //   model.layers.0.self_attn.q_proj.weight  layers.0.attention.qkv_linear
 //                                             .wq.weight    saved
-//                                             .wqkv.weight  trained: for each
-//                                             key head its queries, key, value
+//                                             .wqkv.weight  trained (unless
+//                                             fuse_qkv is false): for each key
+//                                             head its queries, key, value
 //   model.layers.0.mlp.experts              layers.0.moe.routed_experts
 //     .7.up_proj.weight       saved           .inner_experts.w3_EFD
 //     .gate_up_proj           trained         w1_EFD and w3_EFD
@@ -27,9 +28,10 @@ bool has_transformers_names(const Catalog& source);
 
 // Gives model and optimizer the other's names and arrangement. The model's
 // numbers come from config.json; the steps of parameters that become one are
-// proven equal. Throws unfaithful_error for models whose arrangement is not
-// known and for names that the other lacks.
-void to_titan(Catalog& source);
+// proven equal. `fused`: queries, keys and values are trained as one, as they
+// are by default; saved weights are the same. Throws unfaithful_error for
+// models whose arrangement is not known and for names that the other lacks.
+void to_titan(Catalog& source, bool fused);
 void from_titan(Catalog& source);
 
 // Refuses what torchtitan trains and transformers only keeps in its files:

@@ -16,6 +16,9 @@ inline constexpr std::string_view kRunFormat = "run";
 
 // The format's option: the trainer whose step to write; if unset, the source's.
 inline constexpr std::string_view kTrainer = "trainer";
+// Whether torchtitan's job that continues trains queries, keys and values as
+// one: true (if unset) or false.
+inline constexpr std::string_view kFuseQkv = "fuse-qkv";
 
 // A container of tensors in the folder.
 struct Source {

@@ -92,14 +92,14 @@ def deepseek_v3(rank, scores, predicted=0):
     return decoder(deepseek.DeepSeekV3Model, layers, mtp_layers=more)
 
 
-def oss():
+def oss(fused=True):
     # The heads' numbers are the defaults of gpt_oss: 64 of 64.
     build = gpt_oss._make_gptoss_attn_config
     gpt_oss._make_gptoss_attn_config = lambda **given: build(
         n_heads=HEADS, n_kv_heads=KEYS, head_dim=SIZE, **given)
     layers = gpt_oss._build_gptoss_layers(
-        dim=WIDTH, n_layers=2, hidden_dim=INNER, num_experts=EXPERTS, top_k=2,
-        load_balance_coeff=1e-3, moe_comm_backend="standard",
+        fuse_qkv=fused, dim=WIDTH, n_layers=2, hidden_dim=INNER,
+        num_experts=EXPERTS, top_k=2, load_balance_coeff=1e-3, moe_comm_backend="standard",
         rope=CosSinRoPE.Config(**ROPE))
     gpt_oss._make_gptoss_attn_config = build
     return decoder(gpt_oss.GptOssModel, layers)
@@ -135,9 +135,11 @@ CASES = {
     "gpt_oss": ("gpt_oss", oss, dict(
         model_type="gpt_oss", num_local_experts=EXPERTS)),
 }
-# ckpt writes what the default, fuse_qkv, trains.
-FUSED = {"llama_apart_tied": lambda: llama(True, enable_weight_tying=True),
-         "qwen3_apart": lambda: qwen(True)}
+# What loads what ckpt writes: with fuse_qkv, the default, or those of APART in
+# runs_titan_test.py without.
+LOADS = {"qwen3_apart": lambda: qwen(True),
+         "qwen3_tied": lambda: qwen(False, enable_weight_tying=True),
+         "gpt_oss": lambda: oss(False)}
 SAID = dict(
     vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=INNER,
     moe_intermediate_size=INNER, num_hidden_layers=2, head_dim=SIZE,
@@ -260,7 +262,7 @@ def save(name):
 
 def load(name):
     home = DIR / name
-    config = FUSED.get(name, CASES[name][1])()
+    config = LOADS.get(name, CASES[name][1])()
     model, optimizers, manager = manager_of(config, home, "back")
     fill(name + " before", model, optimizers)
     assert manager.load(), "nothing was loaded"

@@ -66,6 +66,8 @@ def test_load(folder, ranks):
     CKPT.ok("verify", *steps)
 
 
+# Written for a job without fuse_qkv, one saved so and two saved with it.
+APART = {"llama_apart_tied", "qwen3_tied", "gpt_oss"}
 MOMENTS = (".exp_avg", ".exp_avg_sq")
 BIAS = "expert_bias_E"
 # Without a bias of experts, or without the layers, in transformers.
@@ -140,11 +142,34 @@ def check_model(home):
     for label, one in (model | moments).items():
         check_equal(got.get(label), one, f"{name} as a Trainer's: {label}")
     (home / "back").mkdir()
-    for source, out, trainer in ((step, home / "fsdp", "accelerate"),
-                                 (home / "fsdp", home / "back/step-3",
-                                  "torchtitan")):
+    apart = ["--fuse-qkv", "false"] if name in APART else []
+    for source, out, trainer, more in (
+            (step, home / "fsdp", "accelerate", []),
+            (home / "fsdp", home / "back/step-3", "torchtitan", apart)):
         CKPT.ok("convert", source, out, "--to", "run", "--trainer", trainer,
-                "--dp", 2, *config)
+                "--dp", 2, *config, *more)
+    if name in ("qwen3_tied", "qwen3_apart"):
+        check_arranged(home, config)
+
+
+def check_arranged(home, config):
+    """torchtitan's own step for another fuse_qkv is what that becomes by way of
+    FSDP, which torchtitan loads."""
+    step, out = home / "checkpoint/step-3", home / "arranged"
+    other = ["--fuse-qkv", "false" if home.name in APART else "true"]
+    CKPT.ok("convert", step, out, "--to", "run", "--trainer", "torchtitan",
+            "--dp", 2, *config, *other)
+    check_equal(in_checkpoint(out), in_checkpoint(home / "back/step-3"),
+                f"{home.name} for another fuse_qkv")
+    check(in_checkpoint(out) != in_checkpoint(step), "another arrangement")
+    refused(["--fuse-qkv", "convert"], "reshard", step, home / "no", "--dp", 2,
+            *other)
+    refused(["--fuse-qkv", "apart"], "convert", step, home / "no", "--to",
+            "run", "--trainer", "accelerate", *config, *other)
+    refused(["--fuse-qkv", "--config-from"], "convert", step, home / "no",
+            "--to", "run", "--trainer", "torchtitan", *other)
+    CKPT.run("convert", step, home / "no", "--to", "run", "--trainer",
+             "torchtitan", *config, "--fuse-qkv", "no").want(2)
 
 
 def check_back(home):
