@@ -13,7 +13,9 @@
 
 #include "ckpt/error.h"
 #include "lib/crc32.h"
+#include "lib/io/ahead.h"
 #include "lib/io/file.h"
+#include "lib/io/remote.h"
 #include "lib/sha256.h"
 #include "lib/text/format.h"
 #include "lib/text/number.h"
@@ -92,13 +94,19 @@ constexpr std::string_view kNoValues = "zeros   ";
 std::string samples_of(const io::Handle& file) {
   const uint64_t count =
       std::min<uint64_t>(kMostSamples, file.size() / kSample);
-  std::string text;
+  std::vector<io::Range> places;
   for (uint64_t i = 0; i < count; ++i) {
     const uint64_t last = file.size() - kSample;
     const uint64_t at = count == 1 ? 0
                                    : last / (count - 1) * i +
                                          last % (count - 1) * i / (count - 1);
-    const std::string bytes = file.read_string(at, kSample);
+    places.push_back({at, at + kSample});
+  }
+  // Over a wire each would be a round trip.
+  if (io::remote_of(file)) io::ask_for(file, places, {.looks = true});
+  std::string text;
+  for (const io::Range& place : places) {
+    const std::string bytes = file.read_string(place.begin, kSample);
     if (bytes.find_first_not_of('\0') == bytes.npos)
       text += kNoValues;
     else
@@ -137,8 +145,18 @@ std::string sha256_of(const io::Handle& file,
       begin += part.size();
     }
   };
+  // Over a wire each would be a round trip.
+  constexpr size_t kAtOnce = 2 * 1024;
+  const auto ask = [&](size_t first) {
+    std::vector<io::Range> next;
+    for (size_t i = first; i + 1 < std::min(first + kAtOnce, ranges.size());
+         i += 2)
+      next.push_back({ranges[i], std::min(ranges[i + 1], ranges[i] + kRead)});
+    io::ask_for(file, next, {});
+  };
   if (ranges.empty()) add(0, file.size());
   for (size_t i = 0; i + 1 < ranges.size(); i += 2) {
+    if (i % kAtOnce == 0 && io::remote_of(file)) ask(i);
     if (ranges[i + 1] > file.size())
       throw input_error({file.path(), {}}, "ends at byte {}, it was longer",
                         file.size());

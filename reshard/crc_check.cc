@@ -131,14 +131,17 @@ class RecordsAhead {
 // The problem of one record; nothing if its checksum is right.
 std::optional<Problem> check_one(const StoredCrc& stored,
                                  const Catalog& catalog, const Plan* plan,
-                                 Sweep& sweep, const Progress& progress) {
+                                 Sweep& sweep, const RunOptions& options) {
   Problem problem = damage("crc32", {catalog.files[stored.file].path, {}}, "");
   uint32_t crc = 0;
+  uint64_t at = stored.begin;
   try {
     sweep.run(stored.file, stored.begin, stored.end,
               [&](std::span<const std::byte> part) {
                 crc = crc32(crc, part);
-                progress.advance(part.size());
+                if (options.passed) options.passed(stored.file, at, part);
+                at += part.size();
+                options.progress.advance(part.size());
               });
   } catch (const Error& error) {
     if (error.code() == ExitCode::kIo)  // an unreadable sector: say whose it is
@@ -262,8 +265,8 @@ std::vector<std::pair<uint32_t, Problem>> check_crcs(
         for (size_t i = next++; i < which.size(); i = next++) {
           if (stopped || interrupted()) return;
           ahead.reach(i, sweep.reader());
-          auto problem = check_one(catalog.crcs[which[i]], catalog, plan, sweep,
-                                   options.progress);
+          auto problem =
+              check_one(catalog.crcs[which[i]], catalog, plan, sweep, options);
           if (!problem) continue;
           const std::lock_guard lock(mutex);
           problems.emplace_back(which[i], std::move(*problem));

@@ -62,6 +62,7 @@ void Mover::read_unchecked(uint32_t file, uint64_t offset,
     through_cache = reader_.read(file, offset, bytes);
   }
   if (through_cache && !was_cached_) behind_.read(file, offset, bytes.size());
+  if (options_.passed) options_.passed(file, offset, bytes);
 }
 
 std::optional<uint32_t> Mover::read(uint32_t file, uint64_t offset,

@@ -26,6 +26,12 @@ using CastFunction = std::function<void(
 using Observer = std::function<void(uint32_t tensor, uint64_t offset,
                                     std::span<const std::byte> bytes)>;
 
+// Called with bytes [offset, …) of a source's file as the container has them,
+// when they are read. Called from many threads, perhaps twice for the same
+// bytes; never for what other processes read.
+using Passed = std::function<void(uint32_t file, uint64_t offset,
+                                  std::span<const std::byte> bytes)>;
+
 class CudaModule;
 class SourceCrcs;
 
@@ -54,6 +60,7 @@ struct RunOptions {
   bool count_losses = false;
   bool saturate = false;  // what overflows becomes the largest number
   Observer observe;       // optional
+  Passed passed;          // likewise
   const CudaModule* device = nullptr;  // null: the processor does it all
   // A run that moves more bytes than this leaves nothing in the page
   // cache (reshard/behind.h); 0: half of the machine's memory.

@@ -4,7 +4,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <optional>
 #include <set>
+#include <span>
 #include <stdexcept>
 
 #include "api/check/read_all.h"
@@ -15,6 +18,7 @@
 #include "formats/loose_files.h"
 #include "formats/runs/counts.h"
 #include "formats/runs/stale.h"
+#include "formats/scan/heads.h"
 #include "formats/scan/scan.h"
 #include "formats/traits.h"
 #include "lib/heap.h"
@@ -86,6 +90,7 @@ class Check {
     options.max_mem = engine_.max_mem;
     options.io = engine_.io;
     options.progress = engine_.make_progress();
+    options.passed = passed(catalog);
     const uint64_t bytes = reshard::crc_bytes(catalog);
     options.progress.begin("checking", bytes);
     for (Problem& problem : ranks::check_crcs(catalog, options))
@@ -128,9 +133,11 @@ class Check {
   // Damage that ends it must not hide which records are damaged.
   Reading read_contents(Catalog& catalog, const IntegrityOptions& options) {
     try {
-      return read_all(
-          catalog, engine_,
-          {.replicas = true, .stats = options.finite, .crcs = with_contents_});
+      return read_all(catalog, engine_,
+                      {.replicas = true,
+                       .stats = options.finite,
+                       .crcs = with_contents_,
+                       .passed = passed(catalog)});
     } catch (const Error& error) {
       if (with_contents_ && is_answer(error)) checksums(catalog);
       throw;
@@ -152,17 +159,34 @@ class Check {
     for (const Problem& problem : reading.problems) add(problem);
   }
 
-  // Lists what would run if its files were loaded elsewhere.
-  void pickles(const Catalog& catalog) {
-    for (const scan::FileScan& file : scan_files(catalog)) {
-      for (const scan::Global& global : file.globals)
-        if (!global.harmless)
-          add(damage("executes", {file.path, {}},
-                     "loading it elsewhere runs {}", scan::describe(global)));
-      if (!file.problem.empty())
-        add(damage("unreadable_pickle", {file.path, {}},
-                   "{}; what loading it would run is not known", file.problem));
+  // Lists what would run if its files were loaded elsewhere. `reads`: all bytes
+  // will be read.
+  void pickles(const Catalog& catalog, bool reads) {
+    if (reads && io::is_url(catalog.path)) heads_.emplace();
+    if (!io::is_directory(catalog.path)) {
+      std::set<std::string> paths{catalog.path};
+      for (const File& file : catalog.files)
+        if (!file.path.empty() && io::is_file(file.path))
+          paths.insert(file.path);
+      scanned_.assign(paths.begin(), paths.end());
     }
+    scanned_in_ = catalog.path;
+    scanned_at_ = report_.problems.size();
+    const std::vector<Problem> found = found_pickles();
+    scanned_problems_ = found.size();
+    for (const Problem& problem : found) add(problem);
+  }
+
+  // Once all bytes were read, or as many as damage left.
+  void pickles_again() {
+    if (!heads_ || heads_->all_harmless()) return;
+    const std::vector<Problem> found = found_pickles();
+    const auto at =
+        report_.problems.begin() + static_cast<std::ptrdiff_t>(scanned_at_);
+    report_.problems.insert(
+        report_.problems.erase(
+            at, at + static_cast<std::ptrdiff_t>(scanned_problems_)),
+        found.begin(), found.end());
   }
 
   // What the reader inferred, to be proven by the bytes.
@@ -233,13 +257,32 @@ class Check {
   void add(Problem problem) { report_.problems.push_back(std::move(problem)); }
 
  private:
-  // The directory's files, or else those of the catalog.
-  static std::vector<scan::FileScan> scan_files(const Catalog& catalog) {
-    if (io::is_directory(catalog.path)) return scan::scan_path(catalog.path);
-    std::set<std::string> paths{catalog.path};
-    for (const File& file : catalog.files)
-      if (!file.path.empty() && io::is_file(file.path)) paths.insert(file.path);
-    return scan::scan_files({paths.begin(), paths.end()});
+  std::vector<Problem> found_pickles() {
+    scan::Heads* const heads = heads_ ? &*heads_ : nullptr;
+    std::vector<Problem> found;
+    for (const scan::FileScan& file : scanned_.empty()
+                                          ? scan::scan_path(scanned_in_, heads)
+                                          : scan::scan_files(scanned_, heads)) {
+      for (const scan::Global& global : file.globals)
+        if (!global.harmless)
+          found.push_back(damage("executes", {file.path, {}},
+                                 "loading it elsewhere runs {}",
+                                 scan::describe(global)));
+      if (!file.problem.empty())
+        found.push_back(damage("unreadable_pickle", {file.path, {}},
+                               "{}; what loading it would run is not known",
+                               file.problem));
+    }
+    return found;
+  }
+
+  reshard::Passed passed(const Catalog& catalog) {
+    if (!heads_) return {};
+    heads_->expect(catalog);
+    return [this](uint32_t file, uint64_t offset,
+                  std::span<const std::byte> bytes) {
+      heads_->see(file, offset, bytes);
+    };
   }
 
   // Counts tensors with a piece in a file without checksums. Those are read,
@@ -338,6 +381,11 @@ class Check {
   bool selected_ = false;       // only some tensors are checked
   bool with_contents_ = false;  // stored checksums are compared there
   Edits edits_;
+  std::optional<scan::Heads> heads_;
+  std::string scanned_in_;            // the directory
+  std::vector<std::string> scanned_;  // or else the files of the catalog
+  size_t scanned_at_ = 0;             // its problems in the report
+  size_t scanned_problems_ = 0;
 };
 
 // True for damage: a directory that a format recognises as its own but that
@@ -393,7 +441,7 @@ Report check_integrity(const std::string& path, const Selection& selection,
     if (chosen.dropped || !chosen.warning.empty() || !chosen.edits.empty())
       check.only_some(chosen.edits);
     check.headers(catalog);
-    check.pickles(catalog);  // an index is decoded again
+    check.pickles(catalog, !options.quick);  // an index is decoded again
     {
       const heap::Unbounded threads;  // of a scan: it has a bound of its own
       check.manifest_itself(catalog);
@@ -415,9 +463,11 @@ Report check_integrity(const std::string& path, const Selection& selection,
     const std::string manifest = check.manifest_at(catalog);
     if (!manifest.empty() && !options.quick) check.files(manifest);
     if (options.deep) check.claims(catalog);
+    check.pickles_again();
   } catch (const Error& error) {
     const bool hole = is_hole(error, path, options);
     if (selecting || (!hole && !is_answer(error))) throw;
+    check.pickles_again();
     check.add(problem_of(error, hole ? "missing_file"
                                 : error.code() == ExitCode::kDamaged
                                     ? "damaged"

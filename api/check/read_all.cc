@@ -101,6 +101,7 @@ Reading read_all(Catalog& catalog, const Engine& engine, const ReadWhat& what) {
   reshard::make_room(held + size.bytes(), 0, catalog.path, options.max_mem);
   options.io = engine.io;
   options.check_crcs = what.crcs;
+  options.passed = what.passed;
   options.progress = engine.make_progress();
   StatsOf stats(catalog);
   if (what.stats)

@@ -8,6 +8,7 @@
 #include "api/engine.h"
 #include "reshard/engine.h"
 #include "reshard/numeric.h"
+#include "reshard/run_options.h"
 
 namespace ckpt::library {
 
@@ -17,6 +18,7 @@ struct ReadWhat {
   bool stats = false;     // of types that have values
   bool crcs = false;      // stored checksums, as the bytes pass
   uint64_t beside = 0;    // bytes of another catalog that is held too
+  reshard::Passed passed = {};
 };
 
 struct Reading {

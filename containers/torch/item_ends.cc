@@ -142,6 +142,20 @@ class Reader {
     return ends;
   }
 
+  // After read().
+  std::optional<std::vector<ItemRecord>> records() const {
+    std::vector<ItemRecord> all;
+    for (size_t i = 0; i < count_; ++i) {
+      const Record& record = records_[i];
+      all.push_back({record.name, *data_offset(record), record.size, {}});
+      if (below_root(record).starts_with("data/") || record.size == 0) continue;
+      const auto bytes = content(record);
+      if (!bytes) return std::nullopt;
+      all.back().content = *bytes;
+    }
+    return all;
+  }
+
  private:
   std::string_view below_root(const Record& record) const {
     return record.name.substr(root_.size());
@@ -254,6 +268,14 @@ class Reader {
 std::optional<ItemEnds> read_ends(std::string_view head, std::string_view tail,
                                   uint64_t size) {
   return Reader(head, tail, size).read();
+}
+
+std::optional<std::vector<ItemRecord>> read_item_records(std::string_view head,
+                                                         std::string_view tail,
+                                                         uint64_t size) {
+  Reader reader(head, tail, size);
+  if (!reader.read()) return std::nullopt;
+  return reader.records();
 }
 
 }  // namespace ckpt::torch

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reads a torch zip archive of one tensor from its first and last bytes alone.
-// Handles what torch itself writes, nothing else. Private to this room.
+// Handles what torch itself writes, nothing else.
 //
 //   head   | local header | data.pkl | … | byteorder | local header of data/0
 //          | payload …
@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 namespace ckpt::torch {
 
@@ -32,5 +33,18 @@ struct ItemEnds {
 // which says what is wrong, if anything is.
 std::optional<ItemEnds> read_ends(std::string_view head, std::string_view tail,
                                   uint64_t size);
+
+struct ItemRecord {
+  std::string_view name;
+  uint64_t offset = 0;  // of its content
+  uint64_t size = 0;
+  std::string_view content;  // empty for the storage
+};
+
+// All records of such an archive, in the order of its directory; the checksums
+// of all but the storage were right. Nothing if read_ends() finds nothing.
+std::optional<std::vector<ItemRecord>> read_item_records(std::string_view head,
+                                                         std::string_view tail,
+                                                         uint64_t size);
 
 }  // namespace ckpt::torch

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ckpt/error.h"
+#include "containers/torch/item_ends.h"
 #include "formats/scan/scanner.h"
 #include "lib/codec/stream.h"
 #include "lib/io/ahead.h"
@@ -47,17 +48,12 @@ Part inner_part(const Part& part, const std::string& name) {
   return inner;
 }
 
-// What is read of each record.
-std::vector<io::Range> looks_at(const std::vector<zip::Entry>& entries) {
+// What is read of a record.
+io::Range look_at(const zip::Entry& entry) {
   constexpr uint64_t kMostWhole = uint64_t{1} << 20;
-  std::vector<io::Range> places;
-  places.reserve(entries.size());
-  for (const zip::Entry& entry : entries) {
-    const uint64_t most = is_storage(entry.name) ? kHead : kMostWhole;
-    const uint64_t size = std::min(entry.packed_size, most);
-    places.push_back({entry.data_offset, entry.data_offset + size});
-  }
-  return places;
+  const uint64_t most = is_storage(entry.name) ? kHead : kMostWhole;
+  return {entry.data_offset,
+          entry.data_offset + std::min(entry.packed_size, most)};
 }
 
 // Inflates as much as possible of a record that may be broken.
@@ -122,13 +118,19 @@ void Scanner::archive(const io::Handle& file, const Part& part) {
   // Several files are scanned at once, and share the memory of such looks.
   constexpr uint64_t kWindow = uint64_t{3} << 20;
   const zip::Archive archive = zip::Archive::read(file);
-  io::LooksAhead looks(file,
-                       io::remote_of(file) ? looks_at(archive.entries())
-                                           : std::vector<io::Range>(),
-                       kWindow);
-  size_t next = 0;
+  std::vector<const zip::Entry*> entries;  // that are read
+  std::vector<io::Range> places;
   for (const zip::Entry& entry : archive.entries()) {
-    looks.reach(next++);
+    if (entry.method == zip::kStored &&
+        is_left(file, entry.name, entry.data_offset, entry.size))
+      continue;
+    entries.push_back(&entry);
+    if (io::remote_of(file)) places.push_back(look_at(entry));
+  }
+  io::LooksAhead looks(file, std::move(places), kWindow);
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const zip::Entry& entry = *entries[i];
+    looks.reach(i);
     const Part inner = inner_part(part, text::printable(entry.name));
     if (entry.method == zip::kStored) {
       this->part(file.slice(entry.data_offset, entry.size), inner);
@@ -139,6 +141,30 @@ void Scanner::archive(const io::Handle& file, const Part& part) {
       unpacked(zip::read_entry(file, entry, most_unpacked()), file.path(),
                inner);
     }
+  }
+}
+
+bool Scanner::is_left(const io::Handle& file, std::string_view name,
+                      uint64_t offset, uint64_t size) const {
+  return heads_ && io::remote_of(file) && size > 0 && is_storage(name) &&
+         heads_->leave(file.path(), file.base() - base_ + offset, size);
+}
+
+void Scanner::item(const io::Handle& file) {
+  const std::string head = file.read_string(0, torch::kItemEnd);
+  const std::string tail =
+      file.read_string(file.size() - torch::kItemEnd, torch::kItemEnd);
+  const Part whole{.pickle = true};
+  const auto records = torch::read_item_records(head, tail, file.size());
+  if (!records) return part(file, whole);
+  known_ = true;
+  for (const torch::ItemRecord& record : *records) {
+    const Part inner = inner_part(whole, text::printable(record.name));
+    if (!inner.raw)
+      part(io::Handle::of_memory(std::string(record.content), file.path()),
+           inner);
+    else if (!is_left(file, record.name, record.offset, record.size))
+      part(file.slice(record.offset, record.size), inner);
   }
 }
 

@@ -13,6 +13,7 @@
 
 #include "ckpt/error.h"
 #include "containers/torch/container.h"
+#include "containers/torch/item_ends.h"
 #include "formats/dcp/metadata.h"
 #include "formats/scan/scanner.h"
 #include "lib/failures.h"
@@ -74,24 +75,54 @@ FileScan unreadable(const std::string& path, std::string problem) {
   return scan;
 }
 
-void scan_items(Scanner& scanner, const io::Handle& file,
-                const std::vector<Item>& items) {
+// A small item is looked at in some twenty places: one read, not twenty.
+constexpr uint64_t kSmallItem = uint64_t{64} << 10;
+
+bool is_inside(const io::Handle& file, const Item& item) {
+  return item.offset <= file.size() && item.length <= file.size() - item.offset;
+}
+
+// What is read of items, two places for each. `fronts`: of their storages, too.
+std::vector<io::Range> looks_at(const io::Handle& file,
+                                const std::vector<Item>& items, bool fronts) {
+  const uint64_t head = torch::kItemEnd + (fronts ? kHead : 0);
+  std::vector<io::Range> places;
   for (const Item& item : items) {
-    Part part{.pickle = true};
-    if (item.offset > file.size() || item.length > file.size() - item.offset) {
+    const uint64_t end = item.offset + item.length;
+    if (!is_inside(file, item))
+      places.insert(places.end(), 2, {0, 0});
+    else if (item.length <= kSmallItem)
+      places.insert(places.end(), {{item.offset, end}, {end, end}});
+    else
+      places.insert(places.end(), {{item.offset, item.offset + head},
+                                   {end - torch::kItemEnd, end}});
+  }
+  return places;
+}
+
+void scan_items(Scanner& scanner, const io::Handle& file,
+                std::vector<Item> items, bool fronts) {
+  // Several files are scanned at once, and share the memory of such looks.
+  constexpr uint64_t kWindow = uint64_t{3} << 20;
+  std::ranges::stable_sort(items, {}, &Item::offset);
+  io::LooksAhead looks(file,
+                       io::remote_of(file) ? looks_at(file, items, fronts)
+                                           : std::vector<io::Range>(),
+                       kWindow);
+  for (size_t i = 0; i < items.size(); ++i) {
+    const Item& item = items[i];
+    const Part part{.pickle = true};
+    looks.reach(2 * i + 1);
+    if (!is_inside(file, item))
       scanner.problem(part, fmt::format("an item of {} bytes at byte {} "
                                         "leaves the file",
                                         item.length, item.offset));
-      continue;
-    }
-    // A small item is looked at in some twenty places: one read, not twenty.
-    constexpr uint64_t kSmall = uint64_t{64} << 10;
-    scanner.part(
-        item.length > kSmall
-            ? file.slice(item.offset, item.length)
-            : io::Handle::of_memory(file.read_string(item.offset, item.length),
-                                    file.path()),
-        part);
+    else if (item.length > kSmallItem)
+      scanner.item(file.slice(item.offset, item.length));
+    else
+      scanner.part(io::Handle::of_memory(
+                       file.read_string(item.offset, item.length), file.path()),
+                   part);
   }
 }
 
@@ -109,14 +140,16 @@ void check_old_torch(const std::string& path, Scanner& scanner) {
   }
 }
 
-FileScan scan_one(const Found& file, bool asked, const Items& items) {
+FileScan scan_one(const Found& file, bool asked, const Items& items,
+                  Heads* heads = nullptr) {
   if (!file.problem.empty()) return unreadable(file.path, file.problem);
   try {
     const io::Handle handle = io::Handle::open_read(file.path);
     Scanner scanner(file.path);
+    scanner.leave(heads, handle.base());
     const auto listed = items.find(file.path);
     if (listed != items.end()) {
-      scan_items(scanner, handle, listed->second);
+      scan_items(scanner, handle, listed->second, !heads);
     } else {
       scanner.part(handle, {.raw = file.raw, .brief = file.raw});
       if (!scanner.known() && !file.raw && handle.size() > 0 &&
@@ -208,7 +241,7 @@ void add_items(const std::string& path, Items& items) {
 }
 
 std::vector<FileScan> scan_all(const std::vector<Found>& files,
-                               const Items& items) {
+                               const Items& items, Heads* heads) {
   std::vector<FileScan> scans(files.size());
   std::vector<std::string> paths;
   for (const Found& file : files) paths.push_back(file.path);
@@ -221,7 +254,7 @@ std::vector<FileScan> scan_all(const std::vector<Found>& files,
       files.size(),
       [&](size_t i) {
         ahead.reach(i);
-        scans[i] = scan_one(files[i], false, items);
+        scans[i] = scan_one(files[i], false, items, heads);
       },
       there ? kAtOnce : 1);
   return scans;
@@ -233,20 +266,22 @@ FileScan scan_file(const std::string& path, bool asked) {
   return scan_one({path, false, {}}, asked, {});
 }
 
-std::vector<FileScan> scan_path(const std::string& path) {
-  if (!io::is_directory(path)) return {scan_file(path, true)};
+std::vector<FileScan> scan_path(const std::string& path, Heads* heads) {
+  if (!io::is_directory(path))
+    return {scan_one({path, false, {}}, true, {}, heads)};
   std::vector<Found> files;
   Walk(files).directory(path, false, 0);
   Items items;
   for (const Found& file : files)
     if (io::base_name(file.path) == ".metadata") add_items(file.path, items);
-  return scan_all(files, items);
+  return scan_all(files, items, heads);
 }
 
-std::vector<FileScan> scan_files(const std::vector<std::string>& paths) {
+std::vector<FileScan> scan_files(const std::vector<std::string>& paths,
+                                 Heads* heads) {
   std::vector<Found> files;
   for (const std::string& path : paths) files.push_back({path, false, {}});
-  return scan_all(files, {});
+  return scan_all(files, {}, heads);
 }
 
 }  // namespace ckpt::scan

@@ -22,6 +22,8 @@
 
 namespace ckpt::scan {
 
+class Heads;
+
 enum class Verdict : uint8_t {
   kNoPickle,    // no pickle loader gets anywhere in it
   kSafe,        // pickles, all of whose globals are harmless
@@ -52,11 +54,14 @@ struct FileScan {
 // kMissing for a missing file; other faults become its verdict.
 FileScan scan_file(const std::string& path, bool asked);
 
-// The same of several files, many at a time where they are on a server.
-std::vector<FileScan> scan_files(const std::vector<std::string>& paths);
+// The same of several files, many at a time where they are on a server. `heads`
+// (heads.h): takes what need not be read now.
+std::vector<FileScan> scan_files(const std::vector<std::string>& paths,
+                                 Heads* heads = nullptr);
 
 // Scans a file, or all files in and below a directory, by path. Follows links,
 // but enters each directory once.
-std::vector<FileScan> scan_path(const std::string& path);
+std::vector<FileScan> scan_path(const std::string& path,
+                                Heads* heads = nullptr);
 
 }  // namespace ckpt::scan

@@ -135,7 +135,15 @@ bool is_tar(std::string_view head) {
   return digits > 0 && sum == said && head[0] != '\0';
 }
 
+bool acts(const pickle::Trace& trace) {
+  return trace.acts && std::ranges::any_of(trace.mentions, imports_harm);
+}
+
 }  // namespace
+
+bool acts_as_pickle(const io::Handle& file, uint64_t count) {
+  return acts(pickle::trace(file, 0, count));
+}
 
 std::string_view name(Verdict verdict) {
   switch (verdict) {
@@ -314,7 +322,7 @@ void Scanner::pickles(const io::Handle& file, const Part& part) {
     // is a pickle, too.
     const bool file_of_it = part.depth == 0 && part.inside.empty() && named;
     const bool imports = std::ranges::any_of(trace.mentions, imports_harm);
-    if (imports && (trace.acts || (file_of_it && ends)))
+    if (acts(trace) || (imports && file_of_it && ends))
       add(file, trace, part);
     else if (file_of_it && !ends)
       problem(part,

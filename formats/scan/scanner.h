@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "ckpt/catalog.h"
+#include "formats/scan/heads.h"
 #include "formats/scan/scan.h"
 #include "lib/io/file.h"
 
@@ -26,12 +27,25 @@ struct Part {
   int depth = 0;
 };
 
+// True if numbers, of which these are the first `count` bytes, call what is not
+// harmless if they are loaded as a pickle.
+bool acts_as_pickle(const io::Handle& file, uint64_t count);
+
 class Scanner {
  public:
   explicit Scanner(std::string path) { found_.path = std::move(path); }
 
+  // The fronts of storages in a file that begins at `base` are left to others.
+  void leave(Heads* heads, uint64_t base) {
+    heads_ = heads;
+    base_ = base;
+  }
+
   // Scans all of `file`.
   void part(const io::Handle& file, const Part& part);
+  // The same of a large item of a .distcp file. Of what torch wrote, both ends
+  // and the front of the storage are read.
+  void item(const io::Handle& file);
   // Scans bytes of a file that is being laid out: zips' local headers with what
   // follows them, and a pickle at the front if the bytes `begin` the file.
   void fragment(const io::Handle& bytes, bool begins);
@@ -48,6 +62,9 @@ class Scanner {
   bool container(const io::Handle& file, const Part& part);
   void zip(const io::Handle& file, const Part& part);
   void archive(const io::Handle& file, const Part& part);
+  // True if the front of a storage is left to others.
+  bool is_left(const io::Handle& file, std::string_view name, uint64_t offset,
+               uint64_t size) const;
   // Archives back to back, as in a .distcp file; true if they make up all of
   // it.
   bool in_a_row(const io::Handle& file, const Part& part);
@@ -71,6 +88,8 @@ class Scanner {
   static uint64_t most_unpacked();
 
   FileScan found_;
+  Heads* heads_ = nullptr;
+  uint64_t base_ = 0;
   bool known_ = false;
   bool old_torch_ = false;
   std::map<std::tuple<std::string, std::string, std::string>, size_t> index_;

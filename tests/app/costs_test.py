@@ -61,17 +61,18 @@ def rounds_of(spans):
     return count
 
 
-def cost(folder, case, words, delay):
+def cost(folder, root, words, delay):
     """(files, their bytes, listings, other requests, their bytes, rounds)"""
-    root = DATA / case
     files = {p.relative_to(root).as_posix(): p.read_bytes()
              for p in root.rglob("*") if p.is_file()}
     # Pages that don't hold all, as those of 1,000 names don't of real ones.
     with Timed({f"m/x/{k}": v for k, v in files.items()}, page=PAGE,
                delay=delay) as server:
         server.spans = []
-        remote.run(*[{"URL": "s3://b/m/x", "OUT": folder / "out"}.get(w, w)
-                     for w in words], env=server.env).want(0)
+        places = {"URL": "s3://b/m/x", "FILE": "s3://b/m/x/m.pt",
+                  "OUT": folder / "out"}
+        remote.run(*[places.get(w, w) for w in words],
+                   env=server.env).want(0)
         spans = list(server.spans)
     objects = [span for span in spans if "list-type" not in span[3]]
     return (len(files), sum(map(len, files.values())),
@@ -87,9 +88,10 @@ COMMANDS = {
 
 
 def test_cost(folder, case):
+    root = DATA / case
     for name, words in COMMANDS.items():
         files, size, lists, requests, sent, rounds = cost(
-            folder, case, words, 0.01)
+            folder, root, words, 0.01)
         told = (f"{name} of {files} files, {size} bytes: {lists} listings, "
                 f"{requests} other requests, {sent} bytes, {rounds} rounds")
         print(f"  {told}", flush=True)
@@ -106,7 +108,49 @@ def test_cost(folder, case):
         for delay in (0.05, 0.2, 0.5):
             if rounds <= most:
                 break
-            rounds = min(rounds, cost(folder, case, words, delay)[5])
+            rounds = min(rounds, cost(folder, root, words, delay)[5])
+        check(rounds <= most, f"{told}; at the least {rounds}")
+
+
+# Sizes of records, and how many of them.
+RECORDS = {1 << 10: 1500, 64 << 10: 80, 200 << 10: 40, 1 << 20: 8}
+
+
+def test_records(folder, size, to, *options):
+    """No record is a request of its own where all bytes are wanted, whatever
+    its size. (Each item of a DCP is an archive, whose ends are; so is what a
+    manifest has a digest of beside tensors. Neither waits for another.)"""
+    model = folder / "m.safetensors"
+    remote.write_model(model, {f"layers.{i}.w": size
+                               for i in range(RECORDS[size])})
+    kept = folder / "kept" / ("m.pt" if to == "torch" else "")
+    kept.parent.mkdir(exist_ok=True)
+    remote.ok("convert", model, kept, "--to", to, "-q", "--no-fsync",
+              *options)
+    manifest = not options
+    for name, words in {"inspect": ["inspect", "URL"], **COMMANDS}.items():
+        if to != "torch" and name == "inspect":
+            continue
+        if manifest:
+            words = [{"URL": "FILE"}.get(word, word) for word in words]
+        _, bytes_, _, requests, sent, rounds = cost(
+            folder, folder / "kept", words, 0.01)
+        told = (f"{name} of {RECORDS[size]} records of {size >> 10} KiB: "
+                f"{requests} requests, {sent} of {bytes_} bytes, "
+                f"{rounds} rounds")
+        print(f"  {told}", flush=True)
+        items = 0 if to == "torch" else RECORDS[size]
+        # 64 samples tell whether it is of this file.
+        items += manifest * (64 + RECORDS[size])
+        check(requests <= ROUNDS + (bytes_ >> 21) + items, told)
+        check(sent <= bytes_ * 1.02 + 4096 * (1 + items), told)
+        if name == "inspect":
+            check(sent <= 64 * RECORDS[size] + (1 << 20), told)
+        most = ROUNDS + requests / AT_ONCE
+        for delay in (0.05, 0.2):
+            if rounds <= most:
+                break
+            rounds = min(rounds, cost(folder, folder / "kept", words, delay)[5])
         check(rounds <= most, f"{told}; at the least {rounds}")
 
 
@@ -124,6 +168,11 @@ def main():
     for name, cases in CASES.items():
         for case in cases:
             suite.add(f"{name} {case}", test_cost, case)
+    for size in RECORDS:
+        for to in ("torch", "dcp") if size >= 200 << 10 else ("torch",):
+            suite.add(f"records {size >> 10} KiB {to}", test_records, size, to,
+                      "--no-manifest")
+    suite.add("records beside a manifest", test_records, 200 << 10, "torch")
 
     def prepare(_, ckpt):
         remote.CKPT = ckpt
