@@ -375,8 +375,10 @@ void put_in_transformers(Catalog& target, Optimizer optimizer,
   const size_t count = made.size();
   for (Tensor& tensor : made) target.tensors.push_back(std::move(tensor));
   const Id list = document.add_container(Type::kList);
-  for (const runs::AdamGroup& group : groups) {
+  for (runs::AdamGroup& group : groups) {
     if (group.params.empty()) continue;
+    // Megatron's order is not that of transformers' modules: none is claimed.
+    std::ranges::sort(group.params);
     const Id dict = document.add_container(Type::kDict);
     for (const auto& [key, value] : group.options)
       document.set(dict, key, value);

@@ -245,8 +245,20 @@ class AdamFinder {
         adam_.groups[g].params.push_back(
             unwrapped(std::string(document.text(item))));
     }
-    adam_.ordered = true;
+    adam_.ordered = shows_order();
     return true;
+  }
+
+  // Whoever writes names without knowing their order sorts them.
+  bool shows_order() const {
+    const auto has_sorted = [](const AdamGroup& group) {
+      return group.params.size() > 1 && std::ranges::is_sorted(group.params);
+    };
+    const auto is_unsorted = [](const AdamGroup& group) {
+      return !std::ranges::is_sorted(group.params);
+    };
+    return std::ranges::any_of(adam_.groups, is_unsorted) ||
+           std::ranges::none_of(adam_.groups, has_sorted);
   }
 
   // DeepSpeed numbers vectors; its model states list the contents of each.
@@ -359,6 +371,7 @@ class AdamFinder {
   // torchtitan's parameters have their own options: those with equal options
   // form a group.
   void settle_own() {
+    adam_.by_options = true;
     std::map<std::string, size_t> known;
     std::set<std::pair<size_t, std::string>> taken;
     for (auto& [before, options] : own_) {

@@ -30,6 +30,8 @@ struct Adam {
   std::vector<AdamGroup> groups;  // they have all of `states`
   // True if `groups` are in the order in which the trainer numbered them.
   bool ordered = false;
+  // True if the file has no groups: these have equal options.
+  bool by_options = false;
   std::shared_ptr<pickle::Document> document =
       std::make_shared<pickle::Document>();
 };

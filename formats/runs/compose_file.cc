@@ -44,7 +44,12 @@ std::vector<size_t> Composing::in_module_order() {
   std::vector<const Tensor*> stored;
   stored.reserve(of.size());
   for (const size_t t : of) stored.push_back(&source_.tensors[t]);
-  named_groups_ = !doubt_in_order(stored).empty();
+  std::vector<std::string> names;
+  names.reserve(stored.size());
+  for (const Tensor* tensor : stored) names.push_back(tensor->name);
+  named_groups_ =
+      !doubt_in_order(stored).empty() ||
+      !(shows_numbers(names) || shows_numbers(known_order(source_)));
   return of;
 }
 

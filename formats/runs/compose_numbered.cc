@@ -25,8 +25,15 @@ void Composing::add_plain() {
   place(formats::find_format("safetensors").writer->lay_out(weights, layout),
         nest.of(), "");
   if (adam_.states.empty()) return;
-  named_groups_ = known_order(source_).empty();
+  const std::vector<std::string> order = known_order(source_);
+  named_groups_ = order.empty() || !shows_numbers(order);
   add_numbered();
+}
+
+// True if the order that a reader of the model finds is that of the numbers.
+// The Trainer's groups are always of that order.
+bool Composing::shows_numbers(const std::vector<std::string>& order) const {
+  return form_.grouping != Grouping::kSource || follow(groups_, order);
 }
 
 // {"state": {0: {"step": …}}, "param_groups": [{…, "params": [0, 1]}]}.

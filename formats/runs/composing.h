@@ -60,6 +60,7 @@ class Composing {
 
   // compose_numbered.cc
   void add_plain();
+  bool shows_numbers(const std::vector<std::string>& order) const;
   pickle::Id numbered(pickle::Document& document, const Slot& slot) const;
   void add_numbered();
   void add_rank_files();

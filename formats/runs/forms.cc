@@ -195,6 +195,66 @@ AdamGroup without_decay(const Adam& adam, const AdamGroup& like) {
 
 }  // namespace
 
+namespace {
+
+std::map<std::string_view, size_t> positions_in(
+    const std::vector<std::string>& order) {
+  std::map<std::string_view, size_t> places;
+  for (size_t i = 0; i < order.size(); ++i) places.emplace(order[i], i);
+  return places;
+}
+
+// Groups that options alone made come as their first parameters do.
+void order_groups(const Adam& adam, const std::vector<std::string>& order,
+                  std::vector<AdamGroup>& groups) {
+  if (!adam.by_options) return;
+  const auto places = positions_in(order);
+  std::ranges::stable_sort(groups, {}, [&](const AdamGroup& group) {
+    const auto found =
+        group.params.empty() ? places.end() : places.find(group.params[0]);
+    return found == places.end() ? order.size() : found->second;
+  });
+}
+
+// Names in DCP are read as the live optimizer's order: that of the modules, or,
+// where it is not known, that of the letters, which claims nothing.
+std::vector<AdamGroup> listed(const Adam& adam, const Catalog& source) {
+  std::vector<AdamGroup> groups = adam.groups;
+  if (adam.ordered) return groups;
+  const std::vector<std::string> order = known_order(source);
+  const auto places = positions_in(order);
+  const bool known = std::ranges::all_of(groups, [&](const AdamGroup& group) {
+    return std::ranges::all_of(group.params, [&](const std::string& param) {
+      return places.contains(param);
+    });
+  });
+  for (AdamGroup& group : groups)
+    if (known)
+      std::ranges::sort(group.params, {}, [&](const std::string& param) {
+        return places.at(param);
+      });
+    else
+      std::ranges::sort(group.params);
+  order_groups(adam, order, groups);
+  return groups;
+}
+
+}  // namespace
+
+bool follow(const std::vector<AdamGroup>& groups,
+            const std::vector<std::string>& order) {
+  const auto places = positions_in(order);
+  for (const AdamGroup& group : groups) {
+    size_t next = 0;
+    for (const std::string& param : group.params) {
+      const auto found = places.find(param);
+      if (found == places.end() || found->second < next) return false;
+      next = found->second;
+    }
+  }
+  return true;
+}
+
 std::string trainer_in(const Catalog& source) {
   return source.run ? source.run->trainer : "";
 }
@@ -255,9 +315,9 @@ std::vector<AdamGroup> groups_for(const Form& form, const Adam& adam,
                                   const Catalog& source) {
   if (adam.states.empty()) return {};
   const bool by_number = !form.sharded;
-  if (form.grouping == Grouping::kEach ||
-      (form.grouping == Grouping::kSource && !by_number))
-    return adam.groups;
+  if (form.grouping == Grouping::kEach) return adam.groups;
+  if (form.grouping == Grouping::kSource && !by_number)
+    return listed(adam, source);
   // The script that goes on gives its optimizer what the source's script gave.
   if (form.grouping == Grouping::kSource && adam.ordered) return adam.groups;
   const auto known = group_of(adam);
@@ -289,6 +349,8 @@ std::vector<AdamGroup> groups_for(const Form& form, const Adam& adam,
   }
   for (AdamGroup& group : groups)
     settle_options(form, adam, source, known, group);
+  if (form.grouping == Grouping::kSource)
+    order_groups(adam, known_order(source), groups);
   if (form.grouping == Grouping::kDecay && groups[1].params.empty())
     groups[1] = without_decay(adam, groups[0]);
   if (form.grouping == Grouping::kDecay && groups[0].params.empty())

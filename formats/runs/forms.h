@@ -68,4 +68,8 @@ std::vector<std::string> module_order(const Form& form, const Adam& adam,
 // The same, if the model is of a known family; else nothing.
 std::vector<std::string> known_order(const Catalog& source);
 
+// True if each group has its parameters in this order.
+bool follow(const std::vector<AdamGroup>& groups,
+            const std::vector<std::string>& order);
+
 }  // namespace ckpt::runs

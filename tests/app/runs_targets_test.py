@@ -266,6 +266,101 @@ def test_numbers(folder, case, trainer):
     torch.optim.AdamW(made).load_state_dict(saved)
 
 
+def llama_order():
+    """The modules of verl_fsdp1_flat_w2's model, from its live units."""
+    units = dict(facts("verl_fsdp1_flat_w2")["optimizer_order"]["actor"][
+        "flat_units"])
+    first, *last = units.pop("")
+    return [first, *(at + name for at, unit in units.items() for name in unit),
+            *last]
+
+
+def saved_by_number(out):
+    import torch
+
+    if out.is_dir():
+        return torch.load(out / "optimizer.bin", weights_only=True)
+    return torch.load(out, weights_only=False)["optimizer_states"][0]
+
+
+def check_numbers(out, order):
+    """Each group's numbers are its parameters' in this order."""
+    live = read_safetensors(
+        GOLDENS / "verl_fsdp1_flat_w2/expected_optim.safetensors")
+    name_of_bytes = {bytes(live[f"{n}.exp_avg"].data): n for n in order}
+    saved = saved_by_number(out)
+    found = [[name_of_bytes[saved["state"][n]["exp_avg"].numpy().tobytes()]
+              for n in group["params"]] for group in saved["param_groups"]]
+    check_equal(found, [[n for n in order if n in group] for group in found],
+                "numbers")
+    check_equal(sorted(sum(found, [])), sorted(order), "parameters")
+
+
+def test_numbers_of_names(folder, via):
+    """Steps whose writer had the states by name and no numbers: what is
+    numbered after them counts as the modules do."""
+    step, between = step_of("verl_fsdp1_flat_w2"), folder / "between"
+    if via == "megatron":
+        CKPT.ok("convert", step, folder / "mcore", "--to",
+                "megatron_torch_dist", "--tp", 2)
+        CKPT.ok("convert", folder / "mcore", between, "--to", "dcp",
+                "--dialect", "hf")
+    else:
+        CKPT.ok("convert", step, between, "--to", "run", "--trainer", via,
+                "--dp", 2)
+    config = ["--config-from", step / "actor/huggingface"]
+    for trainer, name in (("accelerate", "out"), ("lightning", "out.ckpt")):
+        if trainer == via == "accelerate":
+            continue  # stays a folder of DCP
+        out = folder / name
+        CKPT.ok("convert", between, out, "--to", "run", "--trainer", trainer,
+                "--dp", 1, *config)
+        check_numbers(out, llama_order())
+        got = {t["name"]: t["digest"]
+               for t in CKPT.inspect(out, "--digest")["tensors"]}
+        check_equal(got, wanted("verl_fsdp1_flat_w2"), f"{name} read back")
+
+
+def test_numbers_of_a_script(folder):
+    """A script that gave its optimizer the parameters in an order of its own:
+    the numbers are in that, and named, since no model shows it."""
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.default_planner import (
+        _EmptyStateDictLoadPlanner as Planner)
+    from torch.distributed.checkpoint.state_dict_loader import (
+        _load_state_dict)
+
+    step, between = step_of("verl_fsdp1_flat_w2"), folder / "between"
+    CKPT.ok("convert", step, between, "--to", "run", "--trainer", "lightning",
+            "--dp", 2)
+    value, home = {}, str(between)
+    _load_state_dict(value, storage_reader=checkpoint.FileSystemReader(home),
+                     planner=Planner(), no_dist=True)
+    value["optimizer_0"]["param_groups"][0]["params"].reverse()
+    checkpoint.save(value, checkpoint_id=home, no_dist=True)
+    for trainer, name in (("accelerate", "out"), ("lightning", "out.ckpt")):
+        out = folder / name
+        CKPT.ok("convert", between, out, "--to", "run", "--trainer", trainer,
+                "--dp", 1, "--config-from", step / "actor/huggingface")
+        order = llama_order()[::-1]
+        check_numbers(out, order)
+        check_equal(saved_by_number(out)["param_groups"][0]["param_names"],
+                    order, "names")
+        got = {t["name"]: t["digest"]
+               for t in CKPT.inspect(out, "--digest")["tensors"]}
+        check_equal(got, wanted("verl_fsdp1_flat_w2"), f"{name} read back")
+
+
+def test_numbers_of_nothing(folder):
+    """Names that no family has, in an order that nothing showed: by name they
+    go on, by number they are refused, the second time, too."""
+    between = folder / "between"
+    CKPT.ok("convert", step_of("torchtitan_w2"), between, "--to", "run",
+            "--trainer", "lightning", "--dp", 2)
+    CKPT.run("convert", between, folder / "out", "--to", "run", "--trainer",
+             "accelerate", "--dp", 1).want(5)
+
+
 def test_prefix(folder):
     """self.model = LlamaForCausalLM: its names behind a module's, and home."""
     rules = folder / "rules.json"
@@ -378,6 +473,10 @@ def prepare(suite, ckpt):
                           ("lightning_mp_w2", "accelerate"),
                           ("lightning_mp_w2", "lightning")):
         suite.add(f"{case} as {trainer}: numbers", test_numbers, case, trainer)
+    for via in ("accelerate", "lightning", "torchtitan", "megatron"):
+        suite.add(f"by name as {via}: numbers", test_numbers_of_names, via)
+    suite.add("a script's own order: numbers", test_numbers_of_a_script)
+    suite.add("an order that nothing shows", test_numbers_of_nothing)
     for ranks in (1, 2):
         suite.add(f"a pickle's order as verl of {ranks}", test_pickled_order,
                   ranks)
