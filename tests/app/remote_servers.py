@@ -263,7 +263,8 @@ class Hub(Server):
     `folder`; large files are on another server under signed URLs, like those of
     LFS and Xet. Trees come in pages of four. A `mirror` tells less: "unhashed"
     (no hash of any file), "flat" (no trees: what the revision lists), "names"
-    (the same, without sizes and hashes)."""
+    (the same, without sizes and hashes), "stuck" (the first page for each, and
+    the hub's own URL of the next: olah 0.5)."""
 
     SHA = "0123456789abcdef0123456789abcdef01234567"
 
@@ -311,7 +312,7 @@ class Hub(Server):
                 return handler.reply(404, b"{}",
                                      {"X-Error-Code": "RevisionNotFound"})
             told = {"sha": self.SHA}
-            if self.mirror in ("flat", "names"):
+            if self.mirror in ("flat", "names", "stuck"):
                 told["siblings"] = self.siblings(root, "blobs" in query)
             return handler.reply(200, json.dumps(told).encode())
         if self.mirror in ("flat", "names"):
@@ -335,6 +336,10 @@ class Hub(Server):
         if at + 4 < len(rows):
             url = f"{self.url}/{'/'.join(parts)}?recursive=true&cursor={at + 4}"
             headers["Link"] = f'<{url}>; rel="next"'
+        if self.mirror == "stuck":
+            headers = {"Link": "<https://huggingface.co/" + "/".join(parts)
+                               + '?cursor=4>; rel="next"'}
+            at = 0
         handler.reply(200, json.dumps(rows[at:at + 4]).encode(), headers)
 
 

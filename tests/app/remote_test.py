@@ -518,7 +518,7 @@ def test_hub_mirror(folder, mirror):
         same_files(folder / "copy", root)
         done = run("inspect", "hf://org/none", env=env)
         check_equal(done.code, 3, done.err)
-        if mirror != "unhashed":
+        if mirror in ("flat", "names"):
             hub.siblings = lambda *_: [{"rfilename": "../config.json"}]
             done = run("inspect", "hf://org/model", env=env)
             check_equal(done.code, 4, done.err)
@@ -1073,7 +1073,7 @@ def main():
         suite.add(test.__name__.removeprefix("test_"), test)
     for page in (True, "ranges", "slash", "open"):
         suite.add(f"encoded {page}", test_encoded, page)
-    for mirror in ("unhashed", "flat", "names"):
+    for mirror in ("unhashed", "flat", "names", "stuck"):
         suite.add("hub_mirror " + mirror, test_hub_mirror, mirror)
     for name in PASSING:
         suite.add("passing " + name, test_passing, name)
