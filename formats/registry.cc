@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <filesystem>
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
@@ -229,10 +230,27 @@ Catalog open_as(const std::string& path, const std::string& from,
   return read(format, path, options);
 }
 
+// Names of files below are cut off behind the path and one slash, and the name
+// of a folder says which step it is: "step/", "./" and ".." have neither.
+std::string tidied(std::string path) {
+  const size_t scheme = path.find("://");
+  const size_t least = io::is_url(path) && scheme != path.npos
+                           ? path.find('/', scheme + 3)
+                           : size_t{0};
+  while (least != path.npos && path.size() > least + 1 && path.ends_with('/'))
+    path.pop_back();
+  const std::string name = io::base_name(path);
+  if (io::is_url(path) || (name != "." && name != "..")) return path;
+  std::error_code failed;
+  const auto real = std::filesystem::canonical(path, failed);
+  return failed ? path : real.string();
+}
+
 }  // namespace
 
-Catalog open(const std::string& path, const std::string& from,
+Catalog open(const std::string& given, const std::string& from,
              const ReadOptions& options) {
+  const std::string path = tidied(given);
   // Report a misspelt family before anything is read.
   if (!options.family.empty() && !families::Rules::is_family(options.family))
     families::Family::by_name(options.family);

@@ -104,8 +104,9 @@ bool look_at(const std::string& directory, Found& found) {
 std::string read_tag(const std::string& path) {
   constexpr uint64_t kMost = 4096;
   std::string tag = io::read_file(path, kMost);
-  const size_t end = tag.find_last_not_of(" \t\r\n");
-  tag.resize(end == std::string::npos ? 0 : end + 1);
+  constexpr const char* kBlanks = " \t\r\n";  // as DeepSpeed's strip()
+  tag.erase(tag.find_last_not_of(kBlanks) + 1);
+  tag.erase(0, tag.find_first_not_of(kBlanks));
   return tag;
 }
 

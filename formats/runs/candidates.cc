@@ -97,10 +97,11 @@ bool is_mark(const Trainer& trainer, const std::string& name) {
 }
 
 std::optional<uint64_t> tracked(const std::string& path) {
+  // Trainers read it with Python's int(), which takes blanks around.
+  constexpr const char* kBlanks = " \t\r\n";
   std::string text = io::read_file(path, kMaxTracker);
-  while (!text.empty() && (text.back() == '\n' || text.back() == ' ' ||
-                           text.back() == '\r' || text.back() == '\t'))
-    text.pop_back();
+  text.erase(text.find_last_not_of(kBlanks) + 1);
+  text.erase(0, text.find_first_not_of(kBlanks));
   const auto value = text::number(text);
   if (!value)
     throw input_error({path, {}}, "holds \"{}\", no number of a step",

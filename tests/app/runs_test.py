@@ -588,8 +588,21 @@ def test_tracker(folder):
     check_equal(found["trainer"]["step"], 10, "step")
     check(any("global_step_20" in p["message"] for p in found["problems"]),
           f"{found['problems']}")
-    (copy / "latest_checkpointed_iteration.txt").write_text("15")
-    CKPT.run("inspect", copy).want(4)
+    tracker = copy / "latest_checkpointed_iteration.txt"
+    for text in (" 10 \n", "10\r\n", "\t10"):  # Python's int() takes them
+        tracker.write_bytes(text.encode())
+        check_equal(CKPT.inspect(copy)["trainer"]["step"], 10, repr(text))
+    for text in ("15", "", " \n", "1 0"):
+        tracker.write_text(text)
+        CKPT.run("inspect", copy).want(4)
+
+
+def test_tag_with_blanks(folder):
+    """DeepSpeed strips what `latest` says."""
+    copy = folder / "ckpt"
+    shutil.copytree(root_of("hf_trainer_zero3_w2"), copy)
+    (copy / "checkpoint-3/latest").write_text(" global_step3 \r\n")
+    check_equal(CKPT.inspect(copy)["trainer"]["step"], 3, "step")
 
 
 def test_newest(folder, case):
@@ -817,6 +830,7 @@ def prepare(suite, ckpt):
     suite.add("safetensors beside .bin", test_mixed)
     suite.add("an unknown family", test_unknown_family)
     suite.add("a tracker", test_tracker)
+    suite.add("a tag with blanks", test_tag_with_blanks)
     for case in LIGHTNING_ROOTS:
         suite.add(f"Lightning's names: {case}", test_lightning_root, case)
     suite.add("a link to nothing", test_link_to_nothing)
