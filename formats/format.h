@@ -29,9 +29,11 @@ struct ReadOptions {
   // --assume-order: "decay", "module", or a FILE of names: how an optimizer
   // numbers its parameters if nothing proves it
   std::string assume_order = {};
+  // Set by readers: the torch.save files are named after their ranks.
+  bool rank_files = false;
 
   // What is passed on to the torch.save files that a format is made of.
-  operator torch::Limits() const { return {restrict_globals}; }
+  operator torch::Limits() const { return {restrict_globals, rank_files}; }
 };
 
 // The answer of Reader::supports. `why` is one clause for `inspect -v`,

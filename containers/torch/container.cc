@@ -103,7 +103,7 @@ Container open_container(const std::string& path, Catalog& catalog,
     default:
       throw_foreign(path, sniffed);
   }
-  if (limits.restrict_globals) check_globals(container.globals, path);
+  check_limits(container, limits);
   add_globals(catalog, container.globals);
   return container;
 }

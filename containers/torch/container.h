@@ -62,6 +62,9 @@ struct Container {
   ContainerKind kind = ContainerKind::kZip;
   std::string path;
   std::string version;  // of the container: "3", "1001", "tar"
+  // A zip's directory, which torch.save names like the file that it writes
+  // ("archive" before torch 1.12 and for what is written to memory).
+  std::string directory;
   std::shared_ptr<const pickle::Document> document;  // root() is the value
   std::vector<std::string> globals;  // "module name", sorted, unique
   Storages storages;
@@ -99,6 +102,9 @@ Container open_container(const std::string& path, Catalog& catalog,
 
 // True for globals that weights-only loading allows: "torch FloatStorage".
 bool is_allowed_global(std::string_view global);
+
+// Throws what `limits` ask for.
+void check_limits(const Container& container, const Limits& limits);
 
 // Throws the unsafe_error of --restrict if there is anything to refuse.
 void check_globals(const std::vector<std::string>& globals,

@@ -82,8 +82,7 @@ std::optional<Opened> open_computed(const io::Handle& file,
   if (!is_zip(file)) return std::nullopt;
   Opened opened;
   opened.container = open_zip(file, opened.aside, zip::Headers::kComputed);
-  if (limits.restrict_globals)
-    check_globals(opened.container.globals, file.path());
+  check_limits(opened.container, limits);
   add_globals(opened.aside, opened.container.globals);
   return opened;
 }

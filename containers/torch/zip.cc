@@ -233,6 +233,7 @@ Container open_zip(const io::Handle& file, Catalog& catalog,
   container.kind = ContainerKind::kZip;
   container.path = path;
   container.version = read_version(records);
+  container.directory = records.root().substr(0, records.root().size() - 1);
   container.storages.path = path;
   container.storages.big_endian = read_big_endian(records);
   warn_odd_names(archive, path, catalog);

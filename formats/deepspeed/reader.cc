@@ -73,6 +73,11 @@ class Reading {
                 "ds_to_universal, and open the result");
   }
 
+  // Parts of two ranks are alike in all but their values.
+  static void check_rank(const torch::Container& container) {
+    torch::check_limits(container, {.rank_files = true});
+  }
+
   torch::Container open(const FileName& file) {
     return torch::open_container(io::join(directory_, file.name), catalog_,
                                  options_);
@@ -98,6 +103,7 @@ class Reading {
           (file.mp == columns_.size() && file.dp.value_or(0) != 0))
         missing_rank("mp_rank", columns_.size());
       if (file.mp == columns_.size()) columns_.emplace_back();
+      check_rank(model);
       Column& column = columns_[file.mp];
       if (file.dp.value_or(0) != column.models.size())
         missing_rank("data-parallel rank", column.models.size());
@@ -129,6 +135,8 @@ class Reading {
                           file.mp);
       std::vector<OptimRank>& optims = columns_[file.mp].optims;
       OptimRank rank = read_optim_rank(container);
+      // Mappings prove it by the contents.
+      if (rank.mappings.empty()) check_rank(container);
       if (*file.dp != optims.size()) missing_partition(rank, optims.size());
       if (!optim_first_) {
         optim_first_ = std::move(container);

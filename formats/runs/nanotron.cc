@@ -292,7 +292,9 @@ class Reading {
   void add_state(const std::string& folder, const Name& file,
                  std::map<std::string, size_t>& known) {
     const std::string path = io::join(folder, file.path);
-    Catalog one = torch_->read_catalog(path, options_);
+    formats::ReadOptions options = options_;
+    options.rank_files = true;
+    Catalog one = torch_->read_catalog(path, options);
     const auto names = names_of(one, path);
     const bool first = known.empty();
     if (!first) one.objects.clear();

@@ -14,7 +14,6 @@
 #include "formats/torch/torch.h"
 #include "lib/in_order.h"
 #include "lib/io/file.h"
-#include "lib/io/remote.h"
 #include "lib/text/format.h"
 
 namespace ckpt::runs {
@@ -165,36 +164,6 @@ class Joiner {
   std::vector<Entry> entries_;           // by tensor
 };
 
-// "model_world_size_2_rank_" and 1 of "model_world_size_2_rank_1".
-std::optional<std::pair<std::string_view, uint64_t>> rank_in(
-    std::string_view name) {
-  const size_t digits = name.find_last_not_of("0123456789") + 1;
-  const auto rank = whole_number(name.substr(digits));
-  if (!rank || !name.substr(0, digits).ends_with("rank_")) return std::nullopt;
-  return std::pair(name.substr(0, digits), *rank);
-}
-
-// torch.save names a zip's directory like the file that it writes: one that was
-// renamed to another rank's name shows by that, where their parts are alike.
-void check_own_name(const std::string& path) {
-  const io::Handle file = io::Handle::open_read(path);
-  constexpr uint64_t kFixed = 30, kMost = 256;  // a zip's local header
-  if (io::remote_of(file) != nullptr || file.size() < kFixed) return;
-  const std::string header =
-      file.read_string(0, std::min(file.size(), kFixed + kMost));
-  if (!header.starts_with("PK\3\4")) return;
-  const std::string_view name = std::string_view(header).substr(kFixed);
-  const auto was = rank_in(name.substr(0, name.find('/')));
-  const std::string own = io::base_name(path);
-  const auto is = rank_in(std::string_view(own).substr(0, own.rfind('.')));
-  if (!was || !is || was->first != is->first || was->second == is->second)
-    return;
-  throw input_error({path, {}},
-                    "is rank {}'s file: torch.save wrote it under the name {}",
-                    was->second, printable(name.substr(0, name.find('/'))))
-      .with_hint("give each rank's file its own name back");
-}
-
 // Where the ranks' files belong, as the first DTensor of each says.
 class Places {
  public:
@@ -290,15 +259,14 @@ RankCatalog read_ranks(const std::string& folder, const RankFiles& files,
                        const formats::ReadOptions& options) {
   RankCatalog out;
   const auto reader = torch::make_reader();
+  formats::ReadOptions rank_options = options;
+  rank_options.rank_files = true;
   const auto paths = io::join_each(folder, files.names);
   Joiner joiner(out, shards);
   Places places;
   in_order<Catalog>(
       paths.size(),
-      [&](size_t r) {
-        check_own_name(paths[r]);
-        return reader->read_catalog(paths[r], options);
-      },
+      [&](size_t r) { return reader->read_catalog(paths[r], rank_options); },
       [&](size_t r, Catalog one) {
         if (r == 0 && one.skeleton) out.document = one.skeleton->document;
         if (shards == nullptr) places.add(one);

@@ -8,6 +8,7 @@ unchanged step's.
 """
 
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -60,6 +61,45 @@ def test_contents(folder, case, ranks):
     if ranks == 3:  # and back: parts are joined again
         CKPT.ok("reshard", out, folder / "back", "--dp", 2, "-q")
         check_contents(case, folder / "back")
+
+
+def test_spelling(folder, case, path, inside):
+    """A step by a name that a shell completes, or from its own folder."""
+    step = folder / Path(facts(case)["newest"]).name
+    shutil.copytree(step_of(case), step)
+
+    def written(path, name, cwd=None):
+        out = folder / name
+        said = CKPT.ok("reshard", path, out, "--dp", 2, "--json", cwd=cwd)
+        return ({str(p.relative_to(out)): p.read_bytes()
+                 for p in out.rglob("*")
+                 if p.is_file() and p.name != ".ckpt-manifest.json"},
+                sorted((f["path"], f["fate"])
+                       for f in said.json()["files"]))
+
+    want = written(step, "want")
+    got = written(path.format(step=step), "got", step if inside else None)
+    check_equal(got[1], want[1], "fates")
+    check_equal(sorted(got[0]), sorted(want[0]), "files")
+    check(got[0] == want[0], "bytes")
+    found = json.loads(CKPT.ok("inspect", path.format(step=step), "--json",
+                               cwd=step if inside else None).out)
+    check_equal(found["trainer"]["step"], facts(case)["step"], "step")
+
+
+def test_swapped(folder, case, pattern):
+    """Files of two ranks under each other's names: their shapes are alike."""
+    root = folder / "ckpt"
+    shutil.copytree(GOLDENS / case / "ckpt", root)
+    first, second = sorted(root.rglob(pattern))
+    aside = folder / "aside"
+    first.rename(aside)
+    second.rename(first)
+    aside.rename(second)
+    said = CKPT.run("verify", root).want(1).out
+    check("another rank's file" in said, said)
+    said = CKPT.run("convert", root, folder / "out", "--to", "dcp").want(4)
+    check(first.name in said.err and second.stem in said.err, said.err)
 
 
 def test_files(folder, case):
@@ -173,6 +213,19 @@ def prepare(suite, ckpt):
         for ranks in RANKS:
             suite.add(f"{case}: for {ranks} ranks", test_contents, case, ranks)
         suite.add(f"{case}: its files", test_files, case)
+    for case in CASES:
+        suite.add(f"{case}: from its folder", test_spelling, case, "./", True)
+    for path, inside in (("{step}/", False), (".", True),
+                         ("actor/..", True)):
+        suite.add(f"verl_fsdp2_w2 as {path}", test_spelling, "verl_fsdp2_w2",
+                  path, inside)
+    for case, pattern in (
+            ("hf_trainer_zero3_w2", "*_model_states.pt"),
+            ("hf_trainer_zero3_w2", "*_optim_states.pt"),
+            ("nanotron_tp2", "optimizer_pp-*.pt"),
+            ("verl_fsdp1_flat_w2", "model_world_size_*.pt"),
+            ("verl_fsdp1_flat_w2", "optim_world_size_*.pt")):
+        suite.add(f"{case}: {pattern} swapped", test_swapped, case, pattern)
     suite.add("a part of a step", test_whole)
     for case, kind, ranks, role in (
             ("accelerate_fsdp2_w2", "accelerate_fsdp2", 3, ""),
