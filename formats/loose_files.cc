@@ -26,7 +26,8 @@ bool ends_with_any(std::string_view path,
 // save leaves an empty .distcp, and locks of zarr are empty.
 bool must_hold(const SourceFile& file) {
   constexpr auto kEnds = std::to_array<std::string_view>(
-      {".pt", ".pth", ".bin", ".pkl", ".ckpt", ".json", ".safetensors"});
+      {".pt", ".pth", ".bin", ".pkl", ".ckpt", ".json", ".safetensors",
+       "run_config.yaml"});
   return ends_with_any(file.path, kEnds);
 }
 

@@ -10,6 +10,7 @@
 #include "formats/file_list.h"
 #include "formats/format.h"
 #include "formats/runs/run.h"
+#include "formats/runs/unsigned.h"
 #include "formats/tried.h"
 #include "formats/unrecognized.h"
 #include "lib/failures.h"
@@ -80,6 +81,19 @@ class StepReader final : public Reader {
   const std::string given_;
 };
 
+// Says of an empty file whose step it is in, and what to do.
+Error of_step(const Error& error, const runs::Found& found) {
+  const std::string& file = error.where().path;
+  const bool damaged = error.code() == ExitCode::kDamaged;
+  if (!damaged || !io::is_file(file) || io::file_size(file) != 0) return error;
+  const bool told = error.problem().find("is empty") != std::string::npos;
+  return input_error(error.where(), "{} (in a step of {})",
+                     told ? error.problem() : "is empty", found.trainer->what)
+      .with_hint(error.hint().empty()
+                     ? "fetch it again from where the step was saved"
+                     : error.hint());
+}
+
 // Nothing if the step turns out not to be any trainer's.
 std::optional<Catalog> read_found(const runs::Found& found,
                                   const std::string& path,
@@ -90,9 +104,13 @@ std::optional<Catalog> read_found(const runs::Found& found,
                       .writer = nullptr};
   // If a step is one file, there is nothing else to read.
   const bool file = !io::is_directory(found.step);
-  Catalog catalog = read(format, file ? found.step : path, options);
-  if (!catalog.run) return std::nullopt;
-  return catalog;
+  try {
+    Catalog catalog = read(format, file ? found.step : path, options);
+    if (!catalog.run) return std::nullopt;
+    return catalog;
+  } catch (const Error& error) {
+    throw of_step(error, found);
+  }
 }
 
 Detection try_formats(const std::string& path) {
@@ -147,38 +165,57 @@ Detection detect(const std::string& path) {
 
 namespace {
 
-std::string without_sign(const runs::Unsigned& step) {
-  return fmt::format(
-      "is missing: {} ({}) always writes it, and resumes no step "
-      "without it",
-      step.trainer->what, step.why);
+Catalog read_detected(const std::string& path, const ReadOptions& options);
+
+// Throws what is missing if a directory that is not recognized, or damaged, is
+// a trainer's step or its root but for one file.
+void throw_nearest_step(const std::string& path, const Error& error,
+                        const ReadOptions& options) {
+  const bool damaged = error.code() == ExitCode::kDamaged;
+  if (!damaged && error.code() != ExitCode::kMissing) return;
+  auto step = runs::find_unsigned(path);
+  if (!step) step = runs::find_unsigned_below(path);
+  if (!step) step = runs::find_renamed(path);
+  if (!step) return;
+  // Only a step that opens without its trainer is worth naming.
+  if (step->step != path) read_detected(step->step, options);
+  const Error said = runs::without_sign(*step, path);
+  throw damaged && !error.hint().empty() ? said.with_hint(error.hint()) : said;
 }
 
-// Reports an unknown directory that is a trainer's step except for one missing
-// file.
-Detection detect_signed(const std::string& path, const ReadOptions& options) {
+// Whoever opens a step without its trainer's signature is told so: by an error
+// if only a part of it would be read.
+Catalog read_detected(const std::string& path, const ReadOptions& options) {
+  const bool any_trainer = options.trainer.empty() && io::is_directory(path);
+  Detection detection;
+  Catalog catalog;
   try {
-    return detect(path);
+    detection = detect(path);
+    catalog = read(*detection.format, detection.path, options);
   } catch (const Error& error) {
-    if (error.code() != ExitCode::kMissing || !io::is_directory(path) ||
-        !options.trainer.empty())
-      throw;
-    auto step = runs::find_unsigned(path);
-    if (!step) step = runs::find_unsigned_below(path);
-    if (!step) throw;
-    throw input_error({step->file, {}}, "{}", without_sign(*step))
-        .with_hint(
-            "fetch it again from where the step was saved, or name the step's "
-            "folder: what is in it opens as nobody's");
+    if (any_trainer) throw_nearest_step(path, error, options);
+    throw;
   }
-}
-
-// Notes a step that opens but lacks a file that its folder once had.
-void note_unsigned(const std::string& path, Catalog& catalog) {
-  if (!io::is_directory(path)) return;
-  if (const auto step = runs::find_unsigned(path))
-    catalog.problems.push_back(
-        damage("missing_part", {step->file, {}}, "{}", without_sign(*step)));
+  if (detection.path != path) {
+    catalog.root = path;
+    catalog.assumptions.push_back(fmt::format(
+        "{} is a part of the checkpoint in {}, which is read",
+        text::printable(io::base_name(path)), text::printable(detection.path)));
+  }
+  if (options.trainer.empty()) runs::adopt(catalog, {}, options);
+  if (any_trainer && !catalog.run) {
+    auto step = runs::find_unsigned(path);
+    if (!step && catalog.path != path) step = runs::find_unsigned(catalog.path);
+    const auto renamed = step ? step : runs::find_renamed(path);
+    if (renamed && runs::is_part_of(*renamed, catalog))
+      throw runs::without_sign(*renamed, path);
+    if (step) catalog.problems.push_back(runs::note_without_sign(*step));
+  }
+  catalog.assumptions.insert(
+      catalog.assumptions.begin(),
+      fmt::format("format {}: {}", detection.format->name,
+                  detection.tried.back().second));
+  return catalog;
 }
 
 Catalog open_as(const std::string& path, const std::string& from,
@@ -203,26 +240,7 @@ Catalog open_as(const std::string& path, const std::string& from,
                           options.trainer)
           .with_hint("leave --trainer out: inspect -v says what it is");
   }
-  if (from.empty()) {
-    const Detection detection = detect_signed(path, options);
-    Catalog catalog = read(*detection.format, detection.path, options);
-    if (detection.path != path) {
-      catalog.root = path;
-      catalog.assumptions.push_back(
-          fmt::format("{} is a part of the checkpoint in {}, which is read",
-                      text::printable(io::base_name(path)),
-                      text::printable(detection.path)));
-    }
-    if (options.trainer.empty()) {
-      runs::adopt(catalog, {}, options);
-      if (!catalog.run) note_unsigned(path, catalog);
-    }
-    catalog.assumptions.insert(
-        catalog.assumptions.begin(),
-        fmt::format("format {}: {}", detection.format->name,
-                    detection.tried.back().second));
-    return catalog;
-  }
+  if (from.empty()) return read_detected(path, options);
   const Format& format = find_format(from);
   if (!format.reader)
     throw usage_error({}, "format {} can be written, not read", from);

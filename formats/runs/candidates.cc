@@ -112,7 +112,10 @@ std::optional<uint64_t> tracked(const std::string& path) {
 
 }  // namespace
 
-// The first of the signature's names that is missing; empty if none is.
+bool has_sign(const std::string& folder, const std::string& sign) {
+  return !signs(folder, sign).empty();
+}
+
 std::string lacks(const Trainer& trainer, const std::string& folder) {
   for (const std::string& pattern : trainer.signature)
     if (signs(folder, pattern).empty())

@@ -36,6 +36,9 @@ std::optional<Found> step_at(const Trainer& trainer, const std::string& path);
 // null if there is none.
 const Trainer* other_trainer(const Trainer& mine, const std::string& path);
 
+// True if one of "a|b" is in the folder, or beside it.
+bool has_sign(const std::string& folder, const std::string& sign);
+
 // The first of the signature's names that is missing; empty if none is.
 std::string lacks(const Trainer& trainer, const std::string& folder);
 

@@ -8,7 +8,6 @@
 
 #include "ckpt/error.h"
 #include "formats/runs/candidates.h"
-#include "formats/runs/checks.h"
 #include "formats/runs/file_names.h"
 #include "formats/runs/pattern.h"
 #include "formats/runs/unfinished.h"
@@ -113,87 +112,6 @@ std::optional<Found> find_at(const Trainer& trainer, const std::string& path) {
 }
 
 }  // namespace
-
-namespace {
-
-// True for what the trainer never omits: parts and models, but not an
-// optimizer.
-bool always_written(const Trainer& trainer, const std::string& file) {
-  const auto is_it = [&](const auto& one) { return one.file == file; };
-  return std::ranges::any_of(trainer.parts, is_it) ||
-         std::ranges::any_of(trainer.models, is_it);
-}
-
-// A file here that this trainer leaves and few others do; "" if there is none.
-std::string trace_of(const Trainer& trainer, const std::string& folder) {
-  for (const Source& source : trainer.optimizers)
-    for (const Name& name : names_like(folder, source.file)) return name.path;
-  for (const Part& part : trainer.parts)
-    if (!part.carried && part.part != "config" && !part.above)
-      for (const Name& name : names_like(folder, part.file)) return name.path;
-  // By name alone, "10" could be any trainer's.
-  if (std::ranges::find(trainer.steps, "{N}") != trainer.steps.end()) return {};
-  for (const std::string& sign : trainer.signature)
-    for (const Name& name : names_like(folder, sign)) return name.path;
-  return {};
-}
-
-// All parts in one DCP: its writers' files without the index.
-std::optional<Unsigned> unindexed_at(const Trainer& trainer,
-                                     const std::string& step) {
-  const auto names = io::list_directory(step);
-  const auto file = std::ranges::find_if(
-      names, [](const std::string& name) { return name.ends_with(".distcp"); });
-  if (file == names.end() || !lacks_index(step)) return std::nullopt;
-  return Unsigned{&trainer, io::join(step, ".metadata"),
-                  fmt::format("{} in {}", printable(*file),
-                              printable(io::base_name(step)))};
-}
-
-std::optional<Unsigned> unsigned_at(const Trainer& trainer,
-                                    const std::string& step) {
-  const bool named =
-      std::ranges::any_of(trainer.steps, [&](const std::string& pattern) {
-        return match(pattern.substr(pattern.rfind('/') + 1),
-                     io::base_name(step))
-            .has_value();
-      });
-  if (!named || !io::is_directory(step) || !trainer.role_signature.empty())
-    return std::nullopt;
-  if (!trainer.objects.empty()) return unindexed_at(trainer, step);
-  std::vector<std::string> folders{step};
-  for (const std::string& role : trainer.roles)
-    folders.push_back(io::join(step, role));
-  for (const std::string& folder : folders) {
-    if (!io::is_directory(folder)) continue;
-    const std::string missing = lacks(trainer, folder);
-    if (missing.empty() || !always_written(trainer, missing)) continue;
-    if (const std::string trace = trace_of(trainer, folder); !trace.empty())
-      return Unsigned{&trainer,
-                      io::join(folder, as_glob(fill(missing, {{"r", 0}}))),
-                      fmt::format("{} in {}", printable(trace),
-                                  printable(io::base_name(folder)))};
-  }
-  return std::nullopt;
-}
-
-}  // namespace
-
-std::optional<Unsigned> find_unsigned(const std::string& path) {
-  if (io::is_url(path)) return std::nullopt;
-  for (const Trainer& trainer : trainers())
-    if (auto found = unsigned_at(trainer, path)) return found;
-  return std::nullopt;
-}
-
-std::optional<Unsigned> find_unsigned_below(const std::string& root) {
-  if (io::is_url(root)) return std::nullopt;
-  for (const Trainer& trainer : trainers())
-    for (const std::string& pattern : trainer.steps)
-      for (const Candidate& one : candidates(trainer, root, pattern))
-        if (auto found = unsigned_at(trainer, one.path)) return found;
-  return std::nullopt;
-}
 
 std::optional<uint64_t> number_in_name(const Trainer& trainer,
                                        const Found& found) {

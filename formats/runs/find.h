@@ -23,19 +23,6 @@ namespace ckpt::runs {
 std::optional<Found> find_run(const std::string& path,
                               const std::string& only = {});
 
-// What is a step by name and contents, but lacks the file that its trainer
-// recognizes it by.
-struct Unsigned {
-  const Trainer* trainer = nullptr;
-  std::string file;  // the missing file
-  std::string why;   // "optimizer.pt in checkpoint-10"
-};
-
-// Checks `path` itself. Only for paths that find_run() does not know.
-std::optional<Unsigned> find_unsigned(const std::string& path);
-// The newest such step of a root that has no others.
-std::optional<Unsigned> find_unsigned_below(const std::string& root);
-
 // Reads the step's name: "global_step_10", or a role's folder below it.
 std::optional<uint64_t> number_in_name(const Trainer& trainer,
                                        const Found& found);

@@ -149,6 +149,7 @@ Id import_pickle(const Document& source, const std::string& path,
 void add_object(const std::string& path, const std::string& name,
                 const formats::ReadOptions& options, Values& values,
                 Catalog& catalog) {
+  if (io::file_size(path) == 0) throw input_error({path, {}}, "is empty");
   if (is_json(path)) {
     const Id root = pickle::read_json(*values.document,
                                       io::read_file(path, kMaxJson), path);

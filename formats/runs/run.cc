@@ -254,7 +254,8 @@ void note_roles(const Found& found, Catalog& catalog) {
       return !names_like(path, pattern).empty();
     };
     const auto is_there = [&](const auto& one) { return has(one.file); };
-    if (std::ranges::any_of(trainer.optimizers, is_there) ||
+    if (std::ranges::any_of(trainer.traces, has) ||
+        std::ranges::any_of(trainer.optimizers, is_there) ||
         std::ranges::any_of(trainer.parts, [&](const Part& part) {
           return !part.above && is_there(part);
         }))

@@ -169,6 +169,8 @@ class SoleReading {
   void add_home(Catalog& catalog) const {
     for (const std::string& home : trainer_.homes) {
       const std::string path = io::join(folder_, home);
+      if (!io::is_directory(path) || io::list_directory(path).empty())
+        note_lost(home, path, catalog);
       if (!io::is_directory(path)) continue;
       formats::add_sidecars(path, catalog);
       if (!catalog.family.empty()) continue;
@@ -178,6 +180,19 @@ class SoleReading {
             fmt::format("family {}: model_type in {}/config.json",
                         printable(catalog.family), home));
     }
+  }
+
+  // Steps by whose folder the trainer is known, unless their name says it.
+  void note_lost(const std::string& home, const std::string& path,
+                 Catalog& catalog) const {
+    if (std::ranges::any_of(trainer_.signature, [&](const std::string& sign) {
+          return sign.starts_with(home + "/|");
+        }))
+      catalog.problems.push_back(
+          warning("missing_part", {path, {}},
+                  "is missing or empty: {} saves the model's configuration "
+                  "there, which its exporters ask for",
+                  trainer_.what));
   }
 
   const Trainer& trainer_;

@@ -60,6 +60,8 @@ Trainer read_trainer(const Json& json) {
                   .what = json.at("what"),
                   .signature = json.at("signature"),
                   .role_signature = json.value("role_signature", Strings{}),
+                  .traces = json.value("traces", Strings{}),
+                  .without_sign = {},
                   .objects = json.value("objects", Strings{}),
                   .steps = json.value("steps", Strings{}),
                   .last = json.value("last", Strings{}),
@@ -86,6 +88,10 @@ Trainer read_trainer(const Json& json) {
                   .models = {},
                   .optimizers = {},
                   .parts = {}};
+  const Json unsigned_step = json.value("unsigned", Json::object());
+  trainer.without_sign = {.file = unsigned_step.value("file", ""),
+                          .text = unsigned_step.value("text", ""),
+                          .is_whole = unsigned_step.value("is_whole", false)};
   const Json step = json.value("step", Json::object());
   trainer.step_file = step.value("file", "");
   trainer.step_key = step.value("key", "");

@@ -108,6 +108,13 @@ struct Counts {
   std::string scheduler;  // an object with the scheduler's count; "": in a part
 };
 
+// What a step is that lacks one file of its signature.
+struct WithoutSign {
+  std::string file;       // "": the trainer resumes no step without any of them
+  std::string text;       // what it does without this one
+  bool is_whole = false;  // some steps have none
+};
+
 struct Trainer {
   std::string name;
   std::string what;
@@ -116,6 +123,10 @@ struct Trainer {
   // Not empty: each role's folder must have these, and `signature` applies to
   // the step only.
   std::vector<std::string> role_signature;
+  // Patterns of what shows whose a step is if its signature is not whole. None:
+  // its optimizers, its parts and what is left of the signature do.
+  std::vector<std::string> traces;
+  WithoutSign without_sign;
   // Not empty: the container must hold an object with each of these prefixes.
   // "a|b": one of the two.
   std::vector<std::string> objects;

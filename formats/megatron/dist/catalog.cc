@@ -171,6 +171,10 @@ DistFound locate_or_throw(const std::string& path,
                           const DistContainer& container) {
   DistFound found = locate_dist(path);
   if (!found.path.empty()) return found;
+  const std::string config = io::join(path, kConfigFile);
+  if (io::is_file(config) && io::file_size(config) == 0)
+    throw input_error({config, {}}, "is empty: incomplete save")
+        .with_hint(container.hint);
   if (io::is_directory(path) && !container.unfinished(path).empty())
     throw input_error({path, {}}, "has no {}: incomplete save", kConfigFile)
         .with_hint(container.hint);
