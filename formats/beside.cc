@@ -286,8 +286,10 @@ class Settling {
         return left(file, "a link to a directory, which is not followed");
       check(where);
     } catch (const Error& error) {
-      if (!beside) throw;
-      return left(file, "beside the checkpoint, " + error.problem());
+      if (beside)
+        return left(file, "beside the checkpoint, " + error.problem());
+      if (!is_stray_link(file, where, error)) throw;
+      return left(file, "a link that leads nowhere");
     }
     const std::string path = io::join(target_.beside, name);
     // The target's file was made from it.
@@ -303,6 +305,15 @@ class Settling {
     added_.push_back(std::move(copy));
     take(path);
     return {file.path, Fate::kCarried, {}};
+  }
+
+  // Links that loggers leave (wandb's latest-run) lead nowhere once a folder is
+  // copied. What a part is called must be there.
+  static bool is_stray_link(const SourceFile& file, const std::string& where,
+                            const Error& error) {
+    return file.part == "other" && io::is_link(where) &&
+           (error.code() == ExitCode::kMissing ||
+            error.code() == ExitCode::kIo);
   }
 
   // True if a folder above it is a file of the target.

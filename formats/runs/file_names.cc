@@ -5,6 +5,7 @@
 
 #include "formats/runs/pattern.h"
 #include "lib/io/file.h"
+#include "lib/io/listed.h"
 #include "lib/io/names.h"
 
 namespace ckpt::runs {
@@ -41,7 +42,8 @@ std::vector<Name> names_like(const std::string& folder,
     for (const std::string& name : io::names_in(where)) {
       auto numbers = match(last, name);
       if (!numbers) continue;
-      if (directory && !io::is_directory(io::join(where, name))) continue;
+      if (directory && !io::is_listed_directory(io::join(where, name)))
+        continue;
       bool agrees = true;
       for (const auto& [key, value] : in.numbers)
         agrees = numbers->emplace(key, value).first->second == value && agrees;

@@ -8,6 +8,7 @@
 #include "ckpt/error.h"
 #include "containers/hf/index.h"
 #include "lib/io/file.h"
+#include "lib/io/listed.h"
 #include "lib/text/format.h"
 
 namespace ckpt::safetensors {
@@ -27,7 +28,7 @@ struct Listing {
 Listing list(const std::string& directory) {
   Listing listing;
   for (std::string& name : io::list_directory(directory)) {
-    if (io::is_directory(io::join(directory, name))) continue;
+    if (io::is_listed_directory(io::join(directory, name))) continue;
     if (is_weights_name(name))
       listing.weights.push_back(std::move(name));
     else if (!name.starts_with('.') && formats::is_index_name(name, kSuffix))

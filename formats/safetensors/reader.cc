@@ -62,9 +62,9 @@ Support supports_directory(const std::string& path) {
   bool model = false;
   for (const std::string& name : io::list_directory(path)) {
     model = model || is_of_a_model(name);
-    if (name.starts_with('.') || io::is_directory(io::join(path, name)))
-      continue;
+    if (name.starts_with('.')) continue;
     if (!is_weights_name(name) && !is_index_path(name)) continue;
+    if (io::is_directory(io::join(path, name))) continue;
     if (!name.starts_with("adapter_model"))
       return {true, "holds " + printable(name)};
     adapter = name;

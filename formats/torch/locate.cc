@@ -12,6 +12,7 @@
 #include "formats/fsdp/fairscale.h"
 #include "formats/fsdp/rank_files.h"
 #include "lib/io/file.h"
+#include "lib/io/listed.h"
 
 namespace ckpt::torch {
 namespace {
@@ -39,7 +40,8 @@ struct Listing {
 Listing list(const std::string& directory) {
   Listing listing;
   for (std::string& name : io::list_directory(directory)) {
-    if (name.starts_with('.') || io::is_directory(io::join(directory, name)))
+    if (name.starts_with('.') ||
+        io::is_listed_directory(io::join(directory, name)))
       continue;
     const bool rank = std::ranges::any_of(
         kRankSuffixes,

@@ -782,6 +782,28 @@ def test_lightning_deepspeed(folder):
     CKPT.ok("verify", root)
 
 
+def test_stray_links(folder, case):
+    """What links of loggers lead to is gone once a folder is copied (wandb's
+    latest-run), or was never there: they are left out aloud."""
+    root = folder / "run"
+    shutil.copytree(DATA / "runs" / case / "ckpt", root, symlinks=True)
+    want = CKPT.inspect(root, "--digest")
+    step = Path(want["path"])
+    for below in {root, step if step.is_dir() else root}:
+        (below / "wandb").mkdir(exist_ok=True)
+        (below / "wandb" / "latest-run").symlink_to("run-20260101")
+        (below / "dead").symlink_to("/nonexistent/x")
+        (below / "circle").symlink_to("circle")
+    found = CKPT.inspect(root, "--digest")
+    check_equal(found["tensors"], want["tensors"], "tensors")
+    CKPT.ok("ls", root)
+    done = CKPT.ok("convert", root, folder / "out", "--to", "safetensors",
+                   "--model-only", "-v")
+    check(step == root or not step.is_dir() or "nowhere" in done.err, done.err)
+    names = {p.name for p in (folder / "out").rglob("*")}
+    check(not names & {"dead", "circle", "latest-run"}, names)
+
+
 def test_composer_link_file(folder):
     """Object stores have no links: create_symlink_file leaves a text with the
     step's path in the store, which get_file follows where no latest-rank0.pt
@@ -862,6 +884,8 @@ def prepare(suite, ckpt):
                   kind)
     suite.add("Composer's resumption.pkl", test_composer_resumption)
     suite.add("Composer's link in a file", test_composer_link_file)
+    for case in sorted(p.name for p in (DATA / "runs").iterdir()):
+        suite.add(f"stray links: {case}", test_stray_links, case)
     suite.add("Composer, compressed", test_composer_packed)
     suite.add("Trainer with FSDP, full state dicts", test_full_fsdp)
     suite.add("LLaMA-Factory, axolotl, ms-swift, TRL", test_beside)
