@@ -250,13 +250,17 @@ Catalog open_as(const std::string& path, const std::string& from,
 
 // Names of files below are cut off behind the path and one slash, and the name
 // of a folder says which step it is: "step/", "./" and ".." have neither.
-std::string tidied(std::string path) {
+std::string tidied(const std::string& given) {
+  std::string path = given;
   const size_t scheme = path.find("://");
   const size_t least = io::is_url(path) && scheme != path.npos
                            ? path.find('/', scheme + 3)
                            : size_t{0};
   while (least != path.npos && path.size() > least + 1 && path.ends_with('/'))
     path.pop_back();
+  // A file has no slash at its end.
+  if (!io::is_url(path) && path != given && !io::is_directory(path))
+    return given;
   const std::string name = io::base_name(path);
   if (io::is_url(path) || (name != "." && name != "..")) return path;
   std::error_code failed;

@@ -32,6 +32,8 @@ std::optional<struct stat> look(const std::string& path) {
   const int errnum = errno;
   // No file has a name that the file system can't hold.
   if (errnum == ENAMETOOLONG) return std::nullopt;
+  if (errnum == ELOOP && is_link(path))
+    throw missing_error({path, {}}, "a symlink that leads in a circle");
   if (errnum != ENOENT && errnum != ENOTDIR)
     throw io_error(path, "cannot look at it", errnum);
   if (is_link(path))

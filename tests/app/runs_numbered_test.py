@@ -143,11 +143,13 @@ def build(root, trainer, kind, source):
     signs = [(step if of_roles else folder, s) for s in trainer["signature"]]
     signs += [(folder, s) for s in of_roles]
     for where, sign in signs:
-        path = where / plain(sign)
-        if sign.endswith("/"):
-            path.mkdir(exist_ok=True)
-        elif not any((where / plain(s)).exists() for s in sign.split("|")):
-            write(path, CONTENTS[sign.split("|")[0]])
+        first = sign.split("|")[0]
+        if any((where / plain(s)).exists() for s in sign.split("|")):
+            continue
+        if first.endswith("/"):
+            (where / plain(first)).mkdir()
+        else:
+            write(where / plain(first), CONTENTS[first])
     return step
 
 
