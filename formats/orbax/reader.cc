@@ -14,6 +14,7 @@
 #include "formats/orbax/orbax.h"
 #include "lib/io/ahead.h"
 #include "lib/io/file.h"
+#include "lib/io/listed.h"
 #include "lib/pickle/json.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"
@@ -34,18 +35,18 @@ constexpr uint64_t kMostJson = uint64_t{256} << 20;
 
 // A tree of arrays in directories.
 bool is_tree(const std::string& path) {
-  return io::is_directory(path) && io::is_file(io::join(path, kTree)) &&
+  return io::is_listed_directory(path) && io::is_file(io::join(path, kTree)) &&
          !io::is_file(io::join(path, kDatabase));
 }
 
 // A tree whose list of leaves is gone, as shown by what Orbax writes beside it.
 bool lost_tree(const std::string& path) {
-  return io::is_directory(path) && io::is_file(io::join(path, kStamp)) &&
+  return io::is_listed_directory(path) && io::is_file(io::join(path, kStamp)) &&
          !io::is_file(io::join(path, kTree)) &&
          std::ranges::any_of(io::list_directory(path),
                              [&](const std::string& name) {
                                const std::string array = io::join(path, name);
-                               return io::is_directory(array) &&
+                               return io::is_listed_directory(array) &&
                                       io::is_file(io::join(array, ".zarray"));
                              });
 }
@@ -70,7 +71,8 @@ std::string find_tree(const std::string& path) {
   for (const std::string& name : io::list_directory(path)) {
     const auto number = text::number(name);
     const std::string step = io::join(path, name);
-    if (!number || (newest && *newest >= *number) || !io::is_directory(step))
+    if (!number || (newest && *newest >= *number) ||
+        !io::is_listed_directory(step))
       continue;
     const std::string item = is_tree(step) ? step : item_of(step);
     if (item.empty()) continue;

@@ -32,8 +32,10 @@ std::optional<struct stat> look(const std::string& path) {
   const int errnum = errno;
   // No file has a name that the file system can't hold.
   if (errnum == ENAMETOOLONG) return std::nullopt;
-  if (errnum == ELOOP && is_link(path))
+  if (errnum == ELOOP) {
+    if (!is_link(path)) return std::nullopt;  // one above it is in a circle
     throw missing_error({path, {}}, "a symlink that leads in a circle");
+  }
   if (errnum != ENOENT && errnum != ENOTDIR)
     throw io_error(path, "cannot look at it", errnum);
   if (is_link(path))
@@ -84,7 +86,8 @@ bool is_link(const std::string& path) {
   while (result != 0 && errno == EINTR) result = ::lstat(path.c_str(), &facts);
   if (result == 0) return S_ISLNK(facts.st_mode);
   const int errnum = errno;
-  if (errnum != ENOENT && errnum != ENOTDIR && errnum != ENAMETOOLONG)
+  if (errnum != ENOENT && errnum != ENOTDIR && errnum != ENAMETOOLONG &&
+      errnum != ELOOP)
     throw io_error(path, "cannot look at it", errnum);
   return false;
 }

@@ -19,6 +19,10 @@ DEEPSPEED = DATA / "deepspeed" / "zero1_dp2" / "ckpt"
 MEGATRON = DATA / "megatron_torch_dist"
 
 
+# Whose readers list folders to find out what they are.
+STRAY = ["safetensors/hf_sharded", "deepspeed/zero1_dp2", "dcp/fsdp2_w2_adamw"]
+
+
 def train(seed=3):
     """A model after two steps, and its AdamW."""
     import torch
@@ -786,7 +790,7 @@ def test_stray_links(folder, case):
     """What links of loggers lead to is gone once a folder is copied (wandb's
     latest-run), or was never there: they are left out aloud."""
     root = folder / "run"
-    shutil.copytree(DATA / "runs" / case / "ckpt", root, symlinks=True)
+    shutil.copytree(DATA / case / "ckpt", root, symlinks=True)
     want = CKPT.inspect(root, "--digest")
     step = Path(want["path"])
     for below in {root, step if step.is_dir() else root}:
@@ -798,7 +802,7 @@ def test_stray_links(folder, case):
     check_equal(found["tensors"], want["tensors"], "tensors")
     CKPT.ok("ls", root)
     done = CKPT.ok("convert", root, folder / "out", "--to", "safetensors",
-                   "--model-only", "-v")
+                   "--model-only", "-v", "--allow-replica-mismatch")
     check(step == root or not step.is_dir() or "nowhere" in done.err, done.err)
     names = {p.name for p in (folder / "out").rglob("*")}
     check(not names & {"dead", "circle", "latest-run"}, names)
@@ -884,7 +888,8 @@ def prepare(suite, ckpt):
                   kind)
     suite.add("Composer's resumption.pkl", test_composer_resumption)
     suite.add("Composer's link in a file", test_composer_link_file)
-    for case in sorted(p.name for p in (DATA / "runs").iterdir()):
+    for case in STRAY + sorted(f"runs/{p.name}"
+                               for p in (DATA / "runs").iterdir()):
         suite.add(f"stray links: {case}", test_stray_links, case)
     suite.add("Composer, compressed", test_composer_packed)
     suite.add("Trainer with FSDP, full state dicts", test_full_fsdp)
