@@ -268,7 +268,8 @@ class Check {
           found.push_back(damage("executes", {file.path, {}},
                                  "loading it elsewhere runs {}",
                                  scan::describe(global)));
-      if (!file.problem.empty())
+      // What a dead link lacks is named where the checkpoint is read.
+      if (!file.problem.empty() && !file.absent)
         found.push_back(damage("unreadable_pickle", {file.path, {}},
                                "{}; what loading it would run is not known",
                                file.problem));

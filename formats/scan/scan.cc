@@ -40,6 +40,7 @@ struct Found {
   std::string path;
   bool raw = false;     // below a zarr array
   std::string problem;  // it can't be read
+  bool absent = false;  // a link that leads to no file
 };
 
 bool ends_like_pickle(std::string_view path) {
@@ -142,7 +143,11 @@ void check_old_torch(const std::string& path, Scanner& scanner) {
 
 FileScan scan_one(const Found& file, bool asked, const Items& items,
                   Heads* heads = nullptr) {
-  if (!file.problem.empty()) return unreadable(file.path, file.problem);
+  if (!file.problem.empty()) {
+    FileScan scan = unreadable(file.path, file.problem);
+    scan.absent = file.absent;
+    return scan;
+  }
   try {
     const io::Handle handle = io::Handle::open_read(file.path);
     Scanner scanner(file.path);
@@ -204,8 +209,13 @@ class Walk {
   void entry(const std::string& path, bool raw, int depth) {
     struct stat facts;
     if (!io::stat_any(path, facts)) {
-      const Error error = io_error(path, "cannot look at it", errno);
-      files_.push_back({path, raw, error.problem()});
+      const int errnum = errno;
+      const bool absent = errnum == ENOENT && io::is_link(path);
+      files_.push_back(
+          {path, raw,
+           absent ? "broken symlink"
+                  : io_error(path, "cannot look at it", errnum).problem(),
+           absent});
     } else if (S_ISDIR(facts.st_mode)) {
       try {
         directory(path, raw, depth + 1);
