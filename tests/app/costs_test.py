@@ -113,7 +113,8 @@ def test_cost(folder, case):
 
 
 # Sizes of records, and how many of them.
-RECORDS = {1 << 10: 1500, 64 << 10: 80, 200 << 10: 40, 1 << 20: 8}
+RECORDS = {1 << 10: 1500, 64 << 10: 80, 100 << 10: 80, 200 << 10: 40,
+           1 << 20: 8}
 
 
 def test_records(folder, size, to, *options):
@@ -141,9 +142,9 @@ def test_records(folder, size, to, *options):
         print(f"  {told}", flush=True)
         items = 0 if to == "torch" else RECORDS[size]
         # 64 samples tell whether it is of this file.
-        items += manifest * (64 + RECORDS[size])
-        check(requests <= ROUNDS + (bytes_ >> 21) + items, told)
-        check(sent <= bytes_ * 1.02 + 4096 * (1 + items), told)
+        samples = manifest * (64 + RECORDS[size])
+        check(requests <= ROUNDS + (bytes_ >> 21) + items + samples, told)
+        check(sent <= bytes_ * 1.02 + 4096 * (1 + samples), told)
         if name == "inspect":
             check(sent <= 64 * RECORDS[size] + (1 << 20), told)
         most = ROUNDS + requests / AT_ONCE
@@ -169,7 +170,7 @@ def main():
         for case in cases:
             suite.add(f"{name} {case}", test_cost, case)
     for size in RECORDS:
-        for to in ("torch", "dcp") if size >= 200 << 10 else ("torch",):
+        for to in ("torch", "dcp") if size >= 100 << 10 else ("torch",):
             suite.add(f"records {size >> 10} KiB {to}", test_records, size, to,
                       "--no-manifest")
     suite.add("records beside a manifest", test_records, 200 << 10, "torch")
