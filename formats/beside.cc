@@ -249,6 +249,9 @@ class Settling {
     const std::string name = io::base_name(file.path);
     if (name.starts_with("adapter_model") && !keeps_hf())
       return "an adapter in the names of the source: convert it by itself";
+    // torch's HuggingFaceStorageWriter makes the model's files of these.
+    if (file.part == "model" && inner && inner->starts_with("sharded/shard-"))
+      return "the ranks' parts of the same tensors";
     if (file.part == "model" && !name.starts_with("adapter_model"))
       return "weights that are not part of this checkpoint: convert them by "
              "themselves";

@@ -106,7 +106,7 @@ std::optional<Catalog> read_found(const runs::Found& found,
   const bool file = !io::is_directory(found.step);
   try {
     Catalog catalog = read(format, file ? found.step : path, options);
-    if (!catalog.run) return std::nullopt;
+    if (!catalog.run && catalog.root.empty()) return std::nullopt;
     return catalog;
   } catch (const Error& error) {
     throw of_step(error, found);

@@ -112,6 +112,11 @@ std::optional<uint64_t> tracked(const std::string& path) {
 
 }  // namespace
 
+bool is_exported(const Trainer& trainer, const std::string& folder) {
+  return !trainer.exported.empty() && !has_signature(trainer, folder) &&
+         !names_like(folder, trainer.exported).empty();
+}
+
 bool has_sign(const std::string& folder, const std::string& sign) {
   return !signs(folder, sign).empty();
 }
@@ -176,6 +181,10 @@ std::optional<Found> step_at(const Trainer& trainer, const std::string& path) {
     }
     found.why = fmt::format(
         "{} in it", printable(signs(path, trainer.signature[0]).front().path));
+    return found;
+  }
+  if (is_exported(trainer, path)) {
+    found.why = fmt::format("{} in it", trainer.exported);
     return found;
   }
   found.roles = roles_in(trainer, path);

@@ -32,6 +32,9 @@ std::vector<Candidate> candidates(const Trainer& trainer,
 // Nothing if the folder is not a step of that trainer.
 std::optional<Found> step_at(const Trainer& trainer, const std::string& path);
 
+// True for a last step that is the model alone, under transformers' names.
+bool is_exported(const Trainer& trainer, const std::string& folder);
+
 // The other trainer that a folder is a step of, by its name and its signature;
 // null if there is none.
 const Trainer* other_trainer(const Trainer& mine, const std::string& path);

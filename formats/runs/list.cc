@@ -77,6 +77,7 @@ void add_sole(const Sole& sole, const std::string& folder,
 std::vector<std::string> parts_of(const Trainer& trainer,
                                   const std::string& folder) {
   std::set<std::string> parts;
+  if (is_exported(trainer, folder)) parts.insert("model");
   std::vector<std::string> folders{folder};
   for (const std::string& role : roles_in(trainer, folder))
     folders.push_back(io::join(folder, role));

@@ -410,6 +410,32 @@ void note_unfinished(const Found& found, const std::string& path,
                trainer.what));
 }
 
+// True for what a trainer saves of the model alone at the end of a run. (Steps
+// of others may have such a name, and an optimizer.)
+bool is_model_alone(const Trainer& trainer, const Catalog& catalog) {
+  const Source& model = trainer.models[0];
+  const auto is_state = [&](const std::string& name) {
+    const auto begins = [&](const std::string& start) {
+      return name.starts_with(start);
+    };
+    return std::ranges::any_of(model.optimizers, begins) ||
+           std::ranges::any_of(model.others, begins);
+  };
+  return !trainer.exported.empty() && !catalog.tensors.empty() &&
+         std::ranges::none_of(catalog.tensors, is_state, &Tensor::name) &&
+         std::ranges::none_of(catalog.objects, is_state, &Object::name);
+}
+
+// Which is a model of its own then: no step that the trainer goes on from.
+void end_alone(const Found& found, Catalog& catalog) {
+  if (found.others.empty()) return;
+  catalog.problems.push_back(
+      warning("final_model", {found.step, {}},
+              "is the newest step, and a model alone, as {} saves it at the "
+              "end of a run: it is read; whoever goes on training names {}",
+              found.trainer->what, printable(io::base_name(found.others[0]))));
+}
+
 }  // namespace
 
 std::optional<Catalog> read_run(const Found& found, const std::string& path,
@@ -417,6 +443,7 @@ std::optional<Catalog> read_run(const Found& found, const std::string& path,
   const Trainer& trainer = *found.trainer;
   Catalog catalog;
   const bool lone = !io::is_directory(found.step);
+  bool alone = false;
   if (!trainer.sole.format.empty()) {
     catalog = read_sole(found, options);
     catalog.run = Run{.trainer = trainer.name, .step = {}};
@@ -424,18 +451,26 @@ std::optional<Catalog> read_run(const Found& found, const std::string& path,
       for (const std::string& role : found.roles)
         catalog.run->models.push_back(role + ".");
   } else if (lone || !trainer.objects.empty()) {
-    catalog = formats::find_format(lone ? "torch" : "dcp")
+    const bool exported = is_exported(trainer, found.step);
+    catalog = formats::find_format(lone       ? "torch"
+                                   : exported ? "safetensors"
+                                              : "dcp")
                   .reader->read_catalog(found.step, options);
     adopt(catalog, trainer.name, options);
-    if (!catalog.run) return std::nullopt;
+    alone =
+        !catalog.run && found.step != path && is_model_alone(trainer, catalog);
+    if (!catalog.run && !alone) return std::nullopt;
   } else {
     catalog = read_step(found, options);
     say_unnamed(catalog);
   }
   if (!lone && trainer.objects.empty() && !trainer.step_file.empty())
     catalog.run->step = step_by_file(found, catalog);
-  note_other_step(found, catalog);
-  if (!catalog.run->step && trainer.name != "accelerate")
+  if (alone)
+    end_alone(found, catalog);
+  else
+    note_other_step(found, catalog);
+  if (!alone && !catalog.run->step && trainer.name != "accelerate")
     catalog.run->step = number_in_name(trainer, found);
   note_roles(found, catalog);
   note_lost_roles(found, catalog);

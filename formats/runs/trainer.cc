@@ -63,6 +63,7 @@ Trainer read_trainer(const Json& json) {
                   .traces = json.value("traces", Strings{}),
                   .without_sign = {},
                   .objects = json.value("objects", Strings{}),
+                  .exported = json.value("exported", ""),
                   .steps = json.value("steps", Strings{}),
                   .last = json.value("last", Strings{}),
                   .tracker = json.value("tracker", ""),

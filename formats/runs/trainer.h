@@ -130,6 +130,10 @@ struct Trainer {
   // Not empty: the container must hold an object with each of these prefixes.
   // "a|b": one of the two.
   std::vector<std::string> objects;
+  // A last step may be the model alone: in the container, without `objects`, or
+  // under transformers' names, with this file instead of the signature. "":
+  // each step is whole.
+  std::string exported;
   std::vector<std::string> steps;  // patterns of a root's folders (and files)
   std::vector<std::string> last;   // names that take precedence over numbers
   std::string tracker;             // a file of the root that has the number

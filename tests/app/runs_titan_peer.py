@@ -4,9 +4,10 @@
     runs_titan_peer.py DIR OUT WORLD RANK PORT
 
 torchtitan 0.3's CheckpointManager.load, into a Llama with a fused projection
-and its OptimizersContainer, then its save of the same as step 11. Rank 0 saves
-model and moments under transformers' names, as torchtitan's own adapter gives
-them.
+and its OptimizersContainer, then its save of the same as step 11, and of runs
+that end with the model alone: DIR/alone in its own form, DIR/exported in
+transformers'. Rank 0 saves model and moments under transformers' names, as
+torchtitan's own adapter gives them.
 """
 
 import sys
@@ -85,15 +86,19 @@ def main():
     schedulers = LRSchedulersContainer.Config(warmup_steps=2).build(
         optimizers=optimizers, training_steps=20)
     state = State()
-    manager = CheckpointManager(
-        CheckpointManager.Config(
-            enable=True, folder="checkpoint", interval=1,
-            exclude_from_loading=["dataloader"]),
-        dataloader=None, model_parts=[model], optimizers=optimizers,
-        lr_schedulers=schedulers, states={"train_state": state},
-        sd_adapter=None, base_folder=DIR)
-    assert manager.load(), "nothing was loaded"
     adapter = Llama3StateDictAdapter(config, None)
+
+    def manager_of(folder, **more):
+        return CheckpointManager(
+            CheckpointManager.Config(
+                enable=True, folder="checkpoint", interval=1,
+                exclude_from_loading=["dataloader"], **more),
+            dataloader=None, model_parts=[model], optimizers=optimizers,
+            lr_schedulers=schedulers, states={"train_state": state},
+            sd_adapter=adapter, base_folder=folder)
+
+    manager = manager_of(DIR)
+    assert manager.load(), "nothing was loaded"
     found = adapter.to_hf({n: whole(t) for n, t in model.state_dict().items()})
     fused = next(m for m in model.modules() if isinstance(m, FusedQKVLinear))
     names = {id(p): name for name, p in model.named_parameters()}
@@ -113,6 +118,11 @@ def main():
     # name.
     assert manager.save(11), "nothing was saved"
     manager.close()
+    for name in ("alone", "exported"):
+        ends = manager_of(f"{DIR}/{name}", last_save_model_only=True,
+                          last_save_in_hf=name == "exported")
+        assert ends.save(11) and ends.save(12, last_step=True), name
+        ends.close()
     dist.barrier()
     dist.destroy_process_group()
 

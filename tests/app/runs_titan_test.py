@@ -64,6 +64,31 @@ def test_load(folder, ranks):
     steps = [folder / f"checkpoint/step-{step}" for step in (10, 11)]
     CKPT.ok("verify", steps[1], "--deep")
     CKPT.ok("verify", *steps)
+    check_ends(folder, {k: v for k, v in found["model"].items()
+                        if not k.endswith(MOMENTS)})
+
+
+def check_ends(folder, model):
+    """Runs whose last step is the model alone: what the run is, from its root."""
+    for name in ("alone", "exported"):
+        root, out = folder / name, folder / f"{name}_hf"
+        for path in (root, root / "checkpoint"):
+            done = CKPT.ok("inspect", path)
+            check("step-11" in done.err and "alone" in done.err, done.err)
+            found = CKPT.inspect(path)
+            check_equal(found["path"], str(root / "checkpoint/step-12"), name)
+            check_equal({t["kind"] for t in found["tensors"]}, {"model"}, name)
+            listed = CKPT.ok("ls", "-l", path).out.splitlines()
+            check(len(listed) == 2 and "step-12" in listed[1] and not any(
+                "incomplete" in line for line in listed), f"{listed}")
+        CKPT.ok("verify", root, "--deep")
+        CKPT.ok("convert", root, out, "--to", "safetensors", "--config-from",
+                STEP / "huggingface")
+        check_equal(in_checkpoint(out), digests(model), name)
+        (root / "checkpoint/step-12").rename(root / "checkpoint/step-2")
+        found = CKPT.inspect(root)
+        check_equal(found["path"], str(root / "checkpoint/step-11"), name)
+        check_equal(found["trainer"]["name"], "torchtitan", name)
 
 
 # Written for a job without fuse_qkv, one saved so and two saved with it.
