@@ -194,12 +194,15 @@ Naming leave_frequencies(Catalog& source, std::string_view loader,
 // Replaces a trainer's names for a model of transformers, in a directory of
 // weights, by transformers' own. Without the model's numbers they stay, unless
 // they `must` not.
-void take_transformers_names(Catalog& source, const Naming& naming, bool must) {
+void take_transformers_names(Catalog& source, const Naming& naming,
+                             const families::TranslateOptions& options,
+                             bool must) {
   Catalog copy = source;
   if (!naming.config_from.empty()) take_config(copy, naming.config_from);
   locate(copy);
   try {
     runs::take_transformers_names(copy);
+    families::check_numbers(copy, options);
   } catch (const Error& error) {
     if (must || !naming.config_from.empty() ||
         error.code() != ExitCode::kUnfaithful)
@@ -271,6 +274,7 @@ class Renaming {
     if (target_.unfuse && from_ == "hf")
       families::check_numbers(source_, options_);
     if (!stays()) return translated(std::move(source_), options_, naming_);
+    warn_of_numbers();
     check_unused(
         from_ == "hf" && !target_.computes_rotary.empty()
             ? leave_frequencies(source_, target_.computes_rotary, naming_)
@@ -296,7 +300,7 @@ class Renaming {
       return false;
     // nanotron's names can stay in Megatron's format, with a warning.
     const bool must = hf || (!target_.unwraps_names && owner != "nanotron");
-    take_transformers_names(source_, naming_, must);
+    take_transformers_names(source_, naming_, options_, must);
     return target_.unwraps_names || hf;
   }
 
@@ -380,6 +384,7 @@ class Renaming {
     if (naming_.config_from.empty()) return false;
     if (from_ == "hf" && (options_.to.empty() || options_.to == "hf")) {
       take_config(source_, naming_.config_from);
+      families::check_numbers(source_, options_);
       Naming rest = naming_;
       rest.config_from.clear();
       check_unused(rest, to_format_, from_);
@@ -390,6 +395,13 @@ class Renaming {
     if (!options_.to.empty() || !has_sources_ranks()) return false;
     take_config(source_, naming_.config_from);
     return true;
+  }
+
+  // What is copied as it is may have been wrong before.
+  void warn_of_numbers() {
+    if (!naming_.note || !target_.is_container) return;
+    if (const auto problem = families::find_contradiction(source_, options_))
+      naming_.note({*problem});
   }
 
   bool stays() const {

@@ -10,6 +10,7 @@
 #include "convert/named_tensors.h"
 #include "convert/sizes.h"
 #include "convert/values.h"
+#include "formats/traits.h"
 #include "lib/text/format.h"
 #include "lib/text/glob.h"
 
@@ -102,6 +103,24 @@ void check_numbers(const Catalog& source, const TranslateOptions& options) {
               source.path);
   if (!Globs(options.allow_missing).match("*"))  // a part was asked for
     check_layers(model, facts, source.path);
+}
+
+std::optional<Problem> find_contradiction(const Catalog& source,
+                                          const TranslateOptions& options) {
+  // ModelOpt's state says of which sizes the layers are.
+  if (dialect_of(source) != "hf" ||
+      !formats::traits_of(source.format).is_container)
+    return std::nullopt;
+  try {
+    check_numbers(source, options);
+  } catch (const Error& error) {
+    if (error.code() == ExitCode::kUnfaithful)
+      return warning("configuration",
+                     {error.where().path, error.where().tensor},
+                     "{} (`ckpt family check` prints what config.json says)",
+                     error.problem());
+  }
+  return std::nullopt;  // if config.json can't be read, others say so
 }
 
 namespace {

@@ -3,6 +3,7 @@
 // config.json's, numbers and tensors, two configurations.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "convert/options.h"
@@ -23,6 +24,11 @@ void check_named(const Catalog& source, const TranslateOptions& options,
 // For a target that keeps transformers' names and cuts by the numbers of
 // config.json: throws unfaithful_error if the tensors contradict them.
 void check_numbers(const Catalog& source, const TranslateOptions& options);
+
+// The same for tensors that stay beside their config.json, as a warning: they
+// are whole, but who loads them fails, or makes up what is missing.
+std::optional<Problem> find_contradiction(const Catalog& source,
+                                          const TranslateOptions& options = {});
 
 // Throws unfaithful_error if the source's own configuration (args, …) and the
 // config.json carried beside it describe two models; warns of the one

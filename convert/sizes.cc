@@ -238,17 +238,29 @@ void check_layers(const NamedTensors& model, const Facts& facts,
   const auto layers = facts.find("layers");
   if (layers == facts.end() || !layers->second.value.is_number_unsigned())
     return;
+  const auto wanted = layers->second.value.get<uint64_t>();
   uint64_t found = 0;
+  // Behind the counted ones, and whether it predicts further tokens.
+  std::map<uint64_t, bool> behind;
   for (const Tensor& tensor : model.tensors()) {
     std::optional<uint64_t> layer;
-    if (plain_name(tensor.name, layer).starts_with("layers.{}.") && layer)
+    const std::string name = plain_name(tensor.name, layer);
+    if (!name.starts_with("layers.{}.") || !layer) continue;
+    if (*layer < wanted)
       found = std::max(found, *layer + 1);
+    else
+      behind[*layer] |=
+          name.ends_with(".enorm.weight") || name.ends_with(".eh_proj.weight");
   }
-  const auto wanted = layers->second.value.get<uint64_t>();
-  if (found == 0 || found >= wanted) return;
+  for (const auto& [layer, predicts] : behind)
+    if (!predicts) found = layer + 1;
+  if (found == 0 || found == wanted) return;
   throw unfaithful_error({path, {}}, "has {} layers, and {} says {}", found,
                          layers->second.source, wanted)
-      .with_hint("the configuration is another model's, or a file is missing");
+      .with_hint(found < wanted
+                     ? "the configuration is another model's, or a file is "
+                       "missing"
+                     : "the configuration is another model's");
 }
 
 }  // namespace ckpt::families

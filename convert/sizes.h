@@ -27,7 +27,7 @@ void check_sizes(const NamedTensors& model, const Facts& facts,
 void check_types(const Facts& facts, const std::string& path);
 
 // Throws unfaithful_error if the last layers that the configuration counts are
-// missing. There may be more: layers that predict further tokens.
+// missing, or if there are more, except for layers that predict further tokens.
 void check_layers(const NamedTensors& model, const Facts& facts,
                   const std::string& path);
 

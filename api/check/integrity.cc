@@ -15,6 +15,7 @@
 #include "api/edit/select.h"
 #include "ckpt/error.h"
 #include "ckpt/note.h"
+#include "convert/check_source.h"
 #include "formats/loose_files.h"
 #include "formats/runs/counts.h"
 #include "formats/runs/stale.h"
@@ -439,9 +440,13 @@ Report check_integrity(const std::string& path, const Selection& selection,
     selecting = true;
     const Chosen chosen = choose(catalog, selection);
     selecting = false;
-    if (chosen.dropped || !chosen.warning.empty() || !chosen.edits.empty())
-      check.only_some(chosen.edits);
+    const bool partly =
+        chosen.dropped || !chosen.warning.empty() || !chosen.edits.empty();
+    if (partly) check.only_some(chosen.edits);
     check.headers(catalog);
+    if (!partly)
+      if (const auto problem = families::find_contradiction(catalog))
+        check.add(*problem);
     check.pickles(catalog, !options.quick);  // an index is decoded again
     {
       const heap::Unbounded threads;  // of a scan: it has a bound of its own

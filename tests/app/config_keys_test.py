@@ -7,7 +7,8 @@ copy. `verify A B` names a fact, or transformers computes the same logits from
 both, so that the key changes nothing.
 
 sizes: a number of the configuration (heads, widths, experts …) is changed. The
-conversion is refused, or such a model has the same tensors.
+conversion is refused, and so is --config-from; verify and a copy warn; or such a
+model has the same tensors.
 
     config_keys_test.py --ckpt CKPT         the types that differ most
     config_keys_test.py --ckpt CKPT --full  all types
@@ -73,6 +74,14 @@ APART = {
     "deepseek_v2": ("num_key_value_heads",),
     "deepseek_v3": ("num_key_value_heads", "head_dim"),
     "youtu": ("head_dim",), "hy_v3": ("num_hidden_layers",),
+}
+
+
+# Refused by Megatron's rules; no tensor's shape tells.
+SHAPELESS = {
+    "deepseek_v32": ("num_key_value_heads", "num_experts"),
+    "glm4_moe_lite": ("num_key_value_heads",),
+    "glm_moe_dsa": ("num_key_value_heads",), "youtu": ("num_key_value_heads",),
 }
 
 
@@ -166,16 +175,28 @@ def sizes(folder, family):
             continue
         for other in {number * 2, number // 2, number + 1} - {0, number}:
             changed(source, folder / "b", **{key: other})
+            told = {}
             for target in targets:
                 result = CKPT.run("convert", folder / "b", folder / "there",
                                   "--to", target, "-n", "-q", *allow)
-                if result.code in (4, 5):
-                    refused += 1
-                    continue
-                # Half-size heads may have the same tensors.
-                if not logits_at(models, folder / "b")[1]:
-                    wrong.append(f"{key} {number} -> {other} to {target}: "
-                                 f"{result.code} {result.err}")
+                refused += result.code in (4, 5)
+                told[target] = result.code in (4, 5), result
+            result = CKPT.run("verify", folder / "b")
+            told["verify"] = "configuration: " in result.out, result
+            plain = (folder / "there", "--to", "safetensors", "-n")
+            result = CKPT.run("convert", folder / "b", *plain)
+            told["a copy"] = "`ckpt family check`" in result.err, result
+            result = CKPT.run("convert", source, *plain, "--config-from",
+                              folder / "b")
+            told["--config-from"] = result.code == 5, result
+            if key in SHAPELESS.get(family, ()):
+                told = {target: told[target] for target in targets}
+            # Half-size heads may have the same tensors.
+            if all(said for said, _ in told.values()) or \
+                    logits_at(models, folder / "b")[1]:
+                continue
+            wrong += [f"{key} {number} -> {other}, {what}: {result}"
+                      for what, (said, result) in told.items() if not said]
     check(not wrong, "\n".join(wrong))
     check(refused > 4, f"{refused} refused")
 
