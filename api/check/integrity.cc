@@ -343,11 +343,12 @@ class Check {
       seen.insert(tensor.name);
       const Edit edit = edit_of(edits_, tensor.name);
       const auto entry = manifest.tensors.find(edit.stored);
-      if (entry == manifest.tensors.end())
-        add(warning("unlisted_tensor", {path, tensor.name},
-                    "the manifest does not list it"));
-      else if (entry->second.digest != reading.digests[i] && !edit.cut &&
-               !(selected_ && is_part(tensor.shape, entry->second)))
+      if (entry == manifest.tensors.end()) {
+        if (!is_listed_content(manifest, root, catalog, tensor))
+          add(warning("unlisted_tensor", {path, tensor.name},
+                      "the manifest does not list it"));
+      } else if (entry->second.digest != reading.digests[i] && !edit.cut &&
+                 !(selected_ && is_part(tensor.shape, entry->second)))
         add(damage("digest", {first_file(catalog, tensor), tensor.name},
                    "the content has digest {}, it was written with {}",
                    reading.digests[i].hex(), entry->second.digest.hex()));
@@ -357,6 +358,18 @@ class Check {
       if (!seen.contains(name))
         add(damage("missing_tensor", {path, name},
                    "the manifest lists it, the checkpoint does not hold it"));
+  }
+
+  // True for one that went along with its file's bytes: those that no listed
+  // tensor has are compared as the file's.
+  static bool is_listed_content(const Manifest& manifest,
+                                const std::string& root, const Catalog& catalog,
+                                const Tensor& tensor) {
+    return std::ranges::all_of(tensor.pieces, [&](const Piece& piece) {
+      const std::string& file = catalog.files[piece.extent.file].path;
+      return file.starts_with(root + "/") &&
+             manifest.contents.contains(file.substr(root.size() + 1));
+    });
   }
 
   static std::string first_file(const Catalog& catalog, const Tensor& tensor) {

@@ -86,7 +86,7 @@ class Rewriting {
 
   // Part of a run, or a run with other names, would make a folder that the
   // trainer takes for a whole step.
-  void check_whole() const {
+  void check_whole() {
     check_whole_step(source_, whole_.catalog, in_containers(whole_),
                      trainer_.name);
   }
@@ -400,11 +400,16 @@ class Rewriting {
 
 }  // namespace
 
-std::vector<bool> in_containers(const Whole& whole) {
+std::vector<bool> in_containers(Whole& whole) {
   std::vector<bool> inside(whole.catalog.tensors.size());
-  for (const Container& one : whole.containers)
-    std::fill_n(inside.begin() + static_cast<ptrdiff_t>(one.first),
-                one.catalog.tensors.size(), true);
+  for (Container& one : whole.containers) {
+    const bool same = one.read == "torch" || one.read == "safetensors";
+    const std::vector<bool> have =
+        same ? have_places(one.catalog)
+             : std::vector<bool>(one.catalog.tensors.size(), true);
+    std::copy(have.begin(), have.end(),
+              inside.begin() + static_cast<ptrdiff_t>(one.first));
+  }
   return inside;
 }
 

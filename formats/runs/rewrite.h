@@ -27,9 +27,9 @@ const std::string& trainer_of(const Catalog& source);
 // The step's containers, as their readers return them.
 Whole read_again(const Catalog& source);
 
-// By tensor: whether a container has it. Whatever in a run has no container is
-// carried as a file, tensors included.
-std::vector<bool> in_containers(const Whole& whole);
+// By tensor: whether a container has it, in a place of its own (same_file.h).
+// Whatever has not is carried with its file.
+std::vector<bool> in_containers(Whole& whole);
 
 // Throws unfaithful_error for a part of a step, and for what is not written for
 // other ranks.

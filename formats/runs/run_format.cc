@@ -11,6 +11,7 @@
 #include "formats/runs/grid.h"
 #include "formats/runs/rewrite.h"
 #include "formats/runs/run.h"
+#include "formats/runs/same_file.h"
 #include "formats/runs/trainer.h"
 #include "formats/runs/whole_step.h"
 #include "lib/io/file.h"
@@ -49,6 +50,17 @@ bool is_one_file(const Catalog& source) {
   return io::is_file(source.path);
 }
 
+// Leaves those of `whole` that are `inside`.
+void erase_others(Catalog& source, const Catalog& whole,
+                  const std::vector<bool>& inside) {
+  std::set<std::string_view> carried;
+  for (size_t t = 0; t < inside.size(); ++t)
+    if (!inside[t]) carried.insert(whole.tensors[t].name);
+  std::erase_if(source.tensors, [&](const Tensor& tensor) {
+    return carried.contains(tensor.name);
+  });
+}
+
 class RunReader final : public formats::Reader {
  public:
   std::string_view name() const override { return kRunFormat; }
@@ -71,16 +83,15 @@ class RunWriter final : public formats::Writer {
   Catalog review(Catalog source, const Layout& layout) const override {
     if (is_composed(source, layout))
       return review_composed(std::move(source), layout);
-    if (is_one_file(source)) return source;
+    if (is_one_file(source)) {
+      Catalog whole = formats::open(source.path, {}, {});
+      erase_others(source, whole, have_places(whole));
+      return source;
+    }
     check_topology(source, layout.topology);
-    const Whole whole = read_again(source);
+    Whole whole = read_again(source);
     const std::vector<bool> inside = in_containers(whole);
-    std::set<std::string_view> carried;
-    for (size_t t = 0; t < inside.size(); ++t)
-      if (!inside[t]) carried.insert(whole.catalog.tensors[t].name);
-    std::erase_if(source.tensors, [&](const Tensor& tensor) {
-      return carried.contains(tensor.name);
-    });
+    erase_others(source, whole.catalog, inside);
     return source;
   }
   Target lay_out(const Catalog& source, const Layout& layout) const override {

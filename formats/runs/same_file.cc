@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/runs/same_file.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <iterator>
 #include <map>
 
 #include "ckpt/error.h"
@@ -41,46 +44,90 @@ TargetFile around(const Uses& uses, const File& file, uint32_t index) {
   return target;
 }
 
+// True if its bytes are those of the tensor, in order.
+bool is_plain(const Tensor& tensor) {
+  return tensor.pieces.size() == 1 && !tensor.pieces[0].flat &&
+         tensor.pieces[0].extent.strides.empty() &&
+         tensor.pieces[0].transform == kNoTransform &&
+         tensor.pieces[0].box == Box::whole(tensor.shape);
+}
+
+// Takes places in the order of the tensors; of two that overlap, the first.
+class Placing {
+ public:
+  explicit Placing(const Catalog& catalog) : catalog_(catalog) {
+    for (size_t t = 0; t < catalog.tensors.size(); ++t)
+      have_.push_back(byte_size(catalog.tensors[t]) == 0 || take(t));
+  }
+
+  const std::vector<bool>& have() const { return have_; }
+  const std::map<uint32_t, Uses>& files() const { return files_; }
+
+ private:
+  bool take(size_t t) {
+    const Tensor& tensor = catalog_.tensors[t];
+    if (!is_plain(tensor)) return false;
+    const Extent& extent = tensor.pieces[0].extent;
+    const uint64_t end = extent.offset + byte_size(tensor);
+    Uses& uses = files_[extent.file];
+    const auto next = uses.lower_bound(extent.offset);
+    if (next != uses.end() && next->first == extent.offset)
+      return next->second.end == end;
+    if ((next != uses.begin() && std::prev(next)->second.end > extent.offset) ||
+        (next != uses.end() && next->first < end))
+      return false;
+    uses.emplace(extent.offset, Use{end, t});
+    return true;
+  }
+
+  const Catalog& catalog_;
+  std::map<uint32_t, Uses> files_;
+  std::vector<bool> have_;
+};
+
+// Keeps the tensors of `have`.
+void keep(std::vector<Tensor>& tensors, const std::vector<bool>& have) {
+  size_t at = 0;
+  std::erase_if(tensors, [&](const Tensor&) { return !have[at++]; });
+}
+
 }  // namespace
 
-Target lay_out_same(Catalog& catalog, const std::string& step) {
+std::vector<bool> have_places(Catalog& catalog) {
   locate(catalog);
+  return Placing(catalog).have();
+}
+
+Target lay_out_same(Catalog& catalog, const std::string& step) {
+  const std::vector<bool> have = have_places(catalog);
+  for (const Tensor& tensor : catalog.tensors)
+    for (const Piece& piece : tensor.pieces)
+      if (byte_size(tensor) != 0 &&
+          catalog.files[piece.extent.file].codec != Codec::kRaw)
+        throw unfaithful_error({catalog.path, printable(tensor.name)},
+                               "is compressed")
+            .with_hint("copy the step's folder: none of its files has ranks");
+  keep(catalog.tensors, have);
+  const Placing taken(catalog);
+  const std::map<uint32_t, Uses>& files = taken.files();
   Target target;
   target.catalog = formats::catalog_like(catalog, catalog.format);
-  std::map<uint32_t, Uses> files;
+  if (const size_t left = std::ranges::count(have, false))
+    target.assumptions.push_back(fmt::format(
+        "{}: {} in it go along as the file's bytes: they are strided or "
+        "overlap with others",
+        printable(catalog.path), text::counted(left, "tensor")));
   uint32_t ties = 0;
   for (size_t t = 0; t < catalog.tensors.size(); ++t) {
     const Tensor& tensor = catalog.tensors[t];
-    const auto refuse = [&](const char* why) {
-      throw unfaithful_error({catalog.path, printable(tensor.name)}, "{}", why)
-          .with_hint("copy the step's folder: none of its files has ranks");
-    };
-    if (byte_size(tensor) == 0) {
-      target.catalog.tensors[t].pieces = tensor.pieces;
-      continue;
-    }
-    if (tensor.pieces.size() != 1 || tensor.pieces[0].flat ||
-        !tensor.pieces[0].extent.strides.empty() ||
-        tensor.pieces[0].transform != kNoTransform ||
-        tensor.pieces[0].box != Box::whole(tensor.shape))
-      refuse("does not lie in its file as it is");
-    const Extent& extent = tensor.pieces[0].extent;
-    if (catalog.files[extent.file].codec != Codec::kRaw)
-      refuse("is compressed");
-    Uses& uses = files[extent.file];
-    const uint64_t end = extent.offset + byte_size(tensor);
-    const auto [it, fresh] = uses.try_emplace(extent.offset, Use{end, t});
-    if (!fresh) {
-      Tensor& first = target.catalog.tensors[it->second.tensor];
-      if (it->second.end != end) refuse("shares a part of another's bytes");
-      if (first.tie == 0) first.tie = ++ties;
-      target.catalog.tensors[t].tie = first.tie;
-    } else if ((it != uses.begin() &&
-                std::prev(it)->second.end > extent.offset) ||
-               (std::next(it) != uses.end() && std::next(it)->first < end)) {
-      refuse("overlaps with another");
-    }
     target.catalog.tensors[t].pieces = tensor.pieces;
+    if (byte_size(tensor) == 0) continue;
+    const Extent& extent = tensor.pieces[0].extent;
+    const size_t first = files.at(extent.file).at(extent.offset).tensor;
+    if (first == t) continue;
+    Tensor& shared = target.catalog.tensors[first];
+    if (shared.tie == 0) shared.tie = ++ties;
+    target.catalog.tensors[t].tie = shared.tie;
   }
   std::map<uint32_t, uint32_t> places;
   for (const auto& [index, uses] : files) {

@@ -76,8 +76,7 @@ Target lay_out_own_file(const Catalog& source, const Layout& layout) {
             "with --dp N makes a folder of it, which any number of ranks loads",
             ending, trainer.name));
   Catalog whole = formats::open(source.path, {}, {});
-  check_whole_step(source, whole, std::vector<bool>(whole.tensors.size(), true),
-                   trainer.name);
+  check_whole_step(source, whole, have_places(whole), trainer.name);
   Target target = lay_out_same(whole, io::parent(source.path));
   for (TargetFile& file : target.files) file.path.clear();
   for (File& file : target.catalog.files) file.path.clear();

@@ -11,7 +11,7 @@ import sys
 import types
 
 import runs_optimizers_test as others
-from support import Suite, check, check_equal, digest
+from support import DATA, Suite, check, check_equal, digest
 
 CKPT = None  # set by prepare
 
@@ -162,6 +162,92 @@ def test_low_rank_refuted(folder):
     others.check_numbered(others.save(folder, states))
 
 
+def strided(shape, which, shared):
+    """A matrix of that shape as views of other storages have it; `shared` is
+    one of them, of several matrices."""
+    import torch
+
+    rows, columns = shape
+    big = torch.randn(2 * rows + 3, 2 * columns + 5)
+    return (lambda: big.t().contiguous().t()[:rows, :columns],  # transposed
+            lambda: big[1:rows + 1, 2:columns + 2],             # of a larger
+            lambda: big[::2, ::2][:rows, :columns],             # stepped
+            lambda: big[:1, :columns].expand(shape),            # broadcast
+            lambda: big.T.flatten().as_strided(shape, (1, 1), 3),  # overlaps
+            lambda: shared[which:which + rows * columns].view(shape)
+            )[which % 6]()
+
+
+def test_strided(folder):
+    """torch.linalg.svd's matrices are views: they are read as torch reads them,
+    and for other ranks the file stays as it is."""
+    import torch
+
+    states, shared = low_rank("galore"), torch.randn(10000)
+    which = 0
+    for state in states["state"].values():
+        if "projector" in state:
+            matrix = state["projector"].ortho_matrix
+            state["projector"].ortho_matrix = strided(
+                matrix.shape, which, shared)
+            which += 1
+    check(which > 11, f"two of each: {which}")
+    step = others.save(folder, states)
+    loaded = torch.load(step / "optimizer.pt", weights_only=False)
+    order = [n for group in low_rank_groups() for n in group]
+    want = flat(loaded, order)
+    check(any(0 in t.stride() for t in want.values() if t.dim()), "strides")
+    got = {t["name"]: t["digest"]
+           for t in CKPT.inspect(step, "--digest")["tensors"]
+           if t["kind"] == "optim"}
+    check_equal(got, {n: digest(t.contiguous().numpy().tobytes())
+                      for n, t in want.items()}, "as torch.load")
+    out = folder / "out"
+    said = CKPT.ok("reshard", step, out, "--dp", 2, "--verify", "-v",
+                   "--keep-unknown-globals").err
+    check("go along as the file's bytes" in said, said)
+    written = flat(torch.load(out / "optimizer.pt", weights_only=False), order)
+    check_equal(set(written), set(want), "written")
+    for name, one in want.items():
+        check(torch.equal(written[name], one), name)
+        check_equal(written[name].stride(), one.stride(), name)
+    CKPT.ok("verify", step, out)
+    # GaLore's own class is in the source's file, too.
+    for folder in (step, out):
+        found = CKPT.run("verify", folder, "--json").want(1).json()
+        kinds = {p["kind"] for p in found["problems"]}
+        check("executes" in kinds and "unlisted_tensor" not in kinds, kinds)
+    # The manifest covers what has no place of its own.
+    matrix = next(t.untyped_storage() for n, t in want.items()
+                  if "ortho_matrix" in n and not t.is_contiguous())
+    raw, whole = bytes(matrix), (out / "optimizer.pt").read_bytes()
+    at = whole.index(raw)
+    (out / "optimizer.pt").write_bytes(
+        whole[:at] + bytes([raw[0] ^ 1]) + whole[at + 1:])
+    found = CKPT.run("verify", out, "--json").want(1).json()
+    check("file_digest" in {p["kind"] for p in found["problems"]},
+          found["problems"])
+
+
+def test_strided_file(folder):
+    """Lightning's file, too, is such a file with any strides."""
+    import torch
+
+    golden = DATA / "runs/lightning_ckpt/ckpt/checkpoints/epoch=0-step=16.ckpt"
+    state = torch.load(golden, weights_only=False)
+    one = next(t for t in state["state_dict"].values() if t.dim() == 2)
+    one.data = one.t().contiguous().t()
+    source, out = folder / "a.ckpt", folder / "b.ckpt"
+    torch.save(state, source)
+    CKPT.ok("convert", source, out, "--to", "run", "--verify")
+    CKPT.ok("verify", source, out)
+    CKPT.ok("verify", out)
+    written = torch.load(out, weights_only=False)["state_dict"]
+    for name, want in state["state_dict"].items():
+        check(torch.equal(written[name], want), name)
+        check_equal(written[name].stride(), want.stride(), name)
+
+
 def test_low_rank_targets(folder):
     """Formats that can't hold it refuse; the model alone goes everywhere."""
     step = others.save(folder, low_rank("galore"))
@@ -179,6 +265,8 @@ def prepare(suite, ckpt):
         suite.add(f"{kind}: by name, and to torch", test_low_rank, kind)
     suite.add("GaLore: another shape", test_low_rank_refuted)
     suite.add("GaLore: other targets", test_low_rank_targets)
+    suite.add("strided", test_strided)
+    suite.add("strided, one file", test_strided_file)
 
 
 if __name__ == "__main__":
