@@ -12,6 +12,7 @@
 
 #include "ckpt/note.h"
 #include "containers/torch/tensor_nodes.h"
+#include "formats/runs/group_names.h"
 #include "formats/runs/pattern.h"
 #include "formats/runs/trainer.h"
 #include "lib/io/file.h"
@@ -238,6 +239,7 @@ Catalog as_state_dict(Catalog source) {
     if (tensor.kind == Kind::optim && !tensor.param.empty() &&
         tensor.name == tensor.param + "." + tensor.state)
       tensor.name = "optimizer.state." + tensor.name;
+  put_names_in_groups(source);
   Opened(source).open();
   Builder(source).build();
   return source;

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "ckpt/error.h"
+#include "formats/runs/group_names.h"
 #include "formats/runs/naming.h"
 #include "formats/runs/own_names.h"
 #include "formats/runs/pattern.h"
@@ -159,7 +160,7 @@ class AdamFinder {
     if (!own_.empty()) return settle_own();
     if (adam_.groups.empty())
       refuse({}, "the optimizer's groups (lr, betas) are not there");
-    if (!by_name() && !by_number() && !by_shapes() && !by_list()) {
+    if (!by_name() && !by_number() && !by_list()) {
       // FSDP1's units, DeepSpeed's partitions: they number something else.
       if (adam_.groups.size() != 1)
         refuse({}, fmt::format("{} groups of options, and nothing says which "
@@ -198,37 +199,10 @@ class AdamFinder {
     }
   }
 
-  // Groups name what the source's trainer trains; states were renamed if the
-  // target's trainer trains something else.
   void take_other_names(std::vector<std::string>& params) const {
-    std::vector<std::string> now;
-    for (const std::string& param : params) {
-      std::vector<std::string> names;
-      if (!adam_.states.contains(param)) names = names_of_other(param);
-      // From one trainer's names to another's there are two steps.
-      for (size_t i = names.size(); i-- > 0;)
-        if (!adam_.states.contains(names[i]))
-          std::ranges::copy(names_of_other(names[i]),
-                            std::back_inserter(names));
-      std::erase_if(names, [&](const std::string& name) {
-        return !adam_.states.contains(name);
-      });
-      if (names.empty()) names = {behind_prefix(param)};
-      for (const std::string& name : names)
-        if (std::ranges::find(now, name) == now.end()) now.push_back(name);
-    }
-    params = std::move(now);
-  }
-
-  // Handles a wrapped model whose prefix was removed from the states' names.
-  std::string behind_prefix(const std::string& param) const {
-    for (size_t at = 0; at != param.npos && !adam_.states.contains(param);) {
-      at = param.find('.', at);
-      if (at == param.npos) break;
-      std::string rest = param.substr(++at);
-      if (adam_.states.contains(rest)) return rest;
-    }
-    return param;
+    params = names_of_states(params, [&](const std::string& name) {
+      return adam_.states.contains(name);
+    });
   }
 
   // {"params": ["model.norm.weight", …]}
@@ -261,60 +235,14 @@ class AdamFinder {
            std::ranges::none_of(adam_.groups, has_sorted);
   }
 
-  // DeepSpeed numbers vectors; its model states list the contents of each.
-  bool by_shapes() {
-    const auto shapes =
-        std::ranges::find_if(source_.objects, [](const Object& object) {
-          return object.name.ends_with("param_shapes") && object.document;
-        });
-    if (shapes == source_.objects.end()) return false;
-    const Document& from = *shapes->document;
-    if (!from.is(shapes->node, Type::kList)) return false;
-    std::vector<std::vector<std::string>> params(adam_.groups.size());
-    for (size_t g = 0; g < adam_.groups.size(); ++g) {
-      if (!adam_.document->is(lists_[g], Type::kList)) return false;
-      for (const Id item : adam_.document->items(lists_[g])) {
-        const auto number = adam_.document->as_int(item);
-        const auto lists = from.items(shapes->node);
-        if (!number || *number < 0 ||
-            static_cast<uint64_t>(*number) >= lists.size())
-          return false;
-        const auto pairs = from.as_pairs(lists[static_cast<size_t>(*number)]);
-        for (size_t i = 0; pairs && i + 1 < pairs->size(); i += 2)
-          if (from.is((*pairs)[i], Type::kString))
-            params[g].emplace_back(from.text((*pairs)[i]));
-      }
-    }
-    for (size_t g = 0; g < params.size(); ++g)
-      adam_.groups[g].params = std::move(params[g]);
-    return true;
-  }
-
-  // nanotron lists the names: {0: "model.lm_head.pp_block.weight", …}.
+  // DeepSpeed and nanotron have the names in a list of their own.
   bool by_list() {
-    const auto names =
-        std::ranges::find_if(source_.objects, [](const Object& object) {
-          return object.name.ends_with("optimizer.names") && object.document;
-        });
-    if (names == source_.objects.end()) return false;
-    const Document& from = *names->document;
-    std::map<int64_t, std::string_view> known;
-    const auto pairs = from.as_pairs(names->node);
-    for (size_t i = 0; pairs && i + 1 < pairs->size(); i += 2)
-      if (const auto number = from.as_int((*pairs)[i]);
-          number && from.is((*pairs)[i + 1], Type::kString))
-        known.emplace(*number, from.text((*pairs)[i + 1]));
-    std::vector<std::vector<std::string>> params(adam_.groups.size());
-    for (size_t g = 0; g < adam_.groups.size(); ++g) {
-      if (!adam_.document->is(lists_[g], Type::kList)) return false;
-      for (const Id item : adam_.document->items(lists_[g])) {
-        const auto number = adam_.document->as_int(item);
-        if (!number || !known.contains(*number)) return false;
-        params[g].emplace_back(known.at(*number));
-      }
-    }
-    for (size_t g = 0; g < params.size(); ++g)
-      adam_.groups[g].params = std::move(params[g]);
+    if (!owner_) return false;
+    auto names =
+        names_of_groups(source_, *owner_ + ".", *adam_.document, lists_);
+    if (!names) return false;
+    for (size_t g = 0; g < adam_.groups.size(); ++g)
+      adam_.groups[g].params = std::move(names->groups[g]);
     return true;
   }
 
