@@ -379,6 +379,25 @@ void check_grid(const Part& part, const std::string& folder,
                           names.size(), wanted));
 }
 
+void check_swapped(const std::string& folder, const std::vector<Name>& names,
+                   const std::map<std::string, std::string>& saved_as,
+                   Catalog& catalog) {
+  for (const Name& name : names) {
+    const std::string stem = stem_of(name.path);
+    const auto mine = saved_as.find(stem);
+    if (mine == saved_as.end() || mine->second == stem) continue;
+    const auto its = saved_as.find(mine->second);
+    if (its == saved_as.end() || its->second.empty() ||
+        its->second == its->first)
+      continue;
+    note_damage(catalog, "part", io::join(folder, name.path),
+                fmt::format("is another's file, as {} is: torch.save wrote it "
+                            "under the name {}; give each its own name back",
+                            printable(io::base_name(its->first)),
+                            printable(mine->second)));
+  }
+}
+
 void check_ranks(const Part& part, const std::string& folder,
                  const std::vector<Name>& names, Catalog& catalog) {
   if (!has(part.file, "r") || names.empty()) return;

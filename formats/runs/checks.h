@@ -3,6 +3,7 @@
 // this room.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -53,6 +54,13 @@ void check_numbers(const Part& part, const std::string& folder,
 // "tp-{t}-of-{T}_dp-{d}-of-{D}": as many files as the sizes give.
 void check_grid(const Part& part, const std::string& folder,
                 const std::vector<Name>& names, Catalog& catalog);
+
+// Notes files under each other's names. `saved_as`: the name that torch.save
+// gave to each, by their stems. A copy of another's is none of these: `reshard`
+// gives new ranks the random numbers of old ones.
+void check_swapped(const std::string& folder, const std::vector<Name>& names,
+                   const std::map<std::string, std::string>& saved_as,
+                   Catalog& catalog);
 
 // Files of ranks count from 0, and there is one for each rank that wrote the
 // rest.

@@ -56,4 +56,9 @@ std::vector<Name> names_like(const std::string& folder,
   return found;
 }
 
+std::string stem_of(const std::string& path) {
+  const std::string name = io::base_name(path);
+  return name.substr(0, name.rfind('.'));
+}
+
 }  // namespace ckpt::runs

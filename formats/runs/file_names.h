@@ -18,4 +18,7 @@ struct Name {
 std::vector<Name> names_like(const std::string& folder,
                              const std::string& pattern);
 
+// "rng_state_0" of "random/rng_state_0.pth".
+std::string stem_of(const std::string& path);
+
 }  // namespace ckpt::runs

@@ -146,15 +146,15 @@ Id import_pickle(const Document& source, const std::string& path,
 
 }  // namespace
 
-void add_object(const std::string& path, const std::string& name,
-                const formats::ReadOptions& options, Values& values,
-                Catalog& catalog) {
+std::string add_object(const std::string& path, const std::string& name,
+                       const formats::ReadOptions& options, Values& values,
+                       Catalog& catalog) {
   if (io::file_size(path) == 0) throw input_error({path, {}}, "is empty");
   if (is_json(path)) {
     const Id root = pickle::read_json(*values.document,
                                       io::read_file(path, kMaxJson), path);
     catalog.objects.push_back({name, values.document, root});
-    return;
+    return {};
   }
   const torch::Sniffed what = torch::sniff(path).what;
   if (what == torch::Sniffed::kPickle) {
@@ -162,14 +162,14 @@ void add_object(const std::string& path, const std::string& name,
     catalog.objects.push_back(
         {name, values.document,
          import_pickle(*decoded.document, path, options, values, catalog)});
-    return;
+    return {};
   }
   if (!is_torch(what)) {
     catalog.problems.push_back(
         remark("unread_file", {path, {}},
                "is not a file of torch.save; its values are "
                "not shown"));
-    return;
+    return {};
   }
   Catalog one;
   const torch::Container container = torch::open_container(path, one, options);
@@ -183,6 +183,7 @@ void add_object(const std::string& path, const std::string& name,
         {name, values.document, import_value(container, one, values)});
   }
   Merger(catalog).add(std::move(one));
+  return container.directory;
 }
 
 std::optional<uint64_t> number_in(const std::string& path,

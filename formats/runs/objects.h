@@ -21,10 +21,11 @@ struct Values {
 // Adds the file's value as the object `name`: JSON, a pickle, or a torch file,
 // whose small tensors stay inside the value. Large ones (such as a registered
 // average of all weights) become tensors <name>.<…> of kind other. Other kinds
-// of files remain files.
-void add_object(const std::string& path, const std::string& name,
-                const formats::ReadOptions& options, Values& values,
-                Catalog& catalog);
+// of files remain files. Returns the name under which torch.save wrote it; ""
+// if the file has none.
+std::string add_object(const std::string& path, const std::string& name,
+                       const formats::ReadOptions& options, Values& values,
+                       Catalog& catalog);
 
 // A whole number at "a.b" in a JSON file or the root of a pickle or a torch
 // file.

@@ -315,16 +315,6 @@ void StepReading::note_copies(const Source& taken) {
   }
 }
 
-namespace {
-
-// "rng_state_0" of "rng_state_0.pth".
-std::string stem_of(const std::string& path) {
-  std::string name = io::base_name(path);
-  return name.substr(0, name.rfind('.'));
-}
-
-}  // namespace
-
 void StepReading::read_part(const Part& part, const std::string& sub,
                             const std::string& role) {
   if (part.above && sub.empty() && !found_.roles.empty()) return;
@@ -335,18 +325,20 @@ void StepReading::read_part(const Part& part, const std::string& sub,
   const std::string beside = beside_of(folder);
   if (part.carried)
     return note_absent(trainer_, part, folder, beside, names, catalog_);
+  std::map<std::string, std::string> saved_as;
   for (const Name& name : names) {
     const std::string path = io::join(folder, name.path);
     if (!read_.insert(path).second) continue;
     try {
-      add_object(path, before + stem_of(name.path), options_, values_,
-                 catalog_);
+      saved_as[stem_of(name.path)] = add_object(
+          path, before + stem_of(name.path), options_, values_, catalog_);
     } catch (const Error& error) {
       if (error.code() != ExitCode::kDamaged) throw;
       catalog_.problems.push_back(
           damage("part", {path, {}}, "{}", error.problem()));
     }
   }
+  check_swapped(folder, names, saved_as, catalog_);
   check_ranks(part, folder, names, catalog_);
   check_numbers(part, folder, names, catalog_);
   note_absent(trainer_, part, folder, beside, names, catalog_);

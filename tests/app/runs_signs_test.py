@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import zipfile
 from pathlib import Path
 
 from support import DATA, HERE, Suite, check, check_equal
@@ -286,6 +287,60 @@ def test_signs(folder, trainer, place, make):
                 (folder / f"aside{i}").rename(path)
 
 
+NUMBER = r"\{_?[a-z]\}"
+
+
+def numbered(pattern, number):
+    """The name of such a file: all its numbers are this one, and sizes 2."""
+    at_first = re.sub(r"\{_[a-z]\}", f"_{number}" if number else "", pattern)
+    return re.sub(r"\{[A-Z]\}", "2",
+                  re.sub(r"\{[a-z]\}", str(number), at_first))
+
+
+def own_name(path):
+    """What torch.save has written into the file of its name."""
+    with zipfile.ZipFile(path) as file:
+        return file.namelist()[0].split("/")[0]
+
+
+def test_swapped(folder, trainer, place, make):
+    """Files of two ranks, or of two schedulers, under each other's names. A copy
+    of another's (reshard for more ranks), or a name that is none's, is no
+    fault."""
+    import torch
+
+    step = folder / "run" / place
+    make(step)
+
+    def said(path):
+        return [p for p in CKPT.run("verify", step, "--json").json()["problems"]
+                if "another" in p["message"] and p["file"] == str(path)]
+
+    for part in TRAINERS[trainer].get("parts", []):
+        if not re.search(NUMBER, part["file"]):
+            continue
+        homes = [r for r in TRAINERS[trainer].get("roles", [])
+                 if (step / r).is_dir() and not part.get("above")]
+        for home in homes or [""]:
+            pair = [step / home / numbered(part["file"], n) for n in (0, 1)]
+            for number, path in enumerate(pair):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if not path.is_file() or not zipfile.is_zipfile(path):
+                    torch.save({"number": number}, path)
+                check_equal(own_name(path), path.stem, "torch's own name")
+            kept = [path.read_bytes() for path in pair]
+            check_equal([said(p) for p in pair], [[], []], "as written")
+            pair[1].write_bytes(kept[0])
+            check_equal([said(p) for p in pair], [[], []], "a copy")
+            pair[0].write_bytes(kept[1])
+            for path, other in zip(pair, reversed(pair)):
+                [problem] = said(path)
+                check_equal(problem["severity"], "damage", path)
+                check(other.stem in problem["message"], f"{problem}")
+            for path, content in zip(pair, kept):
+                path.write_bytes(content)
+
+
 def test_all_trainers(_):
     names = {name for name, _, _ in CASES} | set(UNSEEN)
     check_equal(sorted(names), sorted(TRAINERS), "trainers")
@@ -349,6 +404,11 @@ def prepare(suite, ckpt):
     suite.add("all trainers", test_all_trainers)
     for number, (trainer, place, make) in enumerate(CASES):
         suite.add(f"{trainer}, {number}", test_signs, trainer, place, make)
+    for trainer, place, make in {one[0]: one for one in CASES}.values():
+        if any(re.search(NUMBER, part["file"])
+               for part in TRAINERS[trainer].get("parts", [])):
+            suite.add(f"{trainer}: swapped", test_swapped, trainer, place,
+                      make)
     suite.add("an index, by name", test_index_by_name)
     suite.add("a renamed step", test_renamed)
     suite.add("nobody's", test_others)
