@@ -228,6 +228,31 @@ class Reading {
     if (weights_.empty())
       throw input_error({io::join(folder_, "model"), {}},
                         "no parameters in it");
+    for (const auto& [name, weight] : weights_) check_slices(name, weight);
+  }
+
+  // A layer gives its parts to the ranks in order. nanotron's load_weights
+  // takes a rank's file by its name, and reads no slices.
+  void check_slices(const std::string& name, const Weight& weight) const {
+    const auto begins = [](const Share& share) {
+      std::vector<uint64_t> found;
+      for (const Slice& slice : share.slices)
+        found.insert(found.end(), slice.global.offset.begin(),
+                     slice.global.offset.end());
+      return found;
+    };
+    std::vector<const Share*> shares;
+    for (const Share& share : weight.shares) shares.push_back(&share);
+    std::ranges::sort(shares, {}, &Share::tp);
+    for (size_t r = 1; r < shares.size(); ++r)
+      if (begins(*shares[r]) < begins(*shares[r - 1]))
+        throw input_error({io::join(folder_, "model"), printable(name)},
+                          "the file of tensor-parallel rank {} has the part "
+                          "({}) before that of rank {} ({}): they are under "
+                          "each other's names",
+                          shares[r]->tp, to_text(shares[r]->slices),
+                          shares[r - 1]->tp, to_text(shares[r - 1]->slices))
+            .with_hint("give each rank's file its own name back");
   }
 
   void add_optimizer() {

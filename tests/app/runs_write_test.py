@@ -102,6 +102,26 @@ def test_swapped(folder, case, pattern):
     check(first.name in said.err and second.stem in said.err, said.err)
 
 
+def test_swapped_parts(folder):
+    """nanotron's load_weights takes a rank's file by its name; the file says
+    which part it has."""
+    step = folder / "10"
+    shutil.copytree(GOLDENS / "nanotron_tp2/ckpt/10", step)
+    parts = sorted((step / "model").rglob("*tp-rank-0-of-2.safetensors"))
+    check(len(parts) > 5, f"{parts}")
+    for part in parts:
+        pair = part, part.with_name(part.name.replace("k-0-of-2", "k-1-of-2"))
+        kept = [path.read_bytes() for path in pair]
+        for path, content in zip(pair, reversed(kept)):
+            path.write_bytes(content)
+        said = CKPT.run("verify", step).want(1).out
+        name = str(part.parent.relative_to(step / "model")).replace("/", ".")
+        check("each other's names" in said and name in said, said)
+        for path, content in zip(pair, kept):
+            path.write_bytes(content)
+    CKPT.ok("verify", step)
+
+
 def test_files(folder, case):
     """Every file is there again, except ranks' files, which are named."""
     out = folder / "out"
@@ -226,6 +246,7 @@ def prepare(suite, ckpt):
             ("verl_fsdp1_flat_w2", "model_world_size_*.pt"),
             ("verl_fsdp1_flat_w2", "optim_world_size_*.pt")):
         suite.add(f"{case}: {pattern} swapped", test_swapped, case, pattern)
+    suite.add("nanotron_tp2: parts swapped", test_swapped_parts)
     suite.add("a part of a step", test_whole)
     for case, kind, ranks, role in (
             ("accelerate_fsdp2_w2", "accelerate_fsdp2", 3, ""),
