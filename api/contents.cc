@@ -9,9 +9,11 @@
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
+#include "formats/stray.h"
 #include "lib/crc32.h"
 #include "lib/io/ahead.h"
 #include "lib/io/file.h"
+#include "lib/io/listed.h"
 #include "lib/zip/archive.h"
 
 namespace ckpt::library {
@@ -89,13 +91,39 @@ void check_stored_crcs(const io::Handle& file) {
   }
 }
 
+namespace {
+
+// A link of one's own beside the step ("best"), or what is no part of it, does
+// not damage it.
+void add_unreadable(Catalog& catalog, const SourceFile& file,
+                    const std::string& path, const Error& error) {
+  const bool nowhere = io::leads_nowhere(path);
+  std::erase_if(catalog.problems, [&](const Problem& problem) {
+    return problem.kind == "broken_link" && problem.file == path;
+  });
+  const bool beside = nowhere && !path.starts_with(catalog.path + "/");
+  if (beside || formats::is_stray(file, path))
+    catalog.problems.push_back(warning(
+        nowhere ? "broken_link" : "special_file", {path, {}}, "{}; it {}",
+        nowhere ? "leads nowhere" : error.problem(),
+        beside ? "lies beside what was opened" : "belongs to no checkpoint"));
+  else
+    catalog.problems.push_back(damage(nowhere ? "missing_file" : "damaged",
+                                      {path, {}}, "{}", error.problem()));
+}
+
+}  // namespace
+
 void add_carried_crcs(Catalog& catalog) {
   std::unordered_set<std::string> known;
   for (const File& file : catalog.files) known.insert(file.path);
   std::vector<std::string> carried;
-  for (const SourceFile& listed : catalog.file_list) {
-    std::string path = io::join(catalog.file_root, listed.path);
-    if (!known.contains(path)) carried.push_back(std::move(path));
+  std::vector<const SourceFile*> listed;
+  for (const SourceFile& file : catalog.file_list) {
+    std::string path = io::join(catalog.file_root, file.path);
+    if (known.contains(path)) continue;
+    carried.push_back(std::move(path));
+    listed.push_back(&file);
   }
   io::FilesAhead ahead(carried);
   for (size_t i = 0; i < carried.size(); ++i) {
@@ -114,13 +142,7 @@ void add_carried_crcs(Catalog& catalog) {
                                   entry.name});
       catalog.files.push_back({.path = path, .size = file.size()});
     } catch (const Error& error) {
-      // A link of one's own beside the step ("best") is not part of it.
-      const bool beside = !path.starts_with(catalog.path + "/") &&
-                          error.code() == ExitCode::kMissing;
-      catalog.problems.push_back(
-          beside ? warning("broken_link", {path, {}},
-                           "leads nowhere; it lies beside what was opened")
-                 : damage("damaged", {path, {}}, "{}", error.problem()));
+      add_unreadable(catalog, *listed[i], path, error);
     }
   }
 }

@@ -16,8 +16,10 @@
 #include "containers/hf/index.h"
 #include "formats/format.h"
 #include "formats/runs/run.h"
+#include "formats/stray.h"
 #include "lib/decoding.h"
 #include "lib/io/file.h"
+#include "lib/io/listed.h"
 #include "lib/io/remote.h"
 #include "lib/text/format.h"
 #include "lib/text/glob.h"
@@ -285,14 +287,14 @@ class Settling {
     // What lies beside a step is not its own: nothing there may stop it.
     const bool beside = io::is_link(where) && !name_in_checkpoint(where);
     try {
-      if (io::is_link(where) && io::is_directory(where))
+      if (io::is_link(where) && io::is_listed_directory(where))
         return left(file, "a link to a directory, which is not followed");
       check(where);
     } catch (const Error& error) {
       if (beside)
         return left(file, "beside the checkpoint, " + error.problem());
-      if (!is_stray_link(file, where, error)) throw;
-      return left(file, "a link that leads nowhere");
+      if (is_stray(file, where)) return left(file, io::why_unreadable(where));
+      throw;
     }
     const std::string path = io::join(target_.beside, name);
     // The target's file was made from it.
@@ -310,15 +312,6 @@ class Settling {
     return {file.path, Fate::kCarried, {}};
   }
 
-  // Links that loggers leave (wandb's latest-run) lead nowhere once a folder is
-  // copied. What a part is called must be there.
-  static bool is_stray_link(const SourceFile& file, const std::string& where,
-                            const Error& error) {
-    return file.part == "other" && io::is_link(where) &&
-           (error.code() == ExitCode::kMissing ||
-            error.code() == ExitCode::kIo);
-  }
-
   // True if a folder above it is a file of the target.
   bool in_file(std::string path) const {
     for (path = io::parent(path); path != "." && path != "/";
@@ -330,6 +323,11 @@ class Settling {
   // A link may point to any file on the machine, which would be published with
   // the target.
   void check(const std::string& where) {
+    if (io::leads_nowhere(where))
+      throw missing_error({where, {}}, "broken symlink")
+          .with_hint(
+              "fetch the file again (a pruned cache keeps such links), or "
+              "remove the link to go on without it");
     if (!io::is_file(where)) {  // throws for anything but files and folders
       if (io::is_url(where) && !io::is_directory(where))
         throw missing_error({where, {}},

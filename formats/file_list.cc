@@ -12,7 +12,9 @@
 
 #include "ckpt/note.h"
 #include "containers/foreign.h"
+#include "formats/stray.h"
 #include "lib/io/file.h"
+#include "lib/io/listed.h"
 #include "lib/io/mount.h"
 #include "lib/io/remote.h"
 #include "lib/text/glob.h"
@@ -196,10 +198,19 @@ class Walk {
     }
     file.part = part_of(path, where);
     file.sidecar = sidecars_.contains(where);
+    if (!file.bytes) tell_lost(file, where);
     catalog_.file_list.push_back(std::move(file));
   }
 
  private:
+  // A link to a file that is not there. The readers say so of what they need.
+  void tell_lost(const SourceFile& file, const std::string& where) {
+    if (io::leads_nowhere(where) && !is_stray(file, where))
+      catalog_.problems.push_back(
+          warning("broken_link", {where, {}},
+                  "leads nowhere: the file that it stands for is missing"));
+  }
+
   std::string full(const std::string& path) const {
     return io::join(catalog_.file_root, path);
   }

@@ -8,6 +8,7 @@
 
 #include "ckpt/error.h"
 #include "lib/io/file.h"
+#include "lib/io/listed.h"
 #include "lib/text/json.h"
 
 namespace ckpt::formats {
@@ -40,7 +41,9 @@ std::vector<Problem> check_loose_files(const Catalog& catalog) {
   for (const File& file : catalog.files) read.insert(file.path);
   for (const SourceFile& file : catalog.file_list) {
     const std::string path = io::join(catalog.file_root, file.path);
-    if (read.contains(path) || !must_hold(file) || !io::is_file(path)) continue;
+    // What is no file is named where the checkpoint's files are looked at.
+    if (read.contains(path) || !must_hold(file) || !io::is_listed_file(path))
+      continue;
     if (file.bytes == 0) {
       problems.push_back({kSeverity,
                           "empty_file",

@@ -9,6 +9,7 @@
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "lib/io/file.h"
+#include "lib/io/listed.h"
 #include "lib/text/format.h"
 #include "lib/text/glob.h"
 #include "lib/text/json.h"
@@ -71,11 +72,10 @@ const std::vector<text::Glob>& sidecar_globs() {
   return globs;
 }
 
-bool is_sidecar(std::string_view name) {
-  return !name.starts_with('.') &&
-         std::ranges::any_of(sidecar_globs(), [&](const text::Glob& glob) {
-           return glob.matches(name);
-         });
+// Without it nobody knows what the tensors are.
+bool explains_tensors(std::string_view name) {
+  return name == kConfig || name == "adapter_config.json" ||
+         name == "params.json" || name.find("quant") != name.npos;
 }
 
 bool has_hf_names(const Catalog& catalog) {
@@ -94,13 +94,22 @@ bool has_meta_names(const Catalog& catalog) {
 
 }  // namespace
 
+bool is_sidecar_name(std::string_view name) {
+  return !name.starts_with('.') &&
+         std::ranges::any_of(sidecar_globs(), [&](const text::Glob& glob) {
+           return glob.matches(name);
+         });
+}
+
 void add_sidecars(const std::string& directory, Catalog& catalog) {
   const std::vector<std::string> names = io::list_directory(directory);
   const bool has_config = std::ranges::find(names, kConfig) != names.end();
   for (const std::string& name : names) {
     const std::string path = io::join(directory, name);
     const bool alias = name == kForeignConfig && !has_config;
-    if (!(alias || is_sidecar(name)) || !io::is_file(path)) continue;
+    if (!alias && !is_sidecar_name(name)) continue;
+    if (!alias && !explains_tensors(name) && io::leads_nowhere(path)) continue;
+    if (!io::is_file(path)) continue;
     catalog.sidecars.push_back(
         {alias ? kConfig : name, path, io::file_size(path).value_or(0)});
   }

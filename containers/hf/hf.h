@@ -4,6 +4,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "ckpt/catalog.h"
 
@@ -15,8 +16,14 @@ namespace ckpt::formats {
 inline constexpr char kConfig[] = "config.json";
 inline constexpr char kForeignConfig[] = "hf_config.json";
 
+// Whether a Hugging Face model's files have such a name: "tokenizer.json",
+// "README.md".
+bool is_sidecar_name(std::string_view name);
+
 // Adds the files of `directory` that belong to a Hugging Face model to the
-// sidecars. An hf_config.json that stands alone is named config.json there.
+// sidecars. An hf_config.json that stands alone is named config.json there. A
+// link that leads nowhere is none, unless it explains the tensors
+// (config.json): it is named where the directory's files are listed.
 void add_sidecars(const std::string& directory, Catalog& catalog);
 
 // Sets dialect and family: "hf" if a config.json in `directory` names a model

@@ -11,6 +11,7 @@
 #include "formats/runs/file_names.h"
 #include "formats/runs/pattern.h"
 #include "lib/io/file.h"
+#include "lib/io/listed.h"
 #include "lib/io/remote.h"
 #include "lib/text/format.h"
 #include "lib/text/number.h"
@@ -145,13 +146,9 @@ std::vector<std::string> roles_in(const Trainer& trainer,
   return found;
 }
 
-bool leads_nowhere(const std::string& path) {
-  return io::is_link(path) && !is_there(path);
-}
-
 // Nothing if the folder is not a step of that trainer.
 std::optional<Found> step_at(const Trainer& trainer, const std::string& path) {
-  if (leads_nowhere(path)) return std::nullopt;
+  if (io::leads_nowhere(path)) return std::nullopt;
   Found found{.trainer = &trainer,
               .step = path,
               .why = {},
@@ -283,7 +280,7 @@ std::vector<Candidate> candidates(const Trainer& trainer,
     if (several ? !in.empty() : in != above) continue;
     if (last.find('{') == last.npos) {
       const std::string path = io::join(root, io::join(where, base));
-      if (is_there(path) || leads_nowhere(path))
+      if (is_there(path) || io::leads_nowhere(path))
         found.insert(found.begin(), {path, std::nullopt, true});
       continue;
     }

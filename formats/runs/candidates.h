@@ -18,9 +18,6 @@ struct Candidate {
   bool last = false;
 };
 
-// True for a link whose target is gone: a name of a step, and no step.
-bool leads_nowhere(const std::string& path);
-
 // The number that tells a step's age: its own, else its epoch's.
 uint64_t age_of(const Numbers& numbers);
 

@@ -12,6 +12,7 @@
 #include "formats/runs/pattern.h"
 #include "formats/runs/unfinished.h"
 #include "lib/io/file.h"
+#include "lib/io/listed.h"
 #include "lib/io/remote.h"
 #include "lib/text/format.h"
 #include "lib/text/number.h"
@@ -25,7 +26,7 @@ bool has_weights(const std::string& folder) {
   for (const char* name : {"model.safetensors", "model.safetensors.index.json",
                            "pytorch_model.bin", "pytorch_model.bin.index.json"})
     if (const std::string path = io::join(folder, name);
-        !leads_nowhere(path) && io::is_file(path))
+        !io::leads_nowhere(path) && io::is_file(path))
       return true;
   return false;
 }

@@ -15,6 +15,7 @@
 #include "formats/runs/unfinished.h"
 #include "lib/failures.h"
 #include "lib/io/file.h"
+#include "lib/io/listed.h"
 #include "lib/io/remote.h"
 
 namespace ckpt::runs {
@@ -151,7 +152,7 @@ Step describe(const Trainer& trainer, const Candidate& one,
             .parts = {},
             .complete = false,
             .why = {}};
-  if (leads_nowhere(one.path)) {
+  if (io::leads_nowhere(one.path)) {
     step.why = "a link that leads nowhere";
     return step;
   }

@@ -21,6 +21,7 @@
 #include "formats/runs/unfinished.h"
 #include "formats/runs/unnamed.h"
 #include "lib/io/file.h"
+#include "lib/io/listed.h"
 #include "lib/io/remote.h"
 #include "lib/text/format.h"
 
@@ -365,7 +366,7 @@ void note_unfinished(const Found& found, const std::string& path,
          fmt::format("is a link that leads nowhere; {} is read", read));
   for (const std::string& name : found.skipped) {
     const std::string skipped = io::join(io::parent(found.step), name);
-    if (leads_nowhere(skipped)) {
+    if (io::leads_nowhere(skipped)) {
       warn(skipped, fmt::format("{} is a link that leads nowhere; {} is read",
                                 printable(name), read));
       continue;

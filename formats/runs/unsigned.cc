@@ -12,6 +12,7 @@
 #include "formats/runs/file_names.h"
 #include "formats/runs/pattern.h"
 #include "lib/io/file.h"
+#include "lib/io/listed.h"
 #include "lib/io/remote.h"
 #include "lib/text/format.h"
 #include "lib/text/number.h"
@@ -203,7 +204,7 @@ class Search {
            const std::string& folder, std::vector<Unsigned>& found) const {
     if (traces.empty() || missing.empty()) return;
     const bool own = trainer_.role_signature.empty() &&
-                     io::is_file(io::join(folder, traces[0]));
+                     io::is_listed_file(io::join(folder, traces[0]));
     const std::string in = own ? folder : step_;
     found.push_back({.trainer = &trainer_,
                      .step = step_,

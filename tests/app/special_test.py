@@ -10,7 +10,7 @@ import shutil
 import socket
 
 from files_test import ONE_OF_EACH
-from support import DATA, Suite, check
+from support import DATA, Suite, check, check_equal
 
 CKPT = None  # set by prepare
 SECONDS = 30  # on a loaded machine; a FIFO without a writer waits forever
@@ -79,8 +79,57 @@ def test_special(folder, case):
                   f"{what}: {row}")
 
 
+# What a snapshot of the hub holds: how inspect, verify and convert end if it
+# is a link whose blob was pruned. The tensors are readable without a document;
+# a copy lacks it.
+DOCUMENT, PART = (0, 1, 3), (3, 3, 3)
+SNAPSHOT = {
+    "config.json": PART, "model-00001-of-00003.safetensors": PART,
+    "model-00003-of-00003.safetensors": PART,
+    "model.safetensors.index.json": PART, "adapter_config.json": PART,
+    "hf_quant_config.json": PART, "tokenizer.json": DOCUMENT,
+    "tokenizer_config.json": DOCUMENT, "merges.txt": DOCUMENT,
+    "spiece.model": DOCUMENT, "chat_template.jinja": DOCUMENT,
+    "generation_config.json": DOCUMENT, "modeling_own.py": DOCUMENT,
+    "training_args.bin": DOCUMENT, "README.md": DOCUMENT,
+    "LICENSE": DOCUMENT, ".gitattributes": (0, 0, 0)}
+
+
+def test_pruned(folder):
+    source = DATA / "safetensors/hf_sharded/ckpt"
+    want = CKPT.inspect(source, "--digest")["tensors"]
+    for name, (inspect, verify, convert) in SNAPSHOT.items():
+        copy = folder / "copy"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(source, copy)
+        (copy / name).unlink(missing_ok=True)
+        (copy / name).symlink_to("../../blobs/0a1b")
+        done = CKPT.run("inspect", copy, "--json", "--digest").want(inspect)
+        if inspect == 0:
+            check_equal(done.json()["tensors"], want, name)
+            check((name in done.err) == (verify == 1), f"{name}: {done.err}")
+            CKPT.ok("diff", source, copy)
+            CKPT.ok("ls", copy)
+        done = CKPT.run("verify", copy, "--json")
+        if inspect:
+            check(done.code in (1, 3), f"{name}: {done}")
+            check(f"/{name}" in done.out + done.err, f"{name}: {done}")
+        else:
+            said = done.want(verify).json()["problems"]
+            check_equal([(p["kind"], p["file"]) for p in said],
+                        [("missing_file" if verify else "broken_link",
+                          str(copy / name))], name)
+        done = CKPT.run("convert", copy, folder / "out", "--to", "torch",
+                        "--dry-run").want(convert)
+        check(name in done.err, f"{name}: {done.err}")
+        if inspect == 0 and convert:
+            check("remove the link" in done.err, f"{name}: {done.err}")
+            CKPT.ok("convert", copy, folder / "one.safetensors", "--dry-run")
+
+
 def main():
     suite = Suite(__doc__)
+    suite.add("pruned blobs", test_pruned)
     for name, case in ONE_OF_EACH.items():
         suite.add(name, test_special, case)
 
