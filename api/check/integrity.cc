@@ -269,7 +269,7 @@ class Check {
           found.push_back(damage("executes", {file.path, {}},
                                  "loading it elsewhere runs {}",
                                  scan::describe(global)));
-      // What a dead link lacks is named where the checkpoint is read.
+      // Dead links and FIFOs are named where the checkpoint is read.
       if (!file.problem.empty() && !file.absent)
         found.push_back(damage("unreadable_pickle", {file.path, {}},
                                "{}; what loading it would run is not known",

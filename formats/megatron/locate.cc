@@ -9,6 +9,7 @@
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "lib/io/file.h"
+#include "lib/io/listed.h"
 #include "lib/text/format.h"
 #include "lib/text/number.h"
 
@@ -190,14 +191,14 @@ void add_strays(const std::string& directory, Catalog& catalog) {
   for (const std::string& name : io::list_directory(directory)) {
     const std::string path = io::join(directory, name);
     if (is_part(name, read)) continue;
-    if (io::is_directory(path)) {
+    if (io::is_listed_directory(path)) {
       if (io::is_file(io::join(path, kConfigFile)))
         note(name, "a checkpoint of its own, which is left alone");
     } else if (name == ".metadata.tmp" || name == ".metadata.bck") {
       note(name, "is left over from a write of the index that was cut short");
     } else if (name.ends_with(".distcp")) {
       note(name, "the index does not mention it");
-    } else if (io::is_file(path)) {
+    } else if (io::is_listed_file(path)) {
       catalog.sidecars.push_back({name, path, *io::file_size(path)});
     }
   }

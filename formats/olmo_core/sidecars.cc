@@ -14,6 +14,7 @@
 #include "formats/olmo_core/olmo_core.h"
 #include "formats/rank_holes.h"
 #include "lib/io/file.h"
+#include "lib/io/listed.h"
 #include "lib/manifest.h"
 #include "lib/pickle/value.h"
 #include "lib/text/number.h"
@@ -46,7 +47,10 @@ class Collector {
  private:
   void visit(const std::string& below) {
     const std::string path = io::join(home_, below);
-    const bool is_folder = io::is_directory(path);
+    // What has the name of a part must be there.
+    const bool is_other = formats::part_by_name(below) == "other";
+    const bool is_folder =
+        is_other ? io::is_listed_directory(path) : io::is_directory(path);
     if (is_omitted_(below, is_folder)) return;
     if (is_folder) {
       if (io::is_link(path) ||
@@ -56,12 +60,12 @@ class Collector {
         folders_.push_back(below);
       return;
     }
-    const auto size = io::file_size(path);
-    if (!size) return leave_out(path);
+    if (is_other ? !io::is_listed_file(path) : !io::is_file(path))
+      return leave_out(path);
     if (catalog_.sidecars.size() >= kMostFiles)
       throw input_error({home_, {}}, "more than {} files lie in it", kMostFiles)
           .with_hint(hint_);
-    catalog_.sidecars.push_back({below, path, *size});
+    catalog_.sidecars.push_back({below, path, *io::file_size(path)});
   }
 
   void leave_out(const std::string& path) {

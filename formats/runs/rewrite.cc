@@ -22,8 +22,10 @@
 #include "formats/runs/same_file.h"
 #include "formats/runs/trainer.h"
 #include "formats/runs/whole_step.h"
+#include "formats/stray.h"
 #include "formats/target.h"
 #include "lib/io/file.h"
+#include "lib/io/listed.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"
 #include "lib/text/number.h"
@@ -293,6 +295,8 @@ class Rewriting {
       reset_.insert(path);
       return leave(file, "it is of one rank");
     }
+    if (formats::is_stray(file, where))
+      return leave(file, io::why_unreadable(where));
     copy(path, where, file.bytes);
   }
 

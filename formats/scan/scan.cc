@@ -40,7 +40,7 @@ struct Found {
   std::string path;
   bool raw = false;     // below a zarr array
   std::string problem;  // it can't be read
-  bool absent = false;  // a link that leads to no file
+  bool absent = false;  // a link that leads to no file, a FIFO
 };
 
 bool ends_like_pickle(std::string_view path) {
@@ -210,7 +210,8 @@ class Walk {
     struct stat facts;
     if (!io::stat_any(path, facts)) {
       const int errnum = errno;
-      const bool absent = errnum == ENOENT && io::is_link(path);
+      const bool absent =
+          (errnum == ENOENT || errnum == ELOOP) && io::is_link(path);
       files_.push_back(
           {path, raw,
            absent ? "broken symlink"
@@ -225,7 +226,7 @@ class Walk {
     } else if (S_ISREG(facts.st_mode)) {
       files_.push_back({path, raw, {}});
     } else {
-      files_.push_back({path, raw, "is neither a file nor a directory"});
+      files_.push_back({path, raw, "is neither a file nor a directory", true});
     }
   }
 

@@ -47,7 +47,7 @@ struct FileScan {
   uint64_t pickles = 0;
   std::vector<Global> globals;  // each once, in order of appearance
   std::string problem;          // kUnreadable, kExecutes: what can't be parsed
-  bool absent = false;          // a link that leads to no file
+  bool absent = false;          // a link that leads to no file, a FIFO
 };
 
 // Scans one file. An unknown file is unreadable if `asked` (the user named this

@@ -12,15 +12,14 @@ import pickle
 import shutil
 from pathlib import Path
 
+from files_test import ONE_OF_EACH
+from special_test import SECONDS, fifo, sock
 from support import DATA, Suite, check, check_equal, digest
 
 CKPT = None  # set by prepare
 DEEPSPEED = DATA / "deepspeed" / "zero1_dp2" / "ckpt"
 MEGATRON = DATA / "megatron_torch_dist"
 
-
-# Whose readers list folders to find out what they are.
-STRAY = ["safetensors/hf_sharded", "deepspeed/zero1_dp2", "dcp/fsdp2_w2_adamw"]
 
 
 def train(seed=3):
@@ -788,24 +787,44 @@ def test_lightning_deepspeed(folder):
 
 def test_stray_links(folder, case):
     """What links of loggers lead to is gone once a folder is copied (wandb's
-    latest-run), or was never there: they are left out aloud."""
+    latest-run), or was never there, and programs leave FIFOs and sockets: all
+    are left out aloud, in every format."""
     root = folder / "run"
     shutil.copytree(DATA / case / "ckpt", root, symlinks=True)
     want = CKPT.inspect(root, "--digest")
+    whole = CKPT.run("verify", root).code
+    shards = CKPT.run("reshard", root, folder / "out", "--dry-run").code
     step = Path(want["path"])
     for below in {root, step if step.is_dir() else root}:
         (below / "wandb").mkdir(exist_ok=True)
         (below / "wandb" / "latest-run").symlink_to("run-20260101")
         (below / "dead").symlink_to("/nonexistent/x")
         (below / "circle").symlink_to("circle")
-    found = CKPT.inspect(root, "--digest")
+        fifo(below / "pipe")
+        sock(below / "daemon.sock")
+    strays = {"dead", "circle", "latest-run", "pipe", "daemon.sock"}
+    found = CKPT.inspect(root, "--digest", timeout=SECONDS)
     check_equal(found["tensors"], want["tensors"], "tensors")
-    CKPT.ok("ls", root)
-    done = CKPT.ok("convert", root, folder / "out", "--to", "safetensors",
-                   "--model-only", "-v", "--allow-replica-mismatch")
-    check(step == root or not step.is_dir() or "nowhere" in done.err, done.err)
-    names = {p.name for p in (folder / "out").rglob("*")}
-    check(not names & {"dead", "circle", "latest-run"}, names)
+    CKPT.ok("ls", root, timeout=SECONDS)
+    said = CKPT.run("verify", root, "--json", timeout=SECONDS).json()
+    kinds = {Path(p["file"]).name: p["kind"] for p in said["problems"]}
+    check_equal({n: kinds.get(n) for n in strays},
+                {n: "special_file" if n in ("pipe", "daemon.sock")
+                 else "broken_link" for n in strays}, "verify")
+    check_equal(said["ok"], whole == 0, f"verify: {said['problems']}")
+    for command, code in (
+            (("convert", "--to", "safetensors", "--model-only"), 0),
+            (("reshard",), shards)):
+        out = folder / command[0]
+        done = CKPT.run(command[0], root, out, *command[1:], "--json",
+                        "--allow-replica-mismatch", timeout=SECONDS).want(code)
+        if code:
+            continue
+        fates = done.json()["files"]
+        left = {Path(f["path"]).name for f in fates if f["fate"] == "left_out"}
+        check(left >= strays, f"{command}: {left}")
+        names = {p.name for p in out.rglob("*")}
+        check(not names & strays, f"{command}: {names}")
 
 
 def test_composer_link_file(folder):
@@ -888,8 +907,8 @@ def prepare(suite, ckpt):
                   kind)
     suite.add("Composer's resumption.pkl", test_composer_resumption)
     suite.add("Composer's link in a file", test_composer_link_file)
-    for case in STRAY + sorted(f"runs/{p.name}"
-                               for p in (DATA / "runs").iterdir()):
+    for case in [*ONE_OF_EACH.values(), "orbax/pytree_zarr2"] + sorted(
+            f"runs/{p.name}" for p in (DATA / "runs").iterdir()):
         suite.add(f"stray links: {case}", test_stray_links, case)
     suite.add("Composer, compressed", test_composer_packed)
     suite.add("Trainer with FSDP, full state dicts", test_full_fsdp)

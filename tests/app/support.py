@@ -117,8 +117,8 @@ class Ckpt:
     def ok(self, *args, **options):
         return self.run(*args, **options).want(0)
 
-    def inspect(self, path, *args):
-        return self.ok("inspect", path, "--json", *args).json()
+    def inspect(self, path, *args, **options):
+        return self.ok("inspect", path, "--json", *args, **options).json()
 
 
 # ------------------------------------------------------ tensors and readers

@@ -14,6 +14,7 @@
 #include "formats/megatron/model/keys.h"
 #include "lib/io/ahead.h"
 #include "lib/io/file.h"
+#include "lib/io/listed.h"
 #include "lib/text/format.h"
 #include "lib/text/number.h"
 
@@ -100,7 +101,10 @@ class Scan {
     io::FilesAhead ahead(std::move(descriptions));
     for (size_t i = 0; i < names.size(); ++i) {
       ahead.reach(i);
-      if (io::is_directory(io::join(directory_, names[i]))) add_key(names[i]);
+      const std::string path = io::join(directory_, names[i]);
+      if (may_be_key(names[i]) ? io::is_directory(path)
+                               : io::is_listed_directory(path))
+        add_key(names[i]);
     }
     if (locks_)
       catalog_.assumptions.push_back(fmt::format(
@@ -111,6 +115,11 @@ class Scan {
   }
 
  private:
+  // No file lists the keys: a link that leads nowhere may have been an array.
+  static bool may_be_key(const std::string& name) {
+    return name.find('.') != name.npos || name.find("_state") != name.npos;
+  }
+
   void add_key(const std::string& key) {
     const std::string path = io::join(directory_, key);
     if (zarr::is_array(path)) {

@@ -13,6 +13,7 @@
 #include "containers/torch/container.h"
 #include "formats/megatron/locate.h"
 #include "lib/io/file.h"
+#include "lib/io/listed.h"
 #include "lib/text/format.h"
 #include "lib/text/number.h"
 
@@ -242,7 +243,7 @@ LegacyScan scan_legacy(const std::string& path) {
     const std::string at = io::join(path, name);
     auto dir = parse_dir(name);
     if (!dir || !io::is_directory(at)) {
-      if (io::is_file(at)) scan.strays.push_back(at);
+      if (io::is_listed_file(at)) scan.strays.push_back(at);
       continue;
     }
     dir->path = at;
