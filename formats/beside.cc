@@ -15,6 +15,7 @@
 #include "ckpt/note.h"
 #include "containers/hf/index.h"
 #include "formats/format.h"
+#include "formats/loose_files.h"
 #include "formats/runs/run.h"
 #include "formats/stray.h"
 #include "lib/decoding.h"
@@ -126,6 +127,7 @@ class Settling {
         std::make_move_iterator(added_.begin()),
         std::make_move_iterator(added_.end()));
     tell();
+    tell_unreadable_copies(target_);
   }
 
  private:

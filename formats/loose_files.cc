@@ -7,9 +7,12 @@
 #include <string_view>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "lib/io/file.h"
 #include "lib/io/listed.h"
+#include "lib/io/remote.h"
 #include "lib/text/json.h"
+#include "lib/text/scan.h"
 
 namespace ckpt::formats {
 namespace {
@@ -61,6 +64,26 @@ std::vector<Problem> check_loose_files(const Catalog& catalog) {
     }
   }
   return problems;
+}
+
+void tell_unreadable_copies(Target& target) {
+  for (const TargetFile& file : target.files) {
+    const std::string& path = file.copy_of;
+    if (!path.ends_with(".json") || io::is_url(path) || file.size > kMostJson)
+      continue;
+    try {
+      const std::string text = io::read_file(path, kMostJson);
+      text::Scanner scan(text, path, {.python_numbers = true});
+      scan.skip();
+      scan.finish();
+    } catch (const Error& error) {
+      // What can't be read ends the copy.
+      if (error.code() != ExitCode::kDamaged) continue;
+      target.problems.push_back(warning("unreadable_json", {path, {}},
+                                        "{}; it is copied as it is",
+                                        error.problem()));
+    }
+  }
 }
 
 }  // namespace ckpt::formats

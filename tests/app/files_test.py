@@ -342,6 +342,36 @@ def test_root_of_a_file_system(folder, case):
         check("lost+found" not in done.out + done.err, str(done))
 
 
+def test_cut_documents(folder):
+    """JSON that is cut is copied as it is, and said; the tensors are whole."""
+    run = "runs/hf_trainer_qwen2/ckpt/checkpoint-10"
+    text = '{"model": {"type": "BPE", "vocab": {"a": 0}}}'
+    names = ["tokenizer.json", "tokenizer_config.json", "vocab.json",
+             "special_tokens_map.json", "added_tokens.json",
+             "generation_config.json", "preprocessor_config.json",
+             "notes.json", "more/deep.json"]
+    for case, command in (
+            ("safetensors/hf_sharded/ckpt", ("convert", "--to", "torch")),
+            ("safetensors/hf_sharded/ckpt", ("convert", "--to", "dcp")),
+            (run, ("reshard",)), (run, ("convert", "--to", "safetensors"))):
+        source, out = folder / "run", folder / "out"
+        for path in (source, out):
+            shutil.rmtree(path, ignore_errors=True)
+        shutil.copytree(DATA / case, source)
+        for name in names:
+            (source / name).parent.mkdir(exist_ok=True)
+            (source / name).write_text(text[:len(text) // 2])
+        (source / "whole.json").write_text('{"a": [NaN, -Infinity]}')
+        done = CKPT.ok(command[0], source, out, *command[1:], "-vv")
+        for name in names:
+            said = [line for line in done.err.splitlines()
+                    if f"/{name}: " in line and line.startswith("warning")]
+            check(len(said) == 1 and "byte" in said[0],
+                  f"{command} {name}: {done.err}")
+            check_equal((out / name).read_text(), text[:len(text) // 2], name)
+        check("whole.json" not in done.err, done.err)
+
+
 def main():
     suite = Suite(__doc__)
     for test in (test_single_file, test_names_of_the_target,
@@ -350,6 +380,7 @@ def main():
                  test_all_are_listed, test_part_by_tensors, test_part_by_name,
                  test_one_file, test_links_to_directories):
         suite.add(test.__name__.removeprefix("test_"), test)
+    suite.add("cut documents", test_cut_documents)
     for name, case in ONE_OF_EACH.items():
         suite.add(f"root of a file system: {name}",
                   test_root_of_a_file_system, case)
