@@ -10,6 +10,9 @@
 #include "containers/torch/item_ends.h"
 #include "containers/torch/storages.h"
 #include "lib/codec/stream.h"
+#include "lib/failures.h"
+#include "lib/io/ahead.h"
+#include "lib/io/remote.h"
 #include "lib/pickle/decode.h"
 #include "lib/text/format.h"
 
@@ -282,6 +285,53 @@ void open_object(const Catalog& catalog, Object& object) {
   const OpenedObject opened = open_archive(catalog, object, file);
   object.document = opened.container.document;
   object.node = object.document->root();
+}
+
+namespace {
+
+// Where an object's archive is in its file, and what is asked for of it: all of
+// a small one, else its front.
+io::Range place_of(const Catalog& catalog, size_t id) {
+  const Object& object = catalog.objects[id];
+  const File& file = catalog.files.at(object.file);
+  const bool packed = file.codec != Codec::kRaw;
+  const uint64_t begin = packed ? file.packed_offset : object.offset;
+  const uint64_t bytes = packed ? file.packed_size : object.bytes;
+  return {begin, begin + std::min(bytes, kSmallObject)};
+}
+
+}  // namespace
+
+void ask_for_objects(const Catalog& catalog, std::vector<size_t> ids) {
+  // What isn't read stays in memory until the file is closed.
+  constexpr uint64_t kBytes = uint64_t{8} << 20;
+  constexpr size_t kRequests = 1024;
+  const auto path_of = [&](size_t id) -> const std::string& {
+    return catalog.files.at(catalog.objects[id].file).path;
+  };
+  std::erase_if(ids, [&](size_t id) { return !io::is_url(path_of(id)); });
+  std::ranges::sort(ids, [&](size_t a, size_t b) {
+    const int order = path_of(a).compare(path_of(b));
+    if (order != 0) return order < 0;
+    return place_of(catalog, a).begin < place_of(catalog, b).begin;
+  });
+  if (ids.size() > kRequests) ids.resize(kRequests);
+  const failures::Unimportant whoever_reads_it_meets_it_again;
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < ids.size() && bytes < kBytes;) {
+    const std::string& path = path_of(ids[i]);
+    std::vector<io::Range> ranges;
+    for (; i < ids.size() && path_of(ids[i]) == path; ++i) {
+      if (bytes >= kBytes) continue;
+      ranges.push_back(place_of(catalog, ids[i]));
+      bytes += ranges.back().end - ranges.back().begin;
+    }
+    try {
+      io::ask_for(io::Handle::open_read(path), ranges, {.looks = true});
+    } catch (const Error&) {
+      continue;
+    }
+  }
 }
 
 std::string storage_content(const OpenedObject& object, const StorageUse& use) {

@@ -108,6 +108,10 @@ OpenedObject open_archive(const Catalog& catalog, const Object& object,
 // compressed) and sets document and node. Throws input_error.
 void open_object(const Catalog& catalog, Object& object);
 
+// Asks for the archives of these objects that are on a server, as far as a few
+// MiB go: read one after the other, each would be a round trip. Fails silently.
+void ask_for_objects(const Catalog& catalog, std::vector<size_t> ids);
+
 // Bytes of a storage of an opened object, little-endian.
 std::string storage_content(const OpenedObject& object, const StorageUse& use);
 

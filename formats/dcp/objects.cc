@@ -37,6 +37,7 @@ void open_batch(Catalog& catalog, std::span<const size_t> batch,
     const Object& object = catalog.objects[id];
     return std::pair(object.file, object.offset);
   });
+  torch::ask_for_objects(catalog, order);
   const size_t first = batch.front();
   Opened opened(batch.back() - first + 1);
   parallel_for((order.size() + kRun - 1) / kRun, [&](size_t run) {

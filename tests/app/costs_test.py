@@ -36,8 +36,6 @@ ELSEWHERE = {"nemo", "megatron_fsdp_dtensor", "megatron_local"}
 # Rounds that opening takes, one after the other: an index, what it names, the
 # files beside it; and the look at the end.
 ROUNDS = 12
-# Those that take more: objects of each .distcp file are read file by file.
-MORE = {"megatron_torch_dist": 6}
 AT_ONCE = 8  # requests of a round, at least, where there are many
 PAGE = 100  # names of a listing's page
 
@@ -101,8 +99,7 @@ def test_cost(folder, case):
         # again by its name.
         check(requests <= files + 8 + (size >> 16), told)
         check(sent <= size * 1.02 + 4096, told)
-        more = MORE.get(case.split("/")[0], 0)
-        most = ROUNDS + more + requests / AT_ONCE
+        most = ROUNDS + requests / AT_ONCE
         # A machine with other work makes rounds of a burst, unless answers take
         # longer than it does.
         for delay in (0.05, 0.2, 0.5):

@@ -11,6 +11,8 @@ using pickle::Document;
 using pickle::Id;
 using pickle::Type;
 
+constexpr std::string_view kLengths = "per_bucket_numel_unpadded";
+
 std::vector<uint64_t> numbers(const Document& document, Id list,
                               const std::string& name) {
   std::vector<uint64_t> all;
@@ -43,11 +45,15 @@ Value value_of(const Catalog& catalog, const Object& object) {
 }
 
 GroupObjects::GroupObjects(const Catalog& catalog) : catalog_(catalog) {
+  std::vector<size_t> lengths;  // which unpadded() opens, one after the other
   for (size_t i = 0; i < catalog.objects.size(); ++i) {
     const std::string& name = catalog.objects[i].name;
     if (name.find("optimizer.distributed.dp_group_idx_") == name.npos) continue;
     index_.emplace(name.substr(0, name.find('/')), i);
+    if (name.find(kLengths) != name.npos && !catalog.objects[i].document)
+      lengths.push_back(i);
   }
+  torch::ask_for_objects(catalog, std::move(lengths));
 }
 
 const Object* GroupObjects::find(const GroupId& group,
@@ -58,7 +64,7 @@ const Object* GroupObjects::find(const GroupId& group,
 
 std::optional<std::vector<std::vector<uint64_t>>> GroupObjects::unpadded(
     const GroupId& group) const {
-  const Object* object = find(group, "per_bucket_numel_unpadded");
+  const Object* object = find(group, std::string(kLengths));
   if (!object) return std::nullopt;
   const Value value = value_of(catalog_, *object);
   const Document& document = *value.document;
