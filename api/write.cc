@@ -26,6 +26,7 @@
 #include "convert/quantized.h"
 #include "formats/beside.h"
 #include "formats/format.h"
+#include "formats/meant.h"
 #include "formats/options.h"
 #include "formats/rank_rules.h"
 #include "formats/scan/unknown.h"
@@ -320,7 +321,8 @@ Prepared prepare(Catalog source, Layout layout, const std::string& path,
   const formats::Format& format = formats::find_format(layout.format);
   if (!format.writer)
     throw unfaithful_error({}, "format {} can be read, not written",
-                           layout.format);
+                           layout.format)
+        .with_hint(formats::written_instead(layout.format));
   formats::check_options(layout);
   const Topology& grid = layout.topology;
   if (grid.tp == 0 || grid.pp == 0 || grid.dp == 0 || grid.ep == 0)

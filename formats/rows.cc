@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The formats, a row each: a new one adds a row here and a folder.
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <iterator>
 
 #include "ckpt/error.h"
-#include "containers/foreign.h"
 #include "formats/dcp/dcp.h"
 #include "formats/deepspeed/deepspeed.h"
 #include "formats/fairseq2/fairseq2.h"
 #include "formats/format.h"
+#include "formats/meant.h"
 #include "formats/megatron/integrity.h"
 #include "formats/megatron/legacy.h"
 #include "formats/megatron/megatron.h"
@@ -33,7 +31,6 @@
 #include "formats/vllm/unfuse.h"
 #include "formats/vllm/vllm.h"
 #include "lib/text/format.h"
-#include "lib/text/suggest.h"
 
 namespace ckpt::formats {
 namespace {
@@ -237,40 +234,6 @@ std::vector<Format> make_formats() {
                       .is_run = true,
                       .any_name = true}});
   return formats;
-}
-
-std::vector<std::string> format_names() {
-  std::vector<std::string> names;
-  for (const Format& format : all_formats()) names.emplace_back(format.name);
-  return names;
-}
-
-// The hint for a name that means a format elsewhere.
-std::string meant_format(std::string_view name) {
-  struct Called {
-    std::vector<std::string_view> names;
-    std::string_view hint;
-  };
-  static const std::vector<Called> elsewhere = {
-      {{"hf", "huggingface", "hugging_face", "transformers"},
-       "the format of Hugging Face's files is safetensors; --dialect hf gives "
-       "their names"},
-      {{"megatron", "megatron_core", "megatron_lm", "mcore", "torch_dist"},
-       "Megatron's: megatron_torch_dist, megatron_legacy (mp_rank_XX) or "
-       "megatron_zarr"},
-      {{"pt", "pth", "bin", "pytorch"}, "did you mean torch?"},
-      {{"distcp", "fsdp", "fsdp2"}, "did you mean dcp?"},
-      {{"olmo"}, "did you mean olmo_core?"}};
-  for (const Called& called : elsewhere)
-    if (std::ranges::find(called.names, name) != called.names.end())
-      return std::string(called.hint);
-  for (const OtherFormat& other : other_formats())
-    if (other.ending.substr(1) == name && !other.to_make.empty())
-      return fmt::format("ckpt has no {}: {}", other.title, other.to_make);
-  if (const std::string near = text::nearest(name, format_names());
-      !near.empty())
-    return fmt::format("did you mean {}?", near);
-  return fmt::format("formats: {}", fmt::join(format_names(), ", "));
 }
 
 }  // namespace

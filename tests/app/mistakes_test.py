@@ -182,6 +182,14 @@ ROWS = (
     ("convert llama out --to safetensor", 2, "unknown format",
      "did you mean safetensors?"),
     ("inspect llama --from nope", 2, 'unknown format "nope"', "formats:"),
+    ("convert llama out --to nemo", 5, "format nemo can be read, not written",
+     "--to megatron_torch_dist"),
+    ("convert llama out --to orbax", 5, "format orbax can be read, not written",
+     "--to safetensors"),
+    ("convert llama out --to megatron_fsdp_dtensor", 5, "can be read, not",
+     "checkpoint_inspector.py"),
+    ("convert llama out --to megatron_local", 5, "can be read, not written",
+     "--to megatron_torch_dist"),
     ("reshard llama out --tp 2 --family lama", 2, "'lama'", "'llama'"),
     # targets
     ("unshard tp4 -", 2, "-: a checkpoint can't be written to a pipe", "./-"),
@@ -398,6 +406,53 @@ def json_errors(folder):
         check_equal(document["error"]["status"], status, line)
 
 
+# Names of formats elsewhere, and what the hint has to name. Megatron's:
+# --ckpt-format, --non-persistent-ckpt-type and its packages.
+NAMES = {
+    "zarr": "megatron_zarr",
+    "torch_dcp": "dcp", "local": "megatron_local",
+    "torch_dist dist_ckpt dist-ckpt megatron_dist mcore_dist dist_checkpointing":
+        "megatron_torch_dist",
+    "fsdp_dtensor megatron_fsdp": "megatron_fsdp_dtensor",
+    "mcore megatron Megatron-LM megatron_core": "megatron_torch_dist",
+    "mp_rank megatron_torch": "megatron_legacy",
+    "hf HF huggingface HuggingFace transformers st safetensor safe_tensors "
+    "SafeTensors .safetensors mlx sglang tensorrt_llm": "safetensors",
+    "gguf .gguf llama.cpp ollama": "convert_hf_to_gguf.py",
+    "onnx": "optimum-cli", "npz numpy h5 keras tf tflite": "safetensors",
+    "jax flax maxtext orbx": "orbax",
+    "pt pth bin ckpt .pt pytorch torch.save pickle": "torch",
+    "fsdp fsdp2 distcp DCP torch_distributed": "dcp",
+    "zero zero3 deepspeed_zero universal deep-speed": "deepspeed",
+    "lightning pytorch_lightning pl": "run, with --trainer lightning",
+    "verl": "run, with --trainer verl",
+    "accelerate": "run, with --trainer accelerate",
+    "torchtitan titan": "run, with --trainer torchtitan",
+    "hf_trainer trainer": "run, with --trainer hf_trainer",
+    "nanotron openrlhf diffusers composer": "run, with --trainer",
+    "nemo2": "format run", "Nemo": "nemo", "olmo OLMo-core olmocore": "olmo_core",
+    "fairseq": "fairseq2", "llama consolidated": "meta",
+    "sharded_state": "vllm",
+}
+
+
+def names_of_formats(_):
+    line = CKPT.run("inspect", SCENE / "llama", "--from", "nope").err
+    formats = re.split(", ?", line.partition("hint: formats: ")[2].strip())
+    check("safetensors" in formats, line)
+    for names, want in NAMES.items():
+        for name in names.split():
+            done = CKPT.run("inspect", SCENE / "llama", "--from", name)
+            hint = done.err.partition("hint: ")[2].strip()
+            check_equal(done.code, 2, name)
+            check(f'unknown format "{name}"' in done.err, str(done))
+            check(re.search(rf"\b{re.escape(want)}\b", hint),
+                  f"{name}: {hint}")
+            check(not hint.startswith("formats:"), f"{name}: {hint}")
+            meant = re.match(r"did you mean (\w+)\?", hint)
+            check(not meant or meant[1] in formats, f"{name}: {hint}")
+
+
 def prepare(suite, ckpt):
     global CKPT, SCENE
     CKPT = ckpt
@@ -409,8 +464,8 @@ def prepare(suite, ckpt):
         suite.add(f"works: {line}", works, line)
     for word, want in DTYPES.items():
         suite.add(f"dtype {word}", dtype, word, want)
-    for case in (short_and_long_help, one_line_for_a_kind, steps_are_said,
-                 json_errors):
+    for case in (names_of_formats, short_and_long_help, one_line_for_a_kind,
+                 steps_are_said, json_errors):
         suite.add(case.__name__, case)
 
 
