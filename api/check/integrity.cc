@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <optional>
 #include <set>
 #include <span>
@@ -94,8 +95,7 @@ class Check {
     options.passed = passed(catalog);
     const uint64_t bytes = reshard::crc_bytes(catalog);
     options.progress.begin("checking", bytes);
-    for (Problem& problem : ranks::check_crcs(catalog, options))
-      add(std::move(problem));
+    add_all(ranks::check_crcs(catalog, options));
     options.progress.end();
     report_.bytes += bytes;
   }
@@ -106,7 +106,7 @@ class Check {
     if (!check) return;
     formats::FileCheck found = check(catalog.path, engine_.make_progress());
     report_.bytes += found.bytes;
-    for (Problem& problem : found.problems) add(std::move(problem));
+    add_all(std::move(found.problems));
   }
 
   void contents(Catalog& catalog, const IntegrityOptions& options) {
@@ -126,7 +126,7 @@ class Check {
     }
     const Reading reading = read_contents(catalog, options);
     report_.bytes += reading.bytes;
-    for (const Problem& problem : reading.problems) add(problem);
+    add_all(reading.problems);
     if (!manifest.empty()) compare_manifest(catalog, reading, manifest);
     if (options.finite) report_infinite(catalog, reading);
   }
@@ -157,7 +157,7 @@ class Check {
     std::swap(catalog.tensors, some);
     const Reading reading = read_all(catalog, engine_, {.replicas = true});
     std::swap(catalog.tensors, some);
-    for (const Problem& problem : reading.problems) add(problem);
+    add_all(reading.problems);
   }
 
   // Lists what would run if its files were loaded elsewhere. `reads`: all bytes
@@ -175,7 +175,7 @@ class Check {
     scanned_at_ = report_.problems.size();
     const std::vector<Problem> found = found_pickles();
     scanned_problems_ = found.size();
-    for (const Problem& problem : found) add(problem);
+    add_all(found);
   }
 
   // Once all bytes were read, or as many as damage left.
@@ -198,8 +198,7 @@ class Check {
     options.io = engine_.io;
     options.progress = engine_.make_progress();
     report_.bytes += reshard::claim_bytes(catalog);
-    for (Problem& problem : reshard::check_claims(catalog, options))
-      add(std::move(problem));
+    add_all(reshard::check_claims(catalog, options));
   }
 
   // Compares the bytes of no tensor, in all files that the manifest lists; also
@@ -256,6 +255,9 @@ class Check {
     edits_ = edits;
   }
   void add(Problem problem) { report_.problems.push_back(std::move(problem)); }
+  void add_all(std::vector<Problem> problems) {
+    std::ranges::move(problems, std::back_inserter(report_.problems));
+  }
 
  private:
   std::vector<Problem> found_pickles() {
@@ -464,17 +466,14 @@ Report check_integrity(const std::string& path, const Selection& selection,
     {
       const heap::Unbounded threads;  // of a scan: it has a bound of its own
       check.manifest_itself(catalog);
-      for (Problem& problem : formats::check_loose_files(catalog))
-        check.add(std::move(problem));
+      check.add_all(formats::check_loose_files(catalog));
     }
     locate(catalog);
     load_objects(catalog);
     const heap::Unbounded counted;  // what follows counts what it takes
     if (!options.quick) {
-      for (Problem& problem : runs::check_counts(catalog))
-        check.add(std::move(problem));
-      for (Problem& problem : runs::check_shared(catalog))
-        check.add(std::move(problem));
+      check.add_all(runs::check_counts(catalog));
+      check.add_all(runs::check_shared(catalog));
       check.integrity_file(catalog);
       check.checksums(catalog, options);
     }
