@@ -62,6 +62,7 @@ class StepReading {
   void read_folder(const std::string& sub, const std::string& role);
   std::vector<std::string> homes() const;
   std::string beside_of(const std::string& folder) const;
+  bool has_lost(const Source& source) const;
   const Source* first_of(const std::vector<Source>& sources) const;
   const Source& find_model() const;
   void read_models(const std::string& role);

@@ -14,6 +14,7 @@
 #include "ckpt/note.h"
 #include "containers/hf/hf.h"
 #include "formats/dcp/objects.h"
+#include "formats/runs/adapters.h"
 #include "formats/runs/candidates.h"
 #include "formats/runs/checks.h"
 #include "formats/runs/components.h"
@@ -44,6 +45,10 @@ namespace {
 constexpr std::string_view kAnyFolder = "{*}";
 bool is_named(const Source& source) {
   return source.file.starts_with(kAnyFolder);
+}
+
+bool is_named_adapter(const Source& source) {
+  return io::base_name(source.file).starts_with("adapter_model");
 }
 
 // A model that has lost its weights is not one in a folder below.
@@ -83,6 +88,8 @@ void StepReading::read_folder(const std::string& sub, const std::string& role) {
     if (facts_.type.empty()) facts_ = facts_of(io::join(folder_, home));
   read_models(role);
   read_optimizers();
+  if (in_folders_ && is_named_adapter(find_model()))
+    check_trained(folder_, catalog_);
   for (const Part& part : trainer_.parts) read_part(part, sub, role);
   for (const std::string& home : homes()) {
     add_sidecars(home, sub);
@@ -138,10 +145,17 @@ std::vector<std::string> StepReading::homes() const {
   return homes;
 }
 
+// Of a source in a folder of its own.
+bool StepReading::has_lost(const Source& source) const {
+  return has_config(folder_) ||
+         (is_named_adapter(source) &&
+          !trace_of_model(folder_, beside_of(folder_)).empty());
+}
+
 const Source* StepReading::first_of(const std::vector<Source>& sources) const {
   for (const Source& source : sources) {
     check_finished(source, folder_);
-    if (is_named(source) && has_config(folder_)) continue;
+    if (is_named(source) && has_lost(source)) continue;
     if (!names_like(folder_, source.file).empty()) return &source;
   }
   return nullptr;
@@ -150,13 +164,17 @@ const Source* StepReading::first_of(const std::vector<Source>& sources) const {
 const Source& StepReading::find_model() const {
   const Source* source = first_of(trainer_.models);
   if (source != nullptr) return *source;
-  std::string wanted;
-  for (const Source& one : trainer_.models)
-    if (!is_named(one) || !has_config(folder_))
+  std::string wanted, adapter;
+  for (const Source& one : trainer_.models) {
+    if (!is_named(one) || !has_lost(one))
       wanted += (wanted.empty() ? "" : ", ") + as_glob(one.file);
+    else if (const auto names = names_like(folder_, one.file); !names.empty())
+      adapter = fmt::format("; an adapter is in {}, to be read by that name",
+                            printable(io::parent(names[0].path)));
+  }
   throw input_error({folder_, {}}, "is a step of {} ({}) without a model",
                     trainer_.what, found_.why)
-      .with_hint("one of these is missing: " + wanted);
+      .with_hint("one of these is missing: " + wanted + adapter);
 }
 
 // The numbers {i} of the models.

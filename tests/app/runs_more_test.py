@@ -740,6 +740,51 @@ def test_named_adapters(folder):
     check("without a model" in said.out, f"{said}")
 
 
+def test_lost_model(folder):
+    """A step that has lost its model and its configuration is not the adapter
+    in a folder of it. transformers' save_pretrained leaves
+    generation_config.json, which PEFT's does not; a neighbour tells, too, and
+    the optimizer."""
+    golden = DATA / "runs/hf_trainer_qwen2/ckpt/checkpoint-10"
+    lora = DATA / "runs/hf_trainer_lora/ckpt/checkpoint-4"
+    lost = {"config.json", "generation_config.json", "model.safetensors"}
+
+    def lose(name, kept=(), optimizer=golden):
+        step = folder / name / "checkpoint-10"
+        shutil.copytree(golden, step, ignore=lambda *_: lost - set(kept))
+        (step / "train").mkdir()
+        for path in lora.glob("adapter_*"):
+            shutil.copy(path, step / "train")
+        (step / "optimizer.pt").unlink()
+        if optimizer:
+            shutil.copy(optimizer / "optimizer.pt", step)
+        return step
+
+    def refused(step, words):
+        for path in (step, step.parent):
+            said = CKPT.run("inspect", path)
+            check(said.code in (3, 4) and words in said.err, f"{said}")
+        check_equal(CKPT.run("verify", step).code, 1, str(step))
+
+    trains = "trains 16 matrices, the adapters in folders of it have 13"
+    refused(lose("optimizer"), trains)
+    for name in ("config.json", "generation_config.json"):
+        refused(lose(name, [name], None), "without a model")
+    shard = lose("shard", optimizer=None)
+    shutil.copy(golden / "model.safetensors",
+                shard / "model-00001-of-00002.safetensors")
+    refused(shard, "without a model")
+    beside = lose("beside", optimizer=None)
+    shutil.copytree(golden, beside.parent / "checkpoint-5")
+    said = CKPT.run("verify", beside).want(1)
+    check("without a model" in said.out, f"{said}")
+    # With its own optimizer it is the step's model, and with none it may be.
+    for step in (lose("own", optimizer=lora), lose("alone", optimizer=None)):
+        found = CKPT.inspect(step)["tensors"]
+        check_equal(len([t for t in found if t["kind"] == "model"]), 13,
+                    str(step))
+
+
 def test_batch_norm(folder):
     """torch's batch norms have averages of a parameter's shape. They are never
     trained, which the count beside them tells."""
@@ -914,6 +959,7 @@ def prepare(suite, ckpt):
     suite.add("Trainer with FSDP, full state dicts", test_full_fsdp)
     suite.add("LLaMA-Factory, axolotl, ms-swift, TRL", test_beside)
     suite.add("slime", test_slime)
+    suite.add("a lost model with an adapter", test_lost_model)
     suite.add("nanotron with ZeRO 1", test_nanotron_zero)
     suite.add("diffusers", test_diffusers)
     suite.add("sentence-transformers", test_sentence_transformers)
