@@ -12,6 +12,7 @@
 #include "formats/runs/pattern.h"
 #include "lib/io/file.h"
 #include "lib/io/listed.h"
+#include "lib/io/names.h"
 #include "lib/io/remote.h"
 #include "lib/text/format.h"
 #include "lib/text/number.h"
@@ -235,6 +236,43 @@ std::string step_beside(const Trainer& trainer, const std::string& step) {
     }
   }
   return {};
+}
+
+namespace {
+
+// "checkpoint-0" of "checkpoint-99999999999999999999"; "" if all its numbers
+// fit.
+std::string without_beyond(std::string_view name) {
+  std::string out;
+  bool beyond = false;
+  while (!name.empty()) {
+    size_t digits = 0;
+    while (digits < name.size() && text::is_digit(name[digits])) ++digits;
+    const size_t size = std::max<size_t>(digits, 1);
+    const bool fits = digits == 0 || text::number(name.substr(0, digits));
+    out += fits ? name.substr(0, size) : "0";
+    beyond = beyond || !fits;
+    name.remove_prefix(size);
+  }
+  return beyond ? out : "";
+}
+
+}  // namespace
+
+std::vector<std::string> beyond_numbers(const Trainer& trainer,
+                                        const std::string& root) {
+  std::vector<std::string> found;
+  for (const std::string& name : io::names_in(root)) {
+    const std::string fitting = without_beyond(name);
+    if (!fitting.empty() &&
+        std::ranges::any_of(trainer.steps, [&](const std::string& pattern) {
+          const size_t slash = pattern.rfind('/');
+          return match(std::string_view(pattern).substr(slash + 1), fitting)
+              .has_value();
+        }))
+      found.push_back(name);
+  }
+  return found;
 }
 
 uint64_t age_of(const Numbers& numbers) {

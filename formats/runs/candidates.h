@@ -18,6 +18,11 @@ struct Candidate {
   bool last = false;
 };
 
+// Folders of a root that a step's name fits but for a number beyond 64 bits:
+// none can be told to be the newest.
+std::vector<std::string> beyond_numbers(const Trainer& trainer,
+                                        const std::string& root);
+
 // The number that tells a step's age: its own, else its epoch's.
 uint64_t age_of(const Numbers& numbers);
 

@@ -437,6 +437,16 @@ void end_alone(const Found& found, Catalog& catalog) {
               found.trainer->what, printable(io::base_name(found.others[0]))));
 }
 
+void note_beyond(const Found& found, Catalog& catalog) {
+  const std::string root = io::parent(found.step);
+  for (const std::string& name : beyond_numbers(*found.trainer, root))
+    catalog.problems.push_back(
+        warning("step_number", {io::join(root, name), {}},
+                "has a step's name and a number beyond 64 bits, which is not "
+                "compared; {} is read: name the folder to read it",
+                printable(io::base_name(found.step))));
+}
+
 }  // namespace
 
 std::optional<Catalog> read_run(const Found& found, const std::string& path,
@@ -491,6 +501,7 @@ std::optional<Catalog> read_run(const Found& found, const std::string& path,
         warning("no_tracker", {io::join(path, trainer.tracker), {}},
                 "is not there: {}; {} is read, the newest by number",
                 trainer.without_tracker, printable(io::base_name(found.step))));
+  if (found.step != path) note_beyond(found, catalog);
   if (found.weights_beside)
     catalog.problems.push_back(
         warning("final_model", {path, {}},

@@ -615,6 +615,20 @@ def test_same_step(folder):
     check_equal(named(found, "same_step"), [*names], "named")
 
 
+def test_number_beyond(folder):
+    """A step whose number no 64 bits hold is named, not passed over."""
+    for case, name in ((QWEN, "checkpoint-{}"), (ACCELERATE, "checkpoint_{}")):
+        root = folder / name.format("run")
+        read, beyond = name.format(12), name.format("9" * 20)
+        for step in (read, beyond, name.format(2**64 - 1) + "x"):
+            shutil.copytree(case, root / step)
+        found = CKPT.inspect(root)
+        check_equal(Path(found["path"]).name, read, "read")
+        check_equal(named(found, "step_number"), [beyond], "named")
+        check_equal(named(CKPT.inspect(root / beyond), "step_number"), [],
+                    "by its own path")
+
+
 def test_own_links(folder):
     """Links of one's own beside the steps, and a step that is one."""
     root = folder / "run"
@@ -686,7 +700,7 @@ def prepare(suite, ckpt):
                  test_newer_tag, test_broken_pointer,
                  test_files_of_ranks, test_left_ranks, test_loops_of_ranks,
                  test_two_trainers, test_same_step, test_own_links, test_fates,
-                 test_lost_index):
+                 test_lost_index, test_number_beyond):
         suite.add(test.__name__[5:].replace("_", " "), test)
 
 
