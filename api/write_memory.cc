@@ -91,6 +91,28 @@ uint64_t source_manifest_bytes(const Catalog& source, const std::string& path) {
   return bytes;
 }
 
+// What is read ahead of servers, no more than lies there, and what the client
+// takes: 10 MiB for its libraries, 0.4 for each connection by TLS were
+// measured.
+uint64_t remote_bytes(const Prepared& prepared, const SaveOptions& options) {
+  constexpr uint64_t kMiB = uint64_t{1} << 20;
+  constexpr uint64_t kClient = 12 * kMiB, kConnection = kMiB / 2;
+  constexpr uint64_t kMostConnections = 128, kRequest = 2 * kMiB;
+  const uint64_t share = io::share_remote_memory(options.max_mem);
+  if (share == 0) return 0;
+  uint64_t there = 0, files = 2;  // those beside it
+  for (const File& file : prepared.source.files) {
+    if (!io::is_url(file.path)) continue;
+    const bool packed = file.codec != Codec::kRaw;
+    const uint64_t size = packed ? file.packed_size : file.size;
+    there += std::min(size, share - there);
+    ++files;
+  }
+  const uint64_t connections =
+      std::min(kMostConnections, files + there / kRequest);
+  return there + kClient + connections * kConnection;
+}
+
 // What the manifests of both sides take once the buffers are gone.
 uint64_t manifest_bytes(const Prepared& prepared, const SaveOptions& options) {
   const uint64_t bytes = options.manifest ? target_manifest_bytes(prepared) : 0;
@@ -107,8 +129,8 @@ uint64_t manifest_bytes(const Prepared& prepared, const SaveOptions& options) {
 uint64_t peak_memory(const Prepared& prepared, const SaveOptions& options) {
   reshard::RunOptions run = writing(prepared, options);
   const reshard::Plan& plan = prepared.plan;
-  const uint64_t messages = ranks::exchange_memory(run.max_mem) +
-                            io::share_remote_memory(options.max_mem);
+  const uint64_t messages =
+      ranks::exchange_memory(run.max_mem) + remote_bytes(prepared, options);
   run.max_mem -= ranks::exchange_memory(run.max_mem);
   const uint64_t making = leave_room(prepared.source, run);
   const uint64_t running = messages + making + reshard::buffer_bytes(plan, run);

@@ -1048,6 +1048,21 @@ def test_memory(folder):
     del ballast
 
 
+def test_memory_said(folder):
+    """What a dry run says of its memory is what the run takes, or little more:
+    of a small checkpoint no 256 MiB are read ahead."""
+    for name, size in (("tiny", 1000), ("some", 8 << 20)):
+        write_model(folder / f"{name}.safetensors", layers(4, size))
+        with Server(folder) as server:
+            words = ("convert", f"{server.url}/{name}.safetensors",
+                     folder / name, "--to", "safetensors", "--json")
+            said, took = (json.loads(ok(*words, *more).out)["peak_memory"]
+                          for more in (["--dry-run"], []))
+        told = f"{name}: {said >> 10} KiB said, {took >> 10} taken"
+        check(CKPT.sanitized or took <= said, told)
+        check(said <= took * 3 // 2 + (16 << 20), told)
+
+
 def need_net(ckpt):
     """Ends the test as skipped if this build reads no URLs."""
     probe = ckpt.run("inspect", "http://127.0.0.1:1/x",
@@ -1069,7 +1084,8 @@ def main():
                  test_hub_data, test_hub_located, test_hub_expired,
                  test_hub_cache, test_fetch, test_fetch_killed, test_wire,
                  test_rate,
-                 test_s3, test_tls, test_nginx, test_refused, test_memory):
+                 test_s3, test_tls, test_nginx, test_refused, test_memory,
+                 test_memory_said):
         suite.add(test.__name__.removeprefix("test_"), test)
     for page in (True, "ranges", "slash", "open"):
         suite.add(f"encoded {page}", test_encoded, page)
