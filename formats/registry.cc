@@ -9,6 +9,7 @@
 #include "formats/dcp/directory.h"
 #include "formats/file_list.h"
 #include "formats/format.h"
+#include "formats/runs/adopt.h"
 #include "formats/runs/run.h"
 #include "formats/runs/unsigned.h"
 #include "formats/tried.h"

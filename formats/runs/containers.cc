@@ -4,8 +4,10 @@
 #include <fmt/format.h>
 
 #include "ckpt/error.h"
-#include "formats/runs/run.h"
+#include "formats/runs/adopt.h"
+#include "formats/runs/find.h"
 #include "formats/runs/step.h"
+#include "formats/runs/trainer.h"
 #include "lib/io/file.h"
 
 namespace ckpt::runs {

@@ -17,11 +17,6 @@ namespace ckpt::runs {
 std::optional<Catalog> read_run(const Found& found, const std::string& path,
                                 const formats::ReadOptions& options);
 
-// Turns a catalog from a format's reader into that of the trainer that wrote
-// it: torchtitan's DCP, Lightning's file. Unchanged if no trainer is known.
-void adopt(Catalog& catalog, const std::string& only,
-           const formats::ReadOptions& options);
-
 // The trainer whose own models' names the tensors have: torchtitan, nanotron;
 // "" if they are nobody's, or transformers'.
 std::string_view owner_of_names(const Catalog& catalog);
