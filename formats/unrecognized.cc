@@ -216,6 +216,11 @@ std::string cache_text(const std::string& path) {
                      printable(above));
 }
 
+bool is_pipe(const std::string& path) {
+  return path == "/dev/stdin" || path.starts_with("/dev/fd/") ||
+         path.starts_with("/proc/self/fd/");
+}
+
 }  // namespace
 
 std::string meant_url(const std::string& path) {
@@ -237,12 +242,19 @@ std::string checkpoints_below(const std::string& path,
   return below_text(path, failed, false);
 }
 
+void check_named(const std::string& path) {
+  if (path.empty() || path == "-" || is_pipe(path)) return;
+  const uint64_t before = failures::mark();
+  if (io::is_file(path) || io::is_directory(path)) return;
+  if (const auto failure = failures::since(before, path)) throw *failure;
+  check_path(path);
+}
+
 void check_path(const std::string& path) {
   if (path.empty())
     throw usage_error({}, "the path of the checkpoint is empty")
         .with_hint("is a variable of the script not set?");
-  const bool pipe = path == "/dev/stdin" || path.starts_with("/dev/fd/") ||
-                    path.starts_with("/proc/self/fd/");
+  const bool pipe = is_pipe(path);
   if (!pipe && (io::is_file(path) || io::is_directory(path))) return;
   if (pipe || path == "-")
     throw missing_error({path, {}}, "a checkpoint can't be read from a pipe")

@@ -12,6 +12,10 @@ namespace ckpt::formats {
 // a file or a directory.
 void check_path(const std::string& path);
 
+// The same of what an option names. What a server refuses, or doesn't answer,
+// is that error. Nothing of a pipe, which the option's reader refuses.
+void check_named(const std::string& path);
+
 // "https://host/x" for "https:/host/x", "hf://org/name" for "hf:org/name": the
 // URL that lacks a slash; "" if the path is none.
 std::string meant_url(const std::string& path);

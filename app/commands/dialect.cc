@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 
 #include "app/commands/source.h"
+#include "app/options/read_paths.h"
 #include "ckpt/ckpt.h"
 #include "ckpt/error.h"
 
@@ -48,12 +49,14 @@ void add_dialect_options(CLI::App& app, DialectOptions& options) {
       ->check(CLI::IsMember({"hf", "mcore", "meta", "fairseq2", "olmo_core",
                              "olmo_legacy", "keep"}))
       ->group(group);
-  app.add_option("--family-file", options.family_file,
-                 "Rules of a family that ckpt does not know")
+  names_file(app.add_option("--family-file", options.family_file,
+                            "Rules of a family that ckpt does not know"))
       ->type_name("FILE")
       ->group(group);
-  app.add_option("--config-from", options.config_from,
-                 "Directory with the config.json and tokenizer of the model")
+  names_directory(
+      app.add_option(
+          "--config-from", options.config_from,
+          "Directory with the config.json and tokenizer of the model"))
       ->type_name("DIR")
       ->group(group);
   app.add_flag("--strict-config", options.strict_config,

@@ -9,6 +9,8 @@
 #include "app/command.h"
 #include "app/commands/family_infer.h"
 #include "app/commands/source.h"
+#include "app/options/options.h"
+#include "app/options/read_paths.h"
 #include "app/print/console.h"
 #include "app/print/facts.h"
 #include "app/print/json_writer.h"
@@ -162,7 +164,7 @@ void FamilyCommand::add_options(CLI::App& app) {
   app.add_option("--family", family_, "Check against this one")
       ->type_name("NAME")
       ->group(group);
-  app.add_option("--family-file", file_, "A family of your own")
+  names_file(app.add_option("--family-file", file_, "A family of your own"))
       ->type_name("FILE")
       ->group(group);
   app.add_option("-o,--draft", draft_, "infer: where the family's file goes")
@@ -349,6 +351,7 @@ ExitCode FamilyCommand::run() {
     throw usage_error({}, "unexpected argument '{}'", what_)
         .with_hint("to look at one: ckpt family show " + what_);
   if (action_ == "list") return list();
+  if (!draft_.empty()) check_note(draft_, "--draft");
   if (action_ == "infer") return infer_family({.path = what_, .file = draft_});
   return action_ == "show" ? show() : check();
 }

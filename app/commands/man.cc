@@ -8,6 +8,7 @@
 
 #include "app/command.h"
 #include "app/commands/man_page.h"
+#include "app/options/options.h"
 #include "app/print/console.h"
 #include "app/print/json_writer.h"
 #include "lib/io/file.h"
@@ -39,6 +40,7 @@ class Man : public Command {
     JsonWriter json;
     json.begin_document("man");
     if (!directory_.empty()) {
+      check_note(directory_, "--dir");
       json.key("files").begin_array();
       for (const std::string& path : write_all(table)) json.value(path);
       json.end_array();

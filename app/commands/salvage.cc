@@ -12,6 +12,7 @@
 #include "app/command.h"
 #include "app/commands/fetched_source.h"
 #include "app/commands/write.h"
+#include "app/options/read_paths.h"
 #include "app/options/target_name.h"
 #include "app/print/console.h"
 #include "app/print/json_writer.h"
@@ -90,8 +91,9 @@ void Salvage::add_options(CLI::App& app) {
       ->check(CLI::IsMember({"zeros", "nan"}))
       ->type_name("zeros|nan")
       ->group(group);
-  app.add_option("--like", like_,
-                 "An older or newer step of the same run: what was where")
+  names_either(
+      app.add_option("--like", like_,
+                     "An older or newer step of the same run: what was where"))
       ->type_name("OTHER")
       ->group(group);
   app.add_flag("-n,--dry-run", dry_run_, "Only say what could be rebuilt")

@@ -11,6 +11,7 @@
 #include <unordered_map>
 
 #include "app/keep.h"
+#include "app/options/read_paths.h"
 #include "ckpt/ckpt.h"
 #include "ckpt/error.h"
 #include "convert/facts.h"
@@ -258,9 +259,10 @@ void add_adapter(Catalog& base, const std::string& path, double weight,
 
 void add_adapter_options(CLI::App& app, AdapterOptions& options) {
   const char* group = "Adapters";
-  app.add_option("--adapter", options.paths,
-                 "A LoRA adapter (PEFT) to add to the weights; several in "
-                 "order")
+  names_either(
+      app.add_option("--adapter", options.paths,
+                     "A LoRA adapter (PEFT) to add to the weights; several in "
+                     "order"))
       ->type_name("DIR")
       ->allow_extra_args(false)
       ->group(group);

@@ -14,6 +14,7 @@
 #include "api/edit/layers.h"
 #include "app/options/ranks.h"
 #include "app/options/rate.h"
+#include "app/options/read_paths.h"
 #include "ckpt/error.h"
 #include "formats/format.h"
 #include "lib/io/remote.h"
@@ -232,21 +233,23 @@ void add_source_options(CLI::App& app, SourceOptions& options) {
                  "Model family, where the files don't say: llama, qwen ...")
       ->type_name("NAME")
       ->group(group);
-  app.add_option("--shard-dims", options.read.shard_dims_file,
-                 "JSON of GLOB: dim, for names that no family explains")
+  names_file(
+      app.add_option("--shard-dims", options.read.shard_dims_file,
+                     "JSON of GLOB: dim, for names that no family explains"))
       ->type_name("RULES.json")
       ->group(group);
-  app.add_option("--flat-params", options.read.flat_params_file,
-                 "JSON of the parameters in each flat one of FSDP1")
+  names_file(app.add_option("--flat-params", options.read.flat_params_file,
+                            "JSON of the parameters in each flat one of FSDP1"))
       ->type_name("FILE.json")
       ->group(group);
   app.add_option("--trainer", options.read.trainer,
                  "Trainer that wrote the run; none: containers alone")
       ->type_name("NAME")
       ->group(group);
-  app.add_option("--assume-order", options.read.assume_order,
-                 "How a numbered optimizer counts: module, decay, or a file "
-                 "of names")
+  names_order(
+      app.add_option(
+          "--assume-order", options.read.assume_order,
+          "How a numbered optimizer counts: module, decay, or a file of names"))
       ->type_name("RULE|FILE")
       ->group(group);
   app.add_flag("--restrict", options.read.restrict_globals,
@@ -437,7 +440,8 @@ void add_content_options(CLI::App& app, WriteOptions& options) {
         options.quantize = choice<bool>("--quantize", s, {{"fp8-block", true}});
       })
       ->group(kWriting);
-  app.add_option("--rename", options.rename_file, "JSON of new tensor names")
+  names_file(app.add_option("--rename", options.rename_file,
+                            "JSON of new tensor names"))
       ->type_name("RULES.json")
       ->group(kWriting);
   valued(app, "--max-shard-size", "SIZE", "Split files above this (5GB)",

@@ -8,8 +8,10 @@
 
 #include "ckpt/error.h"
 #include "formats/runs/trainer.h"
+#include "formats/unrecognized.h"
 #include "lib/embedded.h"
 #include "lib/io/file.h"
+#include "lib/io/remote.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"
 #include "lib/text/number.h"
@@ -367,15 +369,20 @@ std::optional<ParameterOrder> family_order(
   return result;
 }
 
+void check_order(const std::string& text) {
+  if (text == "module" || text == "decay" || io::is_file(text)) return;
+  if (io::is_url(text)) formats::check_named(text);
+  throw usage_error({text, {}}, "--assume-order: neither a rule nor a file")
+      .with_hint("module, decay, or a file with a name on each line");
+}
+
 Asked asked_order(const std::string& text,
                   std::span<const Tensor* const> model) {
   constexpr uint64_t kMaxFile = uint64_t{64} << 20;
   Asked asked{.rule = text, .order = stored_order(model)};
   asked.order.why = "the order that --assume-order says";
+  check_order(text);
   if (text == "module" || text == "decay") return asked;
-  if (!io::is_file(text))
-    throw usage_error({text, {}}, "--assume-order: neither a rule nor a file")
-        .with_hint("module, decay, or a file with a name on each line");
   asked.rule = "module";
   std::map<std::string, Parameter> known;
   for (const Parameter& one : asked.order.parameters) known[one.name] = one;

@@ -60,6 +60,8 @@ struct Asked {
 };
 Asked asked_order(const std::string& text,
                   std::span<const Tensor* const> model);
+// Throws if `text` is neither a rule nor a file.
+void check_order(const std::string& text);
 
 // The Trainer's get_decay_parameter_names, by name alone.
 bool decays(const std::string& name);

@@ -249,12 +249,91 @@ def test_empty(folder):
         check_equal(done.code, 1, str(done))
 
 
+# Options that take a path: what they name, and what stands before them.
+READ = {"--shard-dims": "file", "--flat-params": "file", "--rename": "file",
+        "--family-file": "file", "--assume-order": "order",
+        "--config-from": "directory", "--adapter": "directory",
+        "--like": "either"}
+WRITTEN = {"--trace", "--html", "--plan-file", "--draft", "--dir"}
+
+
+def path_options():
+    """{option: a command}, from the parser's own list."""
+    command, found = "", {}
+    for line in remote.ok("completion", "bash").out.splitlines():
+        if named := re.fullmatch(r"    ([a-z]+)\)", line):
+            command = named[1]
+        elif named := re.fullmatch(r" +(?:-.\|)?(--[\w-]+)\) kind=file ;;", line):
+            found.setdefault(named[1], command)
+            if command == "convert":
+                found[named[1]] = command
+    return found
+
+
+def test_path_options(folder):
+    """What an option names is there, or the error says the same of a path and
+    of a URL, with a next step, whether or not the command would have come to
+    need it. What is written is a file of this machine."""
+    options = path_options()
+    check_equal(sorted(options), sorted({*READ, *WRITTEN}), "options")
+    shutil.copytree(DATA / "hf/llama/ckpt", folder / "m")
+    (folder / "file").write_text("{}")
+
+    def refuse(request, _):
+        known = {"401.json": 401, "403.json": 403}
+        status = known.get(request.path.split("/")[-1])
+        return ("status", status) if status else None
+    with Server(folder) as server:
+        server.fault = refuse
+        places = {"absent": [folder / "no.json", server.url + "/no.json"],
+                  "401": [server.url + "/401.json"],
+                  "403": [server.url + "/403.json"],
+                  "none": ["http://127.0.0.1:1/x.json"],
+                  "file": [folder / "file", server.url + "/file"],
+                  "directory": [folder / "m", server.url + "/m"]}
+        wants = {"absent": 3, "401": 6, "403": 6, "none": 6}
+        for option, command in sorted(options.items()):
+            words = [command, folder / "m"]
+            if command == "man":
+                words = [command]
+            if command == "salvage":
+                words += [folder / "out", "-n"]
+            if command == "convert":
+                words += [folder / "out", "--to", "safetensors", "-n"]
+            if command == "family":
+                words[1:1] = ["infer"]
+            for kind, where in places.items():
+                for at in where:
+                    is_url = "://" in str(at)
+                    want = wants.get(kind, 2)
+                    if option in WRITTEN:
+                        if not is_url:
+                            continue
+                        want = 2
+                    elif kind == READ[option] or kind in (
+                            "file", "directory") and READ[option] in (
+                            "order", "either"):
+                        continue
+                    elif READ[option] == "order" and not is_url:
+                        want = 2  # it may be a rule, too
+                    elif option == "--adapter" and kind == "file":
+                        want = 3  # of a folder that has no adapter, too
+                    done = remote.run(*words, option, at,
+                                      env={"CKPT_NET_RETRIES": "0"})
+                    told = f"{option} {at}: {done}"
+                    check_equal(done.code, want, told)
+                    check(option == "--adapter" and kind == "file"
+                          or "hint: " in done.err, told)
+    check(not (folder / "out").exists(), "something was written")
+
+
 def main():
     suite = Suite(__doc__)
     for scheme in ("https", "s3"):
         suite.add("unlisted " + scheme, test_unlisted, scheme)
     suite.add("lengthless", test_lengthless)
     suite.add("empty", test_empty)
+    suite.add("options that name paths", test_path_options)
 
     def prepare(_, ckpt):
         remote.CKPT = ckpt
