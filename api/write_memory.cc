@@ -96,7 +96,7 @@ uint64_t source_manifest_bytes(const Catalog& source, const std::string& path) {
 // measured.
 uint64_t remote_bytes(const Prepared& prepared, const SaveOptions& options) {
   constexpr uint64_t kMiB = uint64_t{1} << 20;
-  constexpr uint64_t kClient = 12 * kMiB, kConnection = kMiB / 2;
+  constexpr uint64_t kClient = 12 * kMiB, kConnection = 2 * kMiB / 5;
   constexpr uint64_t kMostConnections = 128, kRequest = 2 * kMiB;
   const uint64_t share = io::share_remote_memory(options.max_mem);
   if (share == 0) return 0;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "app/options/read_paths.h"
 
+#include <fmt/format.h>
+
 #include <string>
 
 #include "ckpt/error.h"
@@ -24,6 +26,10 @@ CLI::Option* checked(CLI::Option* option,
 }
 
 void check_file(const std::string& name, const std::string& path) {
+  if (path.starts_with('{'))
+    throw usage_error({}, "{} takes a file, not the JSON itself", name)
+        .with_hint(
+            fmt::format("write it to rules.json, then {} rules.json", name));
   formats::check_named(path);
   if (io::is_directory(path))
     throw usage_error({path, {}}, "{}: is a directory, not a file", name)
