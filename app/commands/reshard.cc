@@ -13,6 +13,7 @@
 #include "app/print/console.h"
 #include "convert/check_source.h"
 #include "convert/dialects.h"
+#include "lib/io/file.h"
 
 namespace ckpt::app {
 namespace {
@@ -57,6 +58,13 @@ class Reshard : public Command {
                             request_.write.dtype, true);
     }
     const Layout layout = make_layout(request_, target_, source);
+    if (target_.to.empty() && source.run && layout.format == source.format &&
+        io::is_file(source.path))
+      spdlog::warn(
+          "what is written is a plain file of {}, which {} does not resume "
+          "from: --to run writes its own; `ckpt convert SRC DST --to run "
+          "--trainer {} --dp N` a folder for any number of ranks",
+          layout.format, source.run->trainer, source.run->trainer);
     if (target_.to.empty() && !target_.topology.any() &&
         target_.options.empty())
       say_note("the topology stays " + to_string(layout.topology) +

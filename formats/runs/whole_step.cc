@@ -71,10 +71,12 @@ Target lay_out_own_file(const Catalog& source, const Layout& layout) {
   if (layout.topology != Topology{} || !layout.name.ends_with(ending))
     throw unfaithful_error({source.path, {}},
                            "is one file of {}: it has no ranks", trainer.name)
-        .with_hint(fmt::format(
-            "a DST that ends in {0} is such a file, of --dp 1; --trainer {1} "
-            "with --dp N makes a folder of it, which any number of ranks loads",
-            ending, trainer.name));
+        .with_hint(fmt::format("a DST that ends in {0} is such a file, of --dp "
+                               "1; `ckpt convert SRC "
+                               "DST --to run --trainer {1} --dp N` makes a "
+                               "folder of it, which any "
+                               "number of ranks loads",
+                               ending, trainer.name));
   Catalog whole = formats::open(source.path, {}, {});
   check_whole_step(source, whole, have_places(whole), trainer.name);
   Target target = lay_out_same(whole, io::parent(source.path));

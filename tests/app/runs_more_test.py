@@ -872,6 +872,17 @@ def test_stray_links(folder, case):
         check(not names & strays, f"{command}: {names}")
 
 
+def test_one_file(folder):
+    """reshard of Lightning's file makes a plain one aloud; --to run its own."""
+    step = next((DATA / "runs/lightning_ckpt/ckpt/checkpoints").glob("*.ckpt"))
+    plain, own = folder / "plain.ckpt", folder / "own.ckpt"
+    said = CKPT.ok("reshard", step, plain).err
+    check("lightning does not resume" in said and "--to run" in said, said)
+    CKPT.ok("reshard", step, own, "--to", "run")
+    check_equal(CKPT.inspect(plain)["trainer"], None, "plain")
+    check_equal(CKPT.inspect(own)["trainer"]["name"], "lightning", "own")
+
+
 def test_composer_link_file(folder):
     """Object stores have no links: create_symlink_file leaves a text with the
     step's path in the store, which get_file follows where no latest-rank0.pt
@@ -956,6 +967,7 @@ def prepare(suite, ckpt):
             f"runs/{p.name}" for p in (DATA / "runs").iterdir()):
         suite.add(f"stray links: {case}", test_stray_links, case)
     suite.add("Composer, compressed", test_composer_packed)
+    suite.add("Lightning's file, resharded", test_one_file)
     suite.add("Trainer with FSDP, full state dicts", test_full_fsdp)
     suite.add("LLaMA-Factory, axolotl, ms-swift, TRL", test_beside)
     suite.add("slime", test_slime)
