@@ -3,26 +3,12 @@
 
 #include <algorithm>
 
-#include "ckpt/error.h"
 #include "formats/runs/pattern.h"
 #include "lib/io/file.h"
 #include "lib/io/listed.h"
 #include "lib/io/names.h"
 
 namespace ckpt::runs {
-namespace {
-
-// A link that leads nowhere has the name: whoever reads the file says so.
-bool names_file(const std::string& path) {
-  try {
-    return io::is_file(path);
-  } catch (const Error&) {
-    if (io::leads_nowhere(path)) return true;
-    throw;
-  }
-}
-
-}  // namespace
 
 std::vector<Name> names_like(const std::string& folder,
                              const std::string& pattern) {
@@ -47,7 +33,7 @@ std::vector<Name> names_like(const std::string& folder,
         in.path.empty() ? folder : io::join(folder, in.path);
     if (last.find('{') == last.npos) {
       const std::string path = io::join(where, last);
-      if (directory ? io::is_directory(path) : names_file(path))
+      if (directory ? io::is_directory(path) : io::is_file(path))
         found.push_back(
             {in.path.empty() ? last : io::join(in.path, last), in.numbers});
       continue;

@@ -75,6 +75,8 @@ class Traces {
 
  private:
   void add(const std::string& pattern) {
+    // A link that leads nowhere is no trace: whoever reads the file says so.
+    if (io::leads_nowhere(io::join(folder_, pattern))) return;
     const auto names = names_like(folder_, pattern);
     if (names.empty() ||
         std::ranges::find(found_, names[0].path) != found_.end())
