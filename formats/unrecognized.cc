@@ -245,7 +245,12 @@ std::string checkpoints_below(const std::string& path,
 void check_named(const std::string& path) {
   if (path.empty() || path == "-" || is_pipe(path)) return;
   const uint64_t before = failures::mark();
-  if (io::is_file(path) || io::is_directory(path)) return;
+  try {
+    if (io::is_file(path) || io::is_directory(path)) return;
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kDamaged) throw;
+    throw usage_error(error.where(), "{}", error.problem());  // a FIFO
+  }
   if (const auto failure = failures::since(before, path)) throw *failure;
   check_path(path);
 }

@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "formats/runs/trainer.h"
+#include "ckpt/catalog.h"
 
 namespace ckpt::runs {
 

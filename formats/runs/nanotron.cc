@@ -63,6 +63,7 @@ class Reading {
     std::vector<std::string> files;
     list_below(model, "", 0, files);
     std::vector<std::string> paths;
+    paths.reserve(files.size());
     for (const std::string& file : files)
       paths.push_back(io::join(model, file));
     io::FilesAhead ahead(paths);
