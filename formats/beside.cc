@@ -329,7 +329,7 @@ class Settling {
       throw missing_error({where, {}}, "broken symlink")
           .with_hint(
               "fetch the file again (a pruned cache keeps such links), or "
-              "remove the link to go on without it");
+              "remove the link to convert without it");
     if (!io::is_file(where)) {  // throws for anything but files and folders
       if (io::is_url(where) && !io::is_directory(where))
         throw missing_error({where, {}},
