@@ -228,9 +228,19 @@ class Check {
     }
   }
 
-  // "" if there is none, or if it describes another file.
-  std::string manifest_at(const Catalog& catalog) const {
-    return manifest_of(catalog);
+  // The manifest of what was requested or of what that led to; "" if there is
+  // none, or if it describes another file.
+  std::string manifest_of(const Catalog& catalog) const {
+    for (const std::string& root : {path_, catalog.path}) {
+      const std::string manifest = manifest_path(root);
+      if (!io::is_file(manifest)) continue;
+      if (!io::is_file(root) ||
+          !is_stale(read_manifest(manifest), io::Handle::open_read(root)))
+        return manifest;
+      engine_.warn(manifest +
+                   " is of another file that stood here before: it is ignored");
+    }
+    return "";
   }
 
   // Checks for a manifest that can't be one, and for files that have appeared
@@ -309,20 +319,6 @@ class Check {
                         const std::string& manifest, uint64_t bare) {
     return !options.quick &&
            (!manifest.empty() || bare || options.deep || options.finite);
-  }
-
-  // The manifest of what was requested or of what that led to.
-  std::string manifest_of(const Catalog& catalog) const {
-    for (const std::string& root : {path_, catalog.path}) {
-      const std::string manifest = manifest_path(root);
-      if (!io::is_file(manifest)) continue;
-      if (!io::is_file(root) ||
-          !is_stale(read_manifest(manifest), io::Handle::open_read(root)))
-        return manifest;
-      engine_.warn(manifest +
-                   " is of another file that stood here before: it is ignored");
-    }
-    return "";
   }
 
   void compare_manifest(const Catalog& catalog, const Reading& reading,
@@ -431,7 +427,7 @@ Catalog open_checked(const std::string& path, const IntegrityOptions& source,
     if (is_answer(error)) throw;
     Catalog none;
     none.path = path;
-    const std::string manifest = check.manifest_at(none);
+    const std::string manifest = check.manifest_of(none);
     if (manifest.empty()) throw;
     const size_t before = check.problems();
     check.files(manifest);
@@ -478,7 +474,7 @@ Report check_integrity(const std::string& path, const Selection& selection,
       check.checksums(catalog, options);
     }
     check.contents(catalog, options);
-    const std::string manifest = check.manifest_at(catalog);
+    const std::string manifest = check.manifest_of(catalog);
     if (!manifest.empty() && !options.quick) check.files(manifest);
     if (options.deep) check.claims(catalog);
     check.pickles_again();
