@@ -5,12 +5,14 @@
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
+#include "containers/hf/numbered.h"
 #include "convert/dialects.h"
 #include "convert/facts.h"
 #include "convert/named_tensors.h"
 #include "convert/sizes.h"
 #include "convert/values.h"
 #include "formats/traits.h"
+#include "lib/io/file.h"
 #include "lib/text/format.h"
 #include "lib/text/glob.h"
 
@@ -105,14 +107,26 @@ void check_numbers(const Catalog& source, const TranslateOptions& options) {
     check_layers(model, facts, source.path);
 }
 
+namespace {
+
+// True for a file that was named by itself: model-00001-of-00007.safetensors.
+bool is_one_of_several(const std::string& path) {
+  return formats::parse_numbered(io::base_name(path)) &&
+         !io::is_directory(path);
+}
+
+}  // namespace
+
 std::optional<Problem> find_contradiction(const Catalog& source,
                                           const TranslateOptions& options) {
   // ModelOpt's state says of which sizes the layers are.
   if (dialect_of(source) != "hf" ||
       !formats::traits_of(source.format).is_container)
     return std::nullopt;
+  TranslateOptions asked = options;
+  if (is_one_of_several(source.path)) asked.allow_missing.emplace_back("*");
   try {
-    check_numbers(source, options);
+    check_numbers(source, asked);
   } catch (const Error& error) {
     if (error.code() == ExitCode::kUnfaithful)
       return warning("configuration",
