@@ -97,10 +97,9 @@ fetch
 [ $fetch_only = no ] || exit 0
 
 if [ ! -x "${ZIG:-$venv/zig/ziglang/zig}" ]; then
-  [ -x "$venv/bin/python" ] || python3 -m venv "$venv" >&2
+  make_venv || die "python3 -m venv failed"
   step "installing $zig_pin into .venv/zig"
-  "$venv/bin/python" -m pip install --disable-pip-version-check --no-input \
-    -q --no-deps --target "$venv/zig" "$zig_pin" </dev/null >&2 ||
+  venv_pip --no-deps --target "$venv/zig" "$zig_pin" ||
     die "pip could not install $zig_pin"
 fi
 tools=(cmake ninja-build pkg-config dpkg-dev)

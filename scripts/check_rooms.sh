@@ -98,27 +98,27 @@ print='(std::(cout|cerr|clog)|fmt::print|[^nf:_a-z](f|v|vf)?printf|[^_a-z]f?puts
 # shellcheck disable=SC2086  # one word a room
 forbid 'only app prints' "$print|std::(cout|cerr|clog)" ${all%app}
 
-# What no CMakeLists.txt of its room lists is neither compiled nor run, and the
-# build says nothing. Tests of the binary and fuzzers are listed by a word.
+# What no CMakeLists.txt of its room lists is not compiled, and the build says
+# nothing. Fuzzers are listed by a word, suites in Python by tests/suites.txt.
 # shellcheck disable=SC2086
-unlisted=$(find $all tests -name '*.cc' -o -name '*.cu' -o \
-  -path 'tests/app/*_test.py' | sort | while read -r file; do
+unlisted=$(find $all tests -name '*.cc' -o -name '*.cu' | sort |
+  while read -r file; do
   room=${file%%/*}
   list=${file%/*}
   until [ -f "$list/CMakeLists.txt" ]; do list=${list%/*}; done
   names="${file#"$list/"}|${file#"$room/"}"
   case $file in
-    tests/app/*.py) names+="|$(basename "$file" _test.py)" ;;
     tests/fuzz/*) names+="|$(basename "$file" _fuzz.cc)" ;;
   esac
   grep -qE "(^|[ (/])(${names//./\\.})([ )]|\$)" "$room/CMakeLists.txt" \
     "$list/CMakeLists.txt" || echo "$file"
 done)
 if [ -n "$unlisted" ]; then
-  printf 'not listed in a CMakeLists.txt, so neither compiled nor run:\n%s\n\n' \
+  printf 'not listed in a CMakeLists.txt, so not compiled:\n%s\n\n' \
     "$unlisted"
   status=1
 fi
+python3 -B tests/run.py --check || status=1
 
 # What nlohmann_json parses to any depth it copies, compares and prints by
 # recursion. So files of others are read by lib/text/json.h or, where they may

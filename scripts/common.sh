@@ -17,6 +17,20 @@ build_packages=(g++ cmake ninja-build ccache pkg-config python3-venv
   libisal-dev zlib1g-dev libbz2-dev libzstd-dev libblosc-dev libyaml-cpp-dev
   doctest-dev libopenmpi-dev openmpi-bin liburing-dev
   libcurl4-openssl-dev)
+lint_packages=(clang-14 clang-format-14 clang-tidy-14 shellcheck)
+
+# branch_base: the commit where this branch left main; on main itself, the one
+# before. Empty where there is none.
+branch_base() {
+  local base="" branch
+  for branch in origin/main main; do
+    [ -n "$base" ] || base=$(git merge-base HEAD "$branch" 2>/dev/null || true)
+  done
+  if [ -z "$base" ] || [ "$base" = "$(git rev-parse HEAD)" ]; then
+    base=$(git rev-parse -q --verify 'HEAD^1' || true)
+  fi
+  echo "$base"
+}
 
 # as_root COMMAND...: runs it if this user may, without asking for a password.
 as_root() {
@@ -70,6 +84,8 @@ install_packages() {
     die "apt-get could not install: ${missing[*]}"
 }
 
+# One for all checkouts, since it takes 2.4 GB and a minute to make.
+test_cache=${CKPT_TEST_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/ckpt-tests}
 venv=$PWD/.venv
 torch_pin=torch==2.13.0
 ruff_pin=ruff==0.17.6
@@ -84,26 +100,70 @@ print("numpy==" + ("2.4.6" if sys.version_info >= (3, 11) else "2.2.6"))'
 # venv, or in a folder of it. Looks at file names only: importing torch takes seconds.
 venv_has() {
   local name=${1%%==*} version=${1##*==} folder
+  name=${name%%[*}
   name=${name//-/_}  # as directories are named
   folder=${2:-$venv/lib/python3*/site-packages}
   compgen -G "$folder/$name-$version*.dist-info" >/dev/null
+}
+
+# make_venv: the private venv, if it is not there; false if Python can't.
+make_venv() {
+  [ ! -x "$venv/bin/python" ] || return 0
+  local place
+  place=$test_cache/$(python3 -c 'import sys
+print("python%d.%d" % sys.version_info[:2])')
+  mkdir -p "$test_cache" || return 1
+  [ -x "$place/bin/python" ] || python3 -m venv "$place" >&2 || return 1
+  ln -sfn "$place" "$venv"
+}
+
+# venv_pip ARGUMENT...: pip's install into the venv, one at a time.
+venv_pip() {
+  flock "$venv/pyvenv.cfg" "$venv/bin/python" -m pip install \
+    --disable-pip-version-check --no-input -q "$@" </dev/null >&2
+}
+
+# absent FILE [FOLDER]: true if the venv, or the folder, lacks what FILE lists.
+absent() {
+  local pin
+  while read -r pin; do
+    venv_has "$pin" ${2:+"$2"} || return 0
+  done < <(grep -v '^#' "$1")
+  return 1
+}
+
+# say_downloads: what scripts/test.sh is about to fetch, how large and what for.
+say_downloads() {
+  local file folder total=0 lines=() size
+  if ! venv_has "$torch_pin"; then
+    total=1300
+    lines+=("$(printf '  %5d MB  torch: what ckpt casts integers with, and the peer of most suites' 1300)")
+  fi
+  for file in tests/requirements/*.txt; do
+    folder=$(sed -n 's/^# folder: //p' "$file")
+    absent "$file" "${folder:+$venv/$folder}" || continue
+    size=$(sed -n 's/^# size: \([0-9]*\) MB$/\1/p' "$file")
+    total=$((total + size))
+    lines+=("$(printf '  %5d MB  %s; without it: %s' "$size" \
+      "$(basename "$file" .txt)" "$(sed -n 's/^# without it: //p' "$file")")")
+  done
+  [ ${#lines[@]} -gt 0 ] || return 0
+  say "about to download what the suites compare ckpt with, $total MB, into" \
+    "$test_cache (CKPT_TEST_CACHE):"
+  printf '%s\n' "${lines[@]}" >&2
 }
 
 # venv_requirements FILE [FOLDER]: what a requirements file lists, without
 # dependencies, into the venv or into a folder of it; false if pip can't. Pip
 # gets what follows "# pip: " in the file, too.
 venv_requirements() {
-  local options=() file=$1 folder=${2:-} pin absent=
+  local options=() file=$1 folder=${2:-}
+  absent "$file" ${folder:+"$folder"} || return 0
+  make_venv || return 1
   read -ra options < <(sed -n 's/^# pip: //p' "$file") || true
-  while read -r pin; do
-    venv_has "$pin" ${folder:+"$folder"} || absent=yes
-  done < <(grep -v '^#' "$file")
-  [ -n "$absent" ] || return 0
+  grep -q '^# dependencies: all$' "$file" || options+=(--no-deps)
   step "installing $file into .venv${folder#"$venv"}"
-  "$venv/bin/python" -m pip install --disable-pip-version-check --no-input \
-    -q --no-deps ${folder:+--upgrade --target "$folder"} "${options[@]}" \
-    -r "$file" \
-    </dev/null >&2
+  venv_pip ${folder:+--upgrade --target "$folder"} "${options[@]}" -r "$file"
 }
 
 # venv_install [--no-deps] NAME==VERSION...: into the private venv; false if
@@ -118,10 +178,7 @@ venv_install() {
     venv_has "$pin" || missing+=("$pin")
   done
   [ ${#missing[@]} -gt 0 ] || return 0
-  if [ ! -x "$venv/bin/python" ]; then
-    python3 -m venv "$venv" >&2 || return 1
-  fi
+  make_venv || return 1
   step "installing ${missing[*]} into .venv"
-  "$venv/bin/python" -m pip install --disable-pip-version-check \
-    --no-input -q "${options[@]}" "${missing[@]}" </dev/null >&2
+  venv_pip "${options[@]}" "${missing[@]}"
 }

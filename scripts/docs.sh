@@ -8,14 +8,13 @@ set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
 site=$(realpath -m "${1:-build/site}")
-[ -x "$venv/bin/python" ] || python3 -m venv "$venv" >&2
+make_venv || die "python3 -m venv failed"
 
 # In a folder of its own, as it brings twenty packages.
 mkdocs=$venv/mkdocs-material_9.8.2
 [ -d "$mkdocs/material" ] ||
-  "$venv/bin/python" -m pip install --disable-pip-version-check --no-input \
-    -q --target "$mkdocs" mkdocs==1.6.1 mkdocs-material==9.8.2 \
-    </dev/null >&2 || die "mkdocs-material is not to be had"
+  venv_pip --target "$mkdocs" mkdocs==1.6.1 mkdocs-material==9.8.2 ||
+  die "mkdocs-material is not to be had"
 
 step "building the site"
 NO_MKDOCS_2_WARNING=1 PYTHONPATH=$mkdocs "$venv/bin/python" -m mkdocs build \

@@ -4,6 +4,8 @@
 #
 #   scripts/fuzz.sh [--seconds N] [--jobs N] [TARGET...]     default: all, 60 s
 #
+# --seconds 0 runs the seeds, and what was learnt before, once.
+#
 # Builds them in build-asan (clang). What they learn stays in
 # build-asan/fuzz/corpus; what they find, in build-asan/fuzz/found, and ends the
 # script with 1. Its last lines say how much each one ran and covered.
@@ -46,7 +48,9 @@ run() {
   local name=$1
   mkdir -p "$work/corpus/$name" "$work/found/$name" \
     "$work/seeds/$name"
-  build-asan/bin/"${name}_fuzz" -max_total_time="$seconds" -timeout=20 \
+  local bound=(-max_total_time="$seconds")
+  [ "$seconds" != 0 ] || bound=(-runs=0)
+  build-asan/bin/"${name}_fuzz" "${bound[@]}" -timeout=20 \
     -rss_limit_mb=2048 -max_len=65536 -print_final_stats=1 \
     -artifact_prefix="$work/found/$name/" \
     "$work/corpus/$name" "$work/seeds/$name" \

@@ -1,34 +1,38 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds ckpt if needed and runs all tests: C++ units, and Python tests that
-# hold the binary against what torch and safetensors read and write.
+# Builds ckpt if needed and tests it: units in C++, and suites in Python that
+# hold the binary against what torch, transformers, Megatron and others read and
+# write. tests/suites.txt lists the suites, tests/run.py runs them.
 #
-#   scripts/test.sh [--preset release|debug|asan] [-R REGEX] [-j N]
+#   scripts/test.sh [--preset release|debug|asan] [OPTION...] [SUITE...]
 #                   [-- CMAKE_ARGUMENT...]
+#
+#   (none)            what proves the product on one machine: ten minutes
+#   --all [--resume]  every case of every suite: a night
+#   -R REGEX, SUITE   some suites; -k CASE and -v: some cases of them, aloud
+#   --stress N        beside N busy processes, in random order; --times M
+#   -j N              suites side by side
+#
+# Peers are kept in ~/.cache/ckpt-tests (CKPT_TEST_CACHE) for all checkouts.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
 usage() { sed -n '3,/^set/{/^set/d;s/^# \{0,1\}//p}' scripts/test.sh; }
 
 preset=release
-jobs=$(nproc)
-filter=()
+options=()
 while [ $# -gt 0 ]; do
   case $1 in
     --preset) preset=${2:?--preset needs a name}; shift ;;
-    -R) filter=(-R "${2:?-R needs a regular expression}"); shift ;;
-    -j) jobs=${2:?-j needs a number}; shift ;;
     -h | --help) usage; exit ;;
     --) shift; break ;;
-    *) usage >&2; exit 2 ;;
+    *) options+=("$1") ;;
   esac
   shift
 done
 
 install_packages "${build_packages[@]}"
-pins=("$torch_pin" "$(numpy_pin)" safetensors==0.8.0)
-venv_install "${pins[@]}" ||
-  die "pip could not install what the Python tests need: ${pins[*]}"
+
 # Peers, pinned in tests/requirements. A file lists everything that the tests
 # need, so no dependencies are installed.
 install_peers() {
@@ -40,14 +44,7 @@ install_peers() {
       say "note: pip can't install $file: $without"
   done
 
-  # Another S3 server, which differs where servers may.
-  moto=$venv/moto
-  [ -d "$moto/moto" ] ||
-    "$venv/bin/python" -m pip install --disable-pip-version-check --no-input \
-      -q --target "$moto" 'moto[s3,server]==5.2.5' </dev/null >&2 ||
-    say "note: moto is not to be had; s3:// is tested on one server"
-
-  # A browser for the pages of --html: half a minute, if Debian has it.
+  # A browser for the pages of --html, if Debian has it.
   if ! command -v chromium-headless-shell >/dev/null; then
     (apt-cache show chromium-headless-shell >/dev/null 2>&1 &&
       install_packages chromium-headless-shell) ||
@@ -59,24 +56,22 @@ install_peers() {
     say "note: completion is tested in bash alone"
 }
 
+pins=("$torch_pin" "$(numpy_pin)" safetensors==0.8.0)
+say_downloads
+torch=--torch
+venv_install "${pins[@]}" || {
+  say "note: pip can't install ${pins[*]}; suites in Python are skipped"
+  torch=--no-torch
+}
 # Downloads wait for servers while compilers run.
 install_peers &
 peers=$!
-scripts/build.sh --torch --preset "$preset" -j "$jobs" -- "$@"
+scripts/build.sh $torch --preset "$preset" -- "$@"
 wait "$peers" || true
 
 build=build
 [ "$preset" = release ] || build=build-$preset
 step "testing $build"
-status=0
-# One more than there are processors, as tests wait for servers, ranks and
-# disks.
-ctest --test-dir "$build" --output-on-failure -j "$((jobs + 1))" \
-  --no-tests=error "${filter[@]}" || status=$?
-if [ $status = 0 ]; then
-  say "all tests passed ($preset)"
-else
-  say "tests FAILED ($preset). One test alone, in full:" \
-    "ctest --test-dir $build -V -R NAME"
-fi
-exit $status
+python=$venv/bin/python
+[ -x "$python" ] || python=python3
+"$python" -B tests/run.py --build "$build" "${options[@]}"

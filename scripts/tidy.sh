@@ -23,18 +23,13 @@ while [ $# -gt 0 ]; do
   shift
 done
 
-install_packages "${build_packages[@]}" clang-14 clang-tidy-14
+install_packages "${build_packages[@]}" "${lint_packages[@]}"
 
 rooms=(lib containers models formats convert reshard api app)
 if [ ${#files[@]} -gt 0 ]; then
   mapfile -t files < <(find "${files[@]}" -name '*.cc' | sort)
 else
-  for branch in origin/main main; do
-    [ -n "$base" ] || base=$(git merge-base HEAD "$branch" 2>/dev/null || true)
-  done
-  if [ -z "$base" ] || [ "$base" = "$(git rev-parse HEAD)" ]; then
-    base=$(git rev-parse -q --verify 'HEAD^1' || true)
-  fi
+  [ -n "$base" ] || base=$(branch_base)
   if [ -z "$base" ]; then
     say "note: nothing to compare with; clang-tidy looks at nothing"
     exit 0

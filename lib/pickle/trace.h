@@ -4,7 +4,7 @@
 // decode() makes values and is strict. This follows the unpickler's stack,
 // marks and memo only as far as globals and calls depend on them, and continues
 // where Python would: it may continue where Python fails, never the other way
-// round (tests/app/scan_random_test.py). A value is 8 bytes: its kind, and
+// round (tests/app/formats/scan_random_test.py). A value is 8 bytes: its kind, and
 // where in the file it came from. So a pickle of any size is examined in little
 // memory, and what precedes a broken opcode is still found: Python would have
 // run it by then.

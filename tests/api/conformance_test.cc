@@ -41,7 +41,7 @@ struct Row {
 };
 
 // The repository has no files of these: their peers write them while their own
-// tests run (tests/app/fsdp_dtensor_test.py).
+// tests run (tests/app/formats/fsdp_dtensor_test.py).
 constexpr std::string_view kWrittenInTests[] = {"megatron_fsdp_dtensor",
                                                 "megatron_local"};
 

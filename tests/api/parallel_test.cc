@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks are threads here; tests/app/parallel_test.py has processes.
+// Ranks are threads here; tests/app/formats/parallel_test.py has processes.
 #include "ckpt/parallel.h"
 
 #include <doctest/doctest.h>

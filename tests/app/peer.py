@@ -13,12 +13,17 @@ from pathlib import Path
 from support import Failure
 
 
+def find(program):
+    """Where a program lies beside the suites."""
+    return next(Path(__file__).parent.rglob(program))
+
+
 class Peer:
     """The caller's end of such a program, started when first needed."""
 
     def __init__(self, program, **environment):
         self.argv = [sys.executable, "-B",
-                     str(Path(__file__).with_name(program))]
+                     str(find(program))]
         self.environment = dict(os.environ, OMP_NUM_THREADS="1", **environment)
         self.child = None
 

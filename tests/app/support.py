@@ -26,6 +26,7 @@ logging.disable(logging.WARNING)
 
 HERE = Path(__file__).resolve().parent
 DATA = HERE.parent / "data"
+ROOT = HERE.parents[1]
 
 
 class Failure(Exception):
@@ -342,6 +343,24 @@ class Suite:
     def add(self, name, function, *args):
         self.cases.append((name, function, args))
 
+    def choose(self, options):
+        """The cases that the options ask for. The cases of one function are a
+        class: one of each is run, however few are drawn."""
+        named = [case for case in self.cases
+                 if all(text in case[0] for text in options.k)]
+        lots = {name: random.Random(name).randrange(options.one_in)
+                for name, _, _ in named}
+        chosen = {name for name in lots
+                  if lots[name] == 0 or name in self.always}
+        classes = {}
+        for name, function, _ in named:
+            kind = getattr(function, "__qualname__", repr(function))
+            classes.setdefault(kind, []).append(name)
+        for names in classes.values():
+            if not chosen.intersection(names):
+                chosen.add(min(names, key=lots.get))
+        return [case for case in named if case[0] in chosen]
+
     def main(self, prepare):
         """prepare(suite, ckpt) adds the cases. Exits with 0 or 1."""
         parser = argparse.ArgumentParser(description=self.about)
@@ -350,7 +369,8 @@ class Suite:
         parser.add_argument("-k", metavar="TEXT", action="append", default=[],
                             help="only cases whose name contains TEXT")
         parser.add_argument("--one-in", metavar="N", type=int, default=1,
-                            help="only some of the cases, always the same")
+                            help="only some of the cases, always the same, and "
+                            "one at least of each function")
         parser.add_argument("-v", action="store_true", help="name each case")
         parser.add_argument("--full", action="store_true",
                             help="what takes too long for every day, too")
@@ -363,11 +383,9 @@ class Suite:
         self.full = options.full
         ckpt = Ckpt(options.ckpt)
         prepare(self, ckpt)
-        chosen = [c for c in self.cases
-                  if all(text in c[0] for text in options.k)
-                  and (c[0] in self.always or
-                       random.Random(c[0]).randrange(options.one_in) == 0)]
+        chosen = self.choose(options)
         failed = skipped = 0
+        costs = []
         with tempfile.TemporaryDirectory(prefix="ckpt_test_") as temp:
             def one(index):
                 name, function, args = chosen[index]
@@ -375,10 +393,13 @@ class Suite:
                 folder.mkdir()
                 if options.v:
                     print(name, flush=True)
+                begun = time.monotonic()
                 try:
                     return name, run_case(function, folder, args), None
                 except Skip as skip:
                     return name, None, skip
+                finally:
+                    costs.append((time.monotonic() - begun, name))
 
             with ThreadPoolExecutor(options.jobs) as pool:
                 for name, message, skip in pool.map(one, range(len(chosen))):
@@ -393,6 +414,8 @@ class Suite:
             seconds, _, line = max(ckpt.results)
             print(f"{len(ckpt.results)} runs of ckpt; the slowest took "
                   f"{seconds:.2f} s: {line[:150]}")
+        for seconds, name in sorted(costs)[-3:]:
+            print(f"{seconds:6.1f} s: {name}")
         passed = len(chosen) - failed - skipped
         print(f"{passed} passed, {failed} failed, {skipped} skipped")
         sys.exit(1 if failed or not chosen else 0)

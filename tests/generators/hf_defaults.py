@@ -4,7 +4,7 @@ that a config.json does not have, for each model type.
 
     python tests/generators/hf_defaults.py > models/families/hf_defaults.json
 
-Needs transformers 5.12.1. tests/app/facts_test.py holds the file against the
+Needs transformers 5.12.1. tests/app/facts/facts_test.py holds the file against the
 installed classes.
 """
 

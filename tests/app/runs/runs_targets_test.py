@@ -21,7 +21,7 @@ from support import (
 
 CKPT = None  # set by prepare
 GOLDENS = DATA / "runs"
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "formats" / "runs.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "formats" / "runs.md"
 TARGETS = [("hf_trainer", 1), ("hf_trainer", 2), ("accelerate", 1),
            ("accelerate", 2), ("lightning", "file"), ("lightning", 2),
            ("torchtitan", 2), ("verl", 1), ("verl", 2)]

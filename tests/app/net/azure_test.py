@@ -14,14 +14,14 @@ from xml.sax.saxutils import escape
 import remote_test as remote
 from remote_servers import Server, bytes_of
 from remote_test import CLEAN, layers, same_as_local, write_model
-from support import DATA, Suite, check, check_equal
+from support import DATA, ROOT, Suite, check, check_equal
 
 ACCOUNT = "devstore"
 KEY = base64.b64encode(b"hunter2" * 9).decode()
 SAS = "sv=2021-08-06&ss=b&srt=sco&sp=rl&se=2030-01-01T00%3A00%3A00Z&sig=hunter2"
 PAGE = 1  # names on a page of a listing
 
-for above in (Path(sys.prefix), Path(__file__).parents[2] / ".venv"):
+for above in (Path(sys.prefix), ROOT / ".venv"):
     if (above / "azure" / "azure" / "storage").is_dir():
         sys.path.append(str(above / "azure"))
 try:

@@ -24,7 +24,7 @@ from support import (
     DATA, Suite, check, check_equal, compare, load_any,
     read_safetensors, torch_tensors)
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/pairs.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs/pairs.md"
 CKPT = None  # set by prepare
 FORMATS = ("safetensors", "torch", "fairseq2", "megatron_torch_dist",
            "megatron_zarr", "megatron_legacy", "dcp", "olmo_core_v1",
@@ -291,7 +291,7 @@ def test_run(folder, name, column):
 HEAD = """# Pairs of formats
 
 Each row is converted to each column, `ckpt verify SRC DST` says `same`, and
-converting back gives the row's bytes. `tests/app/pairs_test.py` does this, and
+converting back gives the row's bytes. `tests/app/formats/pairs_test.py` does this, and
 `--write` makes this page from the results (with `-k ROW`, for that row; the
 table of experts with `--full`).
 

@@ -23,7 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-DATA = Path(__file__).resolve().parent.parent / "data"
+from support import DATA
 
 # Every kind of job: rows, columns, transposes, gathers, padding, casts up and
 # down, late checksums of torch's archives.

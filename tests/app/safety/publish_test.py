@@ -14,11 +14,9 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-from files_test import ONE_OF_EACH  # noqa: E402
-from resume_test import make_source  # noqa: E402
-
-DATA = Path(__file__).resolve().parent.parent / "data"
+from files_test import ONE_OF_EACH
+from resume_test import make_source
+from support import DATA
 
 CKPT = SHIM = None
 FULL = False  # every golden: --full
@@ -515,7 +513,7 @@ def after_the_rename(folder, source, want):
 def rotted_source_is_found(folder, source, want):
     """A source that ckpt wrote, with a bit flipped since, is found whatever
     happens to its names and row order on the way."""
-    data = Path(__file__).resolve().parent.parent / "data" / "hf"
+    data = DATA / "hf"
     for case, to in (("deepseek_v2_bf16", "megatron_torch_dist"),
                      ("gemma2_f32", "olmo_core"),
                      ("gemma2_f32", "safetensors"),

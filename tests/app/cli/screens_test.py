@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a terminal of 60, 80, 120 and 200 columns shows, and a pipe.
 
-tests/app/screens/WIDTH.out has the screens; CKPT_UPDATE_SCREENS=1 writes them
+tests/app/cli/screens/WIDTH.out has the screens; CKPT_UPDATE_SCREENS=1 writes them
 anew. Whatever they are: no line is wider than the terminal, and no two rows of
 one table are equal, which is what a cut name must never bring.
 """
@@ -26,7 +26,7 @@ from support import DATA, HERE, Suite, check, check_equal
 CKPT = None
 AGED = None  # the run below, in a directory whose files are three hours old
 RUN = "runs/verl_fsdp2_w2/ckpt"
-SCREENS = HERE / "screens"
+SCREENS = HERE / "cli/screens"
 WIDTHS = (60, 80, 120, 200, 0)  # 0: a pipe
 LEGACY = "megatron_legacy/llama_te_tp2_pp2/ckpt"
 COMMANDS = (

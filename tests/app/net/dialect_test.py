@@ -14,7 +14,7 @@ from pathlib import Path
 import remote_test as remote
 import upload_test as upload
 from remote_test import KEY, SECRET, free_port, wait_for
-from support import DATA, Skip, Suite, check
+from support import DATA, ROOT, Skip, Suite, check
 
 
 def moto():
@@ -22,7 +22,7 @@ def moto():
     found = os.environ.get("CKPT_MOTO_SERVER") or shutil.which("moto_server")
     if found:
         return [found], {}
-    for above in (Path(sys.prefix), Path(__file__).parents[2] / ".venv"):
+    for above in (Path(sys.prefix), ROOT / ".venv"):
         if (above / "moto" / "moto").is_dir():
             return ([sys.executable, "-m", "moto.server"],
                     {"PYTHONPATH": str(above / "moto")})

@@ -199,10 +199,10 @@ def table_row(family, fields, rows):
 
 def check_defaults():
     """hf_defaults.json is what the installed classes have."""
-    sys.path.insert(0, os.path.join(HERE, "..", "generators"))
+    sys.path.insert(0, os.path.join(HERE, "..", "..", "generators"))
     import hf_defaults
 
-    path = os.path.join(HERE, "..", "..", "models", "families",
+    path = os.path.join(HERE, "..", "..", "..", "models", "families",
                         "hf_defaults.json")
     with open(path) as file:
         assert json.load(file) == hf_defaults.defaults(), \
@@ -216,7 +216,7 @@ def check_retyped():
         r'config_dict\["model_type"\] == "(\w+)" and "(\w+)" in config_dict:'
         r'.*?config_dict\["model_type"\] = "(\w+)"',
         inspect.getsource(AutoConfig.from_pretrained), re.DOTALL)
-    with open(os.path.join(HERE, "..", "..", "models", "family.cc")) as file:
+    with open(os.path.join(HERE, "..", "..", "..", "models", "family.cc")) as file:
         table = re.search(r"kRetyped\[\] = {(.*?)};", file.read(), re.DOTALL)
     ours = re.findall(r'{"(\w+)", "(\w+)", "(\w+)"}', table[1])
     assert looks and ours == looks, (ours, looks)

@@ -20,11 +20,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-from resume_test import make_source  # noqa: E402
+from resume_test import make_source
+from support import DATA
 
-DATA = HERE.parent / "data"
 CKPT = SHIM = None
 PASSED = FAILED = 0
 ERRORS = {"EIO": 5, "ENOSPC": 28, "EDQUOT": 122, "ESTALE": 116}

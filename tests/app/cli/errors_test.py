@@ -16,7 +16,7 @@ from support import (
     DATA, Ckpt, Failure, Skip, Suite, check, check_equal, read_safetensors)
 
 CKPT = None
-PAGE = Path(__file__).resolve().parents[2] / "docs/errors.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs/errors.md"
 NOBODY = 65534
 
 
@@ -472,7 +472,7 @@ HEAD = """# What goes wrong, and what ckpt says
 Each of these is a real run, in a folder with `tp4`, a small checkpoint that
 fairseq2 wrote with 4-way tensor parallelism. Errors go to stderr and name
 the file or tensor, the numbers, and what to do next. (This page is made and
-checked by `tests/app/errors_test.py`.)
+checked by `tests/app/cli/errors_test.py`.)
 
 | exit status | meaning |
 |---|---|

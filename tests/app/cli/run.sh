@@ -4,7 +4,7 @@
 # ckpt on the PATH and an empty directory $TMP; X.out is its output, stdout
 # and stderr together. --update writes the .out files anew.
 #
-#   tests/app/run.sh path/to/ckpt [--update]
+#   tests/app/cli/run.sh path/to/ckpt [--update]
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 ckpt=$(realpath "$1")
@@ -19,7 +19,7 @@ for script in "$here"/*.sh; do
   [ "$name" != run ] || continue
   mkdir "$work/$name"
   (
-    cd "$here/../data"
+    cd "$here/../../data"
     TMP="$work/$name" bash "$script" || echo "[exit $?]"
   ) >"$work/$name.out" 2>&1 </dev/null
   sed -i "s|$work/$name|\$TMP|g; s|^\(saved  *\).*|\1(when)|" "$work/$name.out"

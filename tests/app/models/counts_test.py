@@ -4,7 +4,7 @@
 rows of docs/families.md are those that tests convert, and their number is
 right.
 
-`tests/app/model_types.py` tries all types and prints the whole table, which
+`tests/app/models/model_types.py` tries all types and prints the whole table, which
 takes minutes. Here each type that the page names is in a suite that converts it
 to Megatron and back, and each that it names for vLLM is converted there and
 back.
@@ -15,15 +15,13 @@ import json
 import os
 import re
 import sys
-from pathlib import Path
 
-from support import DATA, Skip, Suite, check, check_equal
+from support import DATA, HERE, ROOT, Skip, Suite, check, check_equal
 
 sys.path.insert(0, os.path.join(sys.prefix, "transformers_5.12.1"))
 os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
 CKPT = None  # set by prepare
-HERE = Path(__file__).parent
-PAGE = HERE.parent.parent / "docs/families.md"
+PAGE = ROOT / "docs/families.md"
 SUITES = ("families2026_models", "multimodal_models", "hybrid_models")
 MEGATRON, VLLM = 50, 30
 
@@ -38,7 +36,7 @@ def row(label):
 def types_of(module):
     """The keys of TYPES and VARIANTS, without importing transformers."""
     found = {}
-    for node in ast.parse((HERE / f"{module}.py").read_text()).body:
+    for node in ast.parse((HERE / "models" / f"{module}.py").read_text()).body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
             name = getattr(node.targets[0], "id", None)
             found[name] = {getattr(key, "value", None)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which model types of transformers go where: prints a table in Markdown.
 
-    .venv/bin/python tests/app/model_types.py --ckpt build/bin/ckpt [TYPE ...]
+    .venv/bin/python tests/app/models/model_types.py --ckpt build/bin/ckpt [TYPE ...]
 
 A tiny model of each type with random weights, as transformers saves it. `dist`:
 to Megatron's distributed checkpoint on two ranks (one, where two can't share
@@ -188,7 +188,6 @@ def main():
     parser.add_argument("--json", action="store_true")
     parser.add_argument("types", nargs="*")
     options = parser.parse_args()
-    sys.path.insert(0, str(Path(__file__).parent))
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from support import DATA, Ckpt, Suite, check, check_equal
 
 CKPT = None
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/guides/*.md"))]
 SOURCES = {
     "tp4": "fairseq2_native/qwen25_tp4dp1_mixed",

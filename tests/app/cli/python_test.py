@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from support import DATA, Skip, Suite, check, check_equal
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "python"))
 
 CASES = ["fairseq2_native/qwen25_tp4dp1_mixed", "safetensors/hf_sharded",

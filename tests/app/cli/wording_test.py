@@ -12,7 +12,7 @@ from pathlib import Path
 
 from support import Suite, check
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 ROOMS = ("app", "api", "convert", "formats", "containers", "models", "reshard",
          "lib")
 # (what is not said, what is said instead)

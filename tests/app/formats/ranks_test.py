@@ -24,8 +24,8 @@ import time
 from pathlib import Path
 
 from resume_test import make_source
+from support import DATA
 
-DATA = Path(__file__).resolve().parent.parent / "data"
 MPIRUN = ["mpirun", "--oversubscribe", "--allow-run-as-root", "--quiet"]
 SKIPPED = 77
 SOON = 30  # seconds until all ranks must be gone, whatever failed

@@ -197,7 +197,7 @@ def test_otherwise(folder, kind):
 
 def test_table(folder):
     """Each type of orders.json has a model here."""
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     text = (root / "formats/runs/orders.json").read_text()
     types = [t for one in json.loads(text)["orders"] for t in one["types"]]
     check_equal(sorted(types), sorted(MODELS), "types")

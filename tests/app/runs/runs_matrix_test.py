@@ -16,7 +16,7 @@ from support import (
 
 CKPT = None  # set by prepare
 GOLDENS = DATA / "runs"
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "formats" / "runs.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "formats" / "runs.md"
 TARGETS = ["dcp", "torch", "safetensors", "megatron_torch_dist", "run"]
 
 
