@@ -120,7 +120,7 @@ print("python%d.%d" % sys.version_info[:2])')
 # venv_pip ARGUMENT...: pip's install into the venv, one at a time.
 venv_pip() {
   flock "$venv/pyvenv.cfg" "$venv/bin/python" -m pip install \
-    --disable-pip-version-check --no-input -q "$@" </dev/null >&2
+    --disable-pip-version-check --no-input --no-warn-conflicts -q "$@" </dev/null >&2
 }
 
 # absent FILE [FOLDER]: true if the venv, or the folder, lacks what FILE lists.

@@ -15,8 +15,10 @@ clock, which says more about what else runs on the machine than about the suite.
 """
 
 import argparse
+import ctypes
 import hashlib
 import importlib
+import importlib.util
 import json
 import os
 import random
@@ -34,8 +36,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 APP = ROOT / "tests/app"
-TIERS = ("first", "turn", "all", "gpu")
-TURNS = 4  # groups of the suites that take turns in CI
+TIERS = ("first", "turn", "gpu")
+TURNS = 8  # groups of the suites that take turns in CI
 HANG = 3600  # seconds, so that only what hangs reaches it
 # Suites that read the largest resident set of a child. It begins with that of
 # the process that forked it, so these are given one of their own.
@@ -43,6 +45,7 @@ MEASURES = re.compile(r"\.rss\b|ru_maxrss")
 # What a suite may cost, in seconds of processor, before it is named.
 GROWN = 2.0
 SMALL = 10  # below this many seconds it is noise
+PR_SET_CHILD_SUBREAPER = 36
 FEW = 20  # suites that a median takes
 
 
@@ -50,13 +53,22 @@ class Row:
     """One suite, as tests/suites.txt says it."""
 
     def __init__(self, line):
-        words = line.split(None, 4)
-        self.name, self.tier, cost, self.sanitized = words[:4]
-        self.cost = int(cost)
-        self.rest = words[4] if len(words) > 4 else ""
+        words = line.split(None, 5)
+        self.name, self.tier, cost, whole, self.sanitized = words[:5]
+        self.cost, self.whole = int(cost), int(whole)
+        self.rest = words[5] if len(words) > 5 else ""
         self.command = self.rest.startswith("$ ")
-        if self.tier not in TIERS or self.sanitized not in ("first", "turn", "-"):
+        self.part, _, self.all = self.rest.partition(" | ")
+        if (self.tier not in TIERS or self.cost > self.whole
+                or self.sanitized not in ("first", "turn", "-")):
             raise ValueError(f"tests/suites.txt: {line}")
+
+    def takes_turns(self, sanitized):
+        """Whether the first tier leaves out some of it."""
+        if sanitized:
+            return self.sanitized == "turn"
+        return self.tier == "turn" or (
+            self.tier == "first" and self.whole > self.cost)
 
 
 def read_table():
@@ -107,28 +119,29 @@ class Build:
 class Job:
     """A suite that runs, or has run."""
 
-    def __init__(self, row, build, options):
+    def __init__(self, row, whole, build, options):
         self.row, self.build, self.options = row, build, options
-        self.name = row.name
+        self.name, self.whole = row.name, whole
         self.log = build.state / f"{row.name}.log"
         self.status = self.seconds = self.cpu = None
         self.leftovers = []
 
     def words(self):
         """What the suite is run with."""
-        usual, _, full = self.row.rest.partition(" | ")
-        values = dict(bin=self.build.bin, build=self.build.path,
-                      python=sys.executable)
-        words = shlex.split(usual.removeprefix("$ ").format(**values))
-        if self.row.command:
-            return words
+        row, values = self.row, dict(
+            bin=self.build.bin, build=self.build.path, python=sys.executable)
+        if row.command:
+            return shlex.split(row.part.removeprefix("$ ").format(**values))
+        words = shlex.split(row.part.format(**values))
         source = python_suites()[self.name].read_text()
         if self.build.sanitized:  # a process takes ten times as long
             words = without(without(words, "--faults"), "--one-in")
             words += ["--one-in", "4"] if "Suite(" in source else []
-        if self.options.all:
-            words = without(words, "--one-in") + shlex.split(full)
-            words += ["--full"] if takes_full(source) else []
+        elif self.whole:
+            words = (shlex.split(row.all.format(**values)) if row.all
+                     else without(words, "--one-in"))
+        if self.options.all and takes_full(source):
+            words += ["--full"]
         if self.options.shuffle is not None and "Suite(" in source:
             words += ["--shuffle", str(self.options.shuffle)]
         for text in self.options.k:
@@ -158,6 +171,7 @@ class Job:
             log = os.open(self.log, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
             os.dup2(log, 1)
             os.dup2(log, 2)
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         os.environ["TMPDIR"] = self.temp
         if self.options.profile:
             os.environ["LLVM_PROFILE_FILE"] = str(
@@ -178,12 +192,14 @@ class Job:
         try:
             runpy.run_path(str(path), run_name="__main__")
         except SystemExit as end:
-            status = end.code if isinstance(end.code, int) else 1
-            if isinstance(end.code, str):
-                print(end.code)
+            status = end.code
+            if isinstance(status, str):
+                print(status)
+                status = 77 if status.startswith("skipped: ") else 1
         sys.stdout.flush()
         sys.stderr.flush()
-        # Threads and servers of a suite that has ended hold nobody up.
+        end_children()
+        # Threads of a suite that has ended hold nobody up.
         os._exit(status or 0)
 
     def ended(self, status, usage):
@@ -203,6 +219,19 @@ class Job:
         if self.options.v or not self.log.exists():
             return ""
         return self.log.read_text(errors="replace")
+
+
+def end_children():
+    """Kills what a suite has left running, and waits for it: what is not waited
+    for is missing in what the suite is said to cost."""
+    while True:
+        for path in Path("/proc/self/task").glob("*/children"):
+            for pid in path.read_text().split():
+                os.kill(int(pid), signal.SIGKILL)
+        try:
+            os.wait()
+        except ChildProcessError:
+            return
 
 
 def takes_full(source):
@@ -225,7 +254,7 @@ def kill_group(pid):
 
 
 def choose(rows, build, options):
-    """The suites to run, the most expensive first."""
+    """(suite, whether all of its cases are wanted), the longest first."""
     if options.names:
         known = {row.name: row for row in rows}
         absent = [name for name in options.names if name not in known]
@@ -234,22 +263,32 @@ def choose(rows, build, options):
         chosen = [known[name] for name in options.names]
     elif options.R:
         chosen = [row for row in rows if re.search(options.R, row.name)]
+    elif options.all:
+        chosen = [row for row in rows if row.tier != "gpu"
+                  and not (build.sanitized and row.sanitized == "-")]
     else:
-        tier = (lambda row: row.sanitized) if build.sanitized else (
-            lambda row: row.tier)
-        wanted = {"first", "turn", "all"} if options.all else {"first"}
-        chosen = [row for row in rows if tier(row) in wanted]
-        if options.turn is not None and not options.all:
-            taking = [row for row in rows if tier(row) == "turn"]
-            chosen += turns(taking)[options.turn]
-    return sorted(chosen, key=lambda row: -row.cost)
+        chosen = [row for row in rows if (
+            row.sanitized if build.sanitized else row.tier) == "first"]
+    turn = []
+    if options.turn is not None:
+        turn = turns([row for row in rows if row.takes_turns(build.sanitized)]
+                     )[options.turn]
+    chosen += [row for row in turn if row not in chosen]
+    whole = options.all or options.whole or bool(options.k)
+    pairs = [(row, whole or row in turn) for row in chosen]
+    return sorted(pairs, key=lambda pair: -expected(*pair))
+
+
+def expected(row, whole):
+    """Seconds of processor."""
+    return row.whole if whole else row.cost
 
 
 def turns(rows):
     """The rows in groups of about the same cost."""
     groups = [[] for _ in range(TURNS)]
-    for row in sorted(rows, key=lambda row: (-row.cost, row.name)):
-        min(groups, key=lambda group: sum(r.cost for r in group)).append(row)
+    for row in sorted(rows, key=lambda row: (-row.whole, row.name)):
+        min(groups, key=lambda group: sum(r.whole for r in group)).append(row)
     return groups
 
 
@@ -264,6 +303,7 @@ def fingerprint(build, row):
 
 def preload(bare):
     """Imports in the parent what most suites import."""
+    os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
     os.environ["PYTHONPATH"] = os.pathsep.join(folders())
     os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
     sys.dont_write_bytecode = True
@@ -295,7 +335,7 @@ class Runner:
         try:
             while rows or self.running:
                 while rows and len(self.running) < self.options.j:
-                    job = Job(rows.pop(0), self.build, self.options)
+                    job = Job(*rows.pop(0), self.build, self.options)
                     job.start()
                     self.running[job.pid] = job
                 self.reap(total)
@@ -351,14 +391,15 @@ def compare_costs(jobs):
     """Names suites that have grown. Another machine is slower or faster as a
     whole, so what counts is a suite's share: its seconds over the table's,
     beside the median of all suites."""
-    known = [job for job in jobs if job.status == "passed" and job.row.cost]
+    known = [(job, expected(job.row, job.whole)) for job in jobs
+             if job.status == "passed"]
     if len(known) < FEW:
         return []
-    median = statistics.median(job.cpu / job.row.cost for job in known)
+    median = statistics.median(job.cpu / cost for job, cost in known)
     return [f"{job.name} took {job.cpu:.0f} s of processor, where "
-            f"{job.row.cost * median:.0f} were expected: tests/suites.txt says "
-            f"{job.row.cost}" for job in known
-            if job.cpu > SMALL and job.cpu > GROWN * median * job.row.cost]
+            f"{cost * median:.0f} were expected: tests/suites.txt says {cost}"
+            for job, cost in known
+            if job.cpu > SMALL and job.cpu > GROWN * median * cost]
 
 
 def summary(jobs, build, options):
@@ -393,8 +434,10 @@ def arguments():
         help="suites side by side (one more than there are processors, as they "
         "wait for servers, ranks and disks)")
     add("--build", type=Path, default=ROOT / "build", metavar="DIR")
+    add("--whole", action="store_true",
+        help="all cases, not the first tier's part of them")
     add("--all", action="store_true",
-        help="every suite, every case: hours")
+        help="every suite, and what takes too long for every day: hours")
     add("--resume", action="store_true",
         help="with --all: not what has passed before over the same binary")
     add("--turn", type=int, choices=range(TURNS), metavar="N",
@@ -428,14 +471,19 @@ def main():
     passed = {}
     if options.all and options.resume and state_file(build).exists():
         passed = json.loads(state_file(build).read_text())
-        rows = [row for row in rows
+        rows = [(row, whole) for row, whole in rows
                 if passed.get(row.name) != fingerprint(build, row)]
     if options.list:
-        for row in rows:
-            print(f"{row.name:22} {row.tier:5} {row.cost:5}  {row.rest}")
+        for row, whole in rows:
+            print(f"{row.name:22} {expected(row, whole):5} s  {row.rest}")
         return 0
+    if not options.bare and importlib.util.find_spec("torch") is None:
+        absent = [row.name for row, _ in rows if not row.command]
+        rows = [(row, whole) for row, whole in rows if row.command]
+        print(f"note: this Python has no torch, which {len(absent)} suites "
+              f"need; skipped: {' '.join(absent)}")
     if not rows:
-        print("suites: all passed before over this build")
+        print("note: nothing to run, or all of it passed over this build")
         return 0
     preload(options.bare)
     loops = busy(options.stress)

@@ -24,6 +24,8 @@ class Peer:
     def __init__(self, program, **environment):
         self.argv = [sys.executable, "-B",
                      str(find(program))]
+        if "PYTHONPATH" in environment:  # beside the suites' own folders
+            environment["PYTHONPATH"] += os.pathsep + os.environ["PYTHONPATH"]
         self.environment = dict(os.environ, OMP_NUM_THREADS="1", **environment)
         self.child = None
 

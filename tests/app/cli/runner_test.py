@@ -24,46 +24,46 @@ def load():
 
 
 def options(**given):
-    usual = dict(names=[], R=None, all=False, turn=None)
+    usual = dict(names=[], R=None, all=False, whole=False, k=[], turn=None)
     return types.SimpleNamespace(**{**usual, **given})
 
 
-def names(rows):
-    return {row.name for row in rows}
+def names(chosen):
+    return {row.name for row, _ in chosen}
 
 
 def tiers(folder):
-    """Every suite but those for a GPU runs with --all; the turns together run
-    all that takes turns, each once, beside the first tier."""
+    """The turns together run all that the first tier leaves out, once each,
+    beside the first tier; --all runs everything but what needs a GPU."""
     run = load()
     rows = run.read_table()
     for sanitized in (False, True):
         build = types.SimpleNamespace(sanitized=sanitized)
         first = run.choose(rows, build, options())
-        check(first and not names(first) & names(
-            row for row in rows if row.tier == "gpu"), "first tier")
+        check(first and not any(whole for _, whole in first), "first tier")
+        check(all(row.tier != "gpu" for row, _ in first), "a GPU is needed")
         seen = []
         for turn in range(run.TURNS):
             chosen = run.choose(rows, build, options(turn=turn))
             check(names(first) <= names(chosen), f"turn {turn}")
-            seen += sorted(names(chosen) - names(first))
-        check_equal(len(seen), len(set(seen)), "suites with a turn")
-        tier = "sanitized" if sanitized else "tier"
-        check_equal(set(seen), {row.name for row in rows
-                                if getattr(row, tier) == "turn"}, "turns")
+            seen += [row.name for row, whole in chosen if whole]
+        check_equal(sorted(seen), sorted(
+            row.name for row in rows if row.takes_turns(sanitized)), "turns")
     everything = run.choose(rows, types.SimpleNamespace(sanitized=False),
                             options(all=True))
     check_equal(names(everything),
                 {row.name for row in rows if row.tier != "gpu"}, "--all")
+    check(all(whole for _, whole in everything), "--all leaves out cases")
 
 
 def turns_are_balanced(folder):
     run = load()
-    rows = [row for row in run.read_table() if row.tier == "turn"]
-    check(rows, "no suite takes turns")
-    costs = [sum(row.cost for row in group) for group in run.turns(rows)]
-    largest = max(row.cost for row in rows)
-    check(max(costs) - min(costs) <= largest, f"turns cost {costs}")
+    for sanitized in (False, True):
+        rows = [row for row in run.read_table() if row.takes_turns(sanitized)]
+        check(rows, "no suite takes turns")
+        costs = [sum(row.whole for row in group) for group in run.turns(rows)]
+        largest = max(row.whole for row in rows)
+        check(max(costs) - min(costs) <= largest, f"turns cost {costs}")
 
 
 def table(folder):
@@ -78,7 +78,8 @@ def costs(folder):
     for speed in (0.5, 1, 3):
         jobs = [types.SimpleNamespace(
             name=f"suite{n}", status="passed", cpu=speed * (20 + n),
-            row=types.SimpleNamespace(cost=20 + n)) for n in range(40)]
+            whole=False, row=types.SimpleNamespace(cost=20 + n))
+            for n in range(40)]
         check_equal(run.compare_costs(jobs), [], f"machine {speed}")
         jobs[7].cpu *= 2.5
         said = run.compare_costs(jobs)
@@ -91,7 +92,7 @@ def run_on(folder, suite, *more, binary="not run"):
     app = tree / "tests/app/one"
     app.mkdir(parents=True, exist_ok=True)
     (tree / "tests/run.py").write_text(RUN.read_text())
-    (tree / "tests/suites.txt").write_text("one first 1 first\n")
+    (tree / "tests/suites.txt").write_text("one first 1 1 first\n")
     (app / "one_test.py").write_text(suite)
     build = folder / "build"
     (build / "bin").mkdir(parents=True, exist_ok=True)

@@ -397,7 +397,6 @@ def prepare(suite, ckpt):
     if not TRANSFORMERS.is_dir():
         raise SystemExit("skipped: transformers is not installed")
     sys.path.insert(0, str(TRANSFORMERS))
-    os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
     import torch
 
     torch.set_num_threads(1)

@@ -16,7 +16,6 @@ so; or a step ends with 5. Formats and options are drawn by seed.
 """
 
 import json
-import os
 import random
 import sys
 from pathlib import Path
@@ -668,7 +667,6 @@ def prepare(suite, ckpt):
     if not TRANSFORMERS.is_dir():
         raise SystemExit("skipped: transformers is not installed")
     sys.path.insert(0, str(TRANSFORMERS))
-    os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
     import torch
 
     torch.set_num_threads(1)

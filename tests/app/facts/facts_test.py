@@ -25,7 +25,6 @@ import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(sys.prefix, "transformers_5.12.1"))
-os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
 try:
     import facts_encoder_models
     import facts_hybrid_models

@@ -13,7 +13,6 @@ with status 5.
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -181,7 +180,6 @@ def prepare(suite, ckpt):
     if not TRANSFORMERS.is_dir():
         raise SystemExit("skipped: transformers is not installed")
     sys.path.insert(0, str(TRANSFORMERS))
-    os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
     try:
         import torch
     except ImportError as error:

@@ -15,7 +15,6 @@ from support import (DATA, Suite, check, check_equal, compare)
 from tiny_peer import config_of, models_of, tensors_of
 
 sys.path.insert(0, os.path.join(sys.prefix, "transformers_5.12.1"))
-os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
 CKPT = None  # set by prepare
 BASE = dict(vocab_size=64, hidden_size=32, intermediate_size=48,
             num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,

@@ -29,8 +29,6 @@ LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
 def peers():
     if not PEER.is_dir():
         raise Skip("transformers is not installed (scripts/test.sh does it)")
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    os.environ["TQDM_DISABLE"] = "1"
     if str(PEER) not in sys.path:
         sys.path.insert(0, str(PEER))
     try:

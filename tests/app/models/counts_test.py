@@ -19,7 +19,6 @@ import sys
 from support import DATA, HERE, ROOT, Skip, Suite, check, check_equal
 
 sys.path.insert(0, os.path.join(sys.prefix, "transformers_5.12.1"))
-os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
 CKPT = None  # set by prepare
 PAGE = ROOT / "docs/families.md"
 SUITES = ("families2026_models", "multimodal_models", "hybrid_models")

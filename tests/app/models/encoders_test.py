@@ -19,7 +19,6 @@ from support import Failure, Skip, Suite, check, check_equal, compare
 from tiny_peer import config_of, models_of, tensors_of
 
 sys.path.insert(0, os.path.join(sys.prefix, "transformers_5.12.1"))
-os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
 CKPT = PEER = None  # set by prepare
 
 # What a tiny model has beside its kind's sizes, by class.

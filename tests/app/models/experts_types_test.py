@@ -18,7 +18,6 @@ from support import Suite, check, check_equal, compare
 from tiny_peer import config_of, models_of, tensors_of
 
 sys.path.insert(0, os.path.join(sys.prefix, "transformers_5.12.1"))
-os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
 CKPT = None  # set by prepare
 MANY, KEPT, OTHERS = 8, [1, 2, 5], [0, 2, 5]
 COUNTS = ("num_experts", "num_local_experts", "n_routed_experts",

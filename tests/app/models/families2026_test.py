@@ -17,7 +17,6 @@ from support import DATA, Skip, Suite, check, check_equal, compare
 from tiny_peer import config_of, models_of, same_function, tensors_of
 
 sys.path.insert(0, os.path.join(sys.prefix, "transformers_5.12.1"))
-os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
 CKPT = None  # set by prepare
 
 

@@ -13,12 +13,12 @@ import sys
 from pathlib import Path
 
 from runs_write_test import free_port, same
+from peer import find
 from support import (
     DATA, Failure, Skip, Suite, check, check_equal, digest, read_safetensors)
 
 CKPT = None  # set by prepare
 GOLDENS = DATA / "runs"
-HERE = Path(__file__).resolve().parent
 PEER = Path(sys.prefix) / "transformers_5.12.1"
 # Source: its step below the golden, how its own trainer loads it, the model,
 # ranks.
@@ -84,7 +84,7 @@ def resume(loader, model, directory, out, ranks):
         raise Skip("transformers is not installed (scripts/test.sh does it)")
     port = str(free_port())
     running = [subprocess.Popen(
-        [sys.executable, "-B", HERE / "runs_cross_peer.py", loader, model,
+        [sys.executable, "-B", find("runs_cross_peer.py"), loader, model,
          str(directory), str(out), str(ranks), str(rank), port],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for rank in range(ranks)]

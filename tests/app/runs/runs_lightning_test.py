@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 from runs_write_test import free_port, same
+from peer import find
 from support import DATA, Failure, Skip, Suite, check
 
 CKPT = None  # set by prepare
 GOLDENS = DATA / "runs"
-HERE = Path(__file__).resolve().parent
 PEER = Path(sys.prefix) / "lightning"
 
 
@@ -25,7 +25,7 @@ def fit(model, directory, out, ranks):
         raise Skip("lightning is not installed (scripts/test.sh does it)")
     port = str(free_port())
     running = [subprocess.Popen(
-        [sys.executable, "-B", "-W", "ignore", HERE / "runs_lightning_peer.py",
+        [sys.executable, "-B", "-W", "ignore", find("runs_lightning_peer.py"),
          model, str(directory), str(out), str(ranks), str(rank), port],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for rank in range(ranks)]

@@ -14,15 +14,13 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
-from peer import Peer
+from peer import Peer, find
 from support import (
     DATA, Failure, Skip, Suite, check, check_equal, digest, read_safetensors)
 
 CKPT = None  # set by prepare
 GOLDENS = DATA / "runs"
-HERE = Path(__file__).resolve().parent
 PROGRAM = Peer("runs_megatron_peer.py")
 SIZES = dict(vocab_size=53, hidden_size=16, intermediate_size=24,
              num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-6,
@@ -243,7 +241,7 @@ def test_step(folder, case, tp, dp, ep):
     if wrong:
         raise Failure(f"megatron-core: {wrong}")
     done = subprocess.run(
-        [sys.executable, "-B", HERE / "runs_megatron_peer.py", json.dumps(dict(
+        [sys.executable, "-B", find("runs_megatron_peer.py"), json.dumps(dict(
             path=str(step_of(case)), out=str(folder / "want.safetensors"),
             lr=1e-2))], capture_output=True, text=True)
     check(done.returncode == 0, f"transformers: {done.stderr[-2000:]}")

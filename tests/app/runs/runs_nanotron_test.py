@@ -18,10 +18,10 @@ import threading
 import types
 from pathlib import Path
 
+from peer import find
 from support import DATA, Skip, Suite, check, check_equal
 
 CKPT = None  # set by prepare
-HERE = Path(__file__).resolve().parent
 PEER = Path(sys.prefix) / "nanotron"
 GOLDEN = DATA / "runs/nanotron_tp2/ckpt/10"
 SAVED = {}  # (words, ranks) -> the folder of a step that the peer saved
@@ -172,7 +172,7 @@ def peer(mode, at, out, tp, dp, pp, words):
     import torch
 
     done = subprocess.run(
-        [sys.executable, "-B", "-W", "ignore", HERE / "runs_nanotron_peer.py",
+        [sys.executable, "-B", "-W", "ignore", find("runs_nanotron_peer.py"),
          mode, at, out, str(tp), str(dp), str(pp), str(port()), words or "-"],
         capture_output=True, text=True, timeout=240, check=False)
     check(done.returncode == 0, f"{mode}: {done.stderr[-3000:]}")

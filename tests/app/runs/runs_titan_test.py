@@ -14,11 +14,11 @@ import sys
 from pathlib import Path
 
 from runs_write_test import free_port
+from peer import find
 from support import (
     DATA, Failure, Skip, Suite, check, check_equal, digest, read_safetensors)
 
 CKPT = None  # set by prepare
-HERE = Path(__file__).resolve().parent
 PEER = Path(sys.prefix) / "torchtitan"
 STEP = DATA / "runs/verl_fsdp2_w2/ckpt/global_step_10/actor"
 
@@ -33,7 +33,7 @@ def test_load(folder, ranks):
             "--trainer", "torchtitan", "--dp", 2)
     port = str(free_port())
     running = [subprocess.Popen(
-        [sys.executable, "-B", "-W", "ignore", HERE / "runs_titan_peer.py",
+        [sys.executable, "-B", "-W", "ignore", find("runs_titan_peer.py"),
          str(folder), str(folder / "out.pt"), str(ranks), str(rank), port],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for rank in range(ranks)]
@@ -237,7 +237,7 @@ def test_models(folder):
     homes.mkdir()
     peer = subprocess.Popen(
         [sys.executable, "-B", "-W", "ignore",
-         HERE / "runs_titan_models_peer.py", homes, str(free_port())],
+         find("runs_titan_models_peer.py"), homes, str(free_port())],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True)
     try:

@@ -12,10 +12,10 @@ import sys
 import threading
 from pathlib import Path
 
+from peer import find
 from support import Skip, Suite, check, check_equal, digest, read_safetensors
 
 CKPT = None  # set by prepare
-HERE = Path(__file__).resolve().parent
 PEER = Path(sys.prefix) / "torchtune"
 MADE = []  # the peer's folder, once it exists
 ONE = threading.Lock()
@@ -29,7 +29,7 @@ def made(suite_folder):
             root = suite_folder / "peer"
             done = subprocess.run(
                 [sys.executable, "-B", "-W", "ignore",
-                 HERE / "runs_torchtune_peer.py", root],
+                 find("runs_torchtune_peer.py"), root],
                 capture_output=True, text=True, timeout=240, check=False)
             check(done.returncode == 0, done.stderr[-3000:])
             MADE.append(root)
@@ -150,7 +150,7 @@ def test_resume(folder):
     (folder / "out").mkdir()
     CKPT.ok("reshard", peer / "dist", folder / "out/dist_epoch_0", "--dp", 3)
     done = subprocess.run(
-        [sys.executable, "-B", "-W", "ignore", HERE / "runs_torchtune_peer.py",
+        [sys.executable, "-B", "-W", "ignore", find("runs_torchtune_peer.py"),
          peer, folder / "out", folder / "got.safetensors"],
         capture_output=True, text=True, timeout=240, check=False)
     check(done.returncode == 0, done.stderr[-3000:])

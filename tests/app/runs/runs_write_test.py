@@ -14,12 +14,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from peer import find
 from support import (
     DATA, Failure, Skip, Suite, check, check_equal, digest, read_safetensors)
 
 CKPT = None  # set by prepare
 GOLDENS = DATA / "runs"
-HERE = Path(__file__).resolve().parent
 PEER = Path(sys.prefix) / "transformers_5.12.1"
 # Lightning's file has no ranks; nanotron's are in runs_nanotron_test.py.
 CASES = ["accelerate_fsdp2_w2", "hf_trainer_fsdp2_w2", "hf_trainer_lora",
@@ -172,7 +172,7 @@ def resume(kind, directory, out, ranks):
         raise Skip("transformers is not installed (scripts/test.sh does it)")
     port = str(free_port())
     running = [subprocess.Popen(
-        [sys.executable, "-B", HERE / "runs_peer.py", kind, str(directory),
+        [sys.executable, "-B", find("runs_peer.py"), kind, str(directory),
          str(out), str(ranks), str(rank), port],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for rank in range(ranks)]

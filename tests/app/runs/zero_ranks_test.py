@@ -14,11 +14,11 @@ import sys
 from pathlib import Path
 
 from runs_write_test import free_port
+from peer import find
 from support import (
     DATA, Failure, Skip, Suite, check, check_equal, read_safetensors)
 
 CKPT = None  # set by prepare
-HERE = Path(__file__).resolve().parent
 PEER = Path(sys.prefix) / "deepspeed"
 GOLDENS = DATA / "deepspeed"
 
@@ -29,7 +29,7 @@ def peer(mode, stage, directory, out, ranks, sub_group,
         raise Skip("DeepSpeed is not installed (scripts/test.sh does it)")
     port = str(free_port())
     running = [subprocess.Popen(
-        [sys.executable, "-B", "-W", "ignore", HERE / script, mode,
+        [sys.executable, "-B", "-W", "ignore", find(script), mode,
          str(stage), str(directory), str(out), str(ranks), str(rank), port,
          str(sub_group)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
