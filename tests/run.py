@@ -15,7 +15,6 @@ clock, which says more about what else runs on the machine than about the suite.
 """
 
 import argparse
-import ctypes
 import hashlib
 import importlib
 import importlib.util
@@ -45,7 +44,6 @@ MEASURES = re.compile(r"\.rss\b|ru_maxrss")
 # What a suite may cost, in seconds of processor, before it is named.
 GROWN = 2.0
 SMALL = 10  # below this many seconds it is noise
-PR_SET_CHILD_SUBREAPER = 36
 FEW = 20  # suites that a median takes
 
 
@@ -171,7 +169,6 @@ class Job:
             log = os.open(self.log, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
             os.dup2(log, 1)
             os.dup2(log, 2)
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         os.environ["TMPDIR"] = self.temp
         if self.options.profile:
             os.environ["LLVM_PROFILE_FILE"] = str(
