@@ -264,8 +264,9 @@ def choose(rows, build, options):
         chosen = [row for row in rows if row.tier != "gpu"
                   and not (build.sanitized and row.sanitized == "-")]
     else:
+        tiers = ("first", "turn") if options.whole else ("first",)
         chosen = [row for row in rows if (
-            row.sanitized if build.sanitized else row.tier) == "first"]
+            row.sanitized if build.sanitized else row.tier) in tiers]
     turn = []
     if options.turn is not None:
         turn = turns([row for row in rows if row.takes_turns(build.sanitized)]
@@ -432,7 +433,7 @@ def arguments():
         "wait for servers, ranks and disks)")
     add("--build", type=Path, default=ROOT / "build", metavar="DIR")
     add("--whole", action="store_true",
-        help="all cases, not the first tier's part of them")
+        help="all cases, not the first tier's part of them: an hour")
     add("--all", action="store_true",
         help="every suite, and what takes too long for every day: hours")
     add("--resume", action="store_true",
