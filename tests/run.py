@@ -452,7 +452,7 @@ def arguments():
     add("--check", action="store_true",
         help="only hold the table against the suites that there are")
     add("--list", action="store_true", help="the suites, without running them")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     if options.v:
         options.j = 1
     return options

@@ -118,6 +118,7 @@ void Scanner::archive(const io::Handle& file, const Part& part) {
   // Several files are scanned at once, and share the memory of such looks.
   constexpr uint64_t kWindow = uint64_t{3} << 20;
   const zip::Archive archive = zip::Archive::read(file);
+  code(file, archive, part);
   std::vector<const zip::Entry*> entries;  // that are read
   std::vector<io::Range> places;
   for (const zip::Entry& entry : archive.entries()) {
@@ -141,6 +142,33 @@ void Scanner::archive(const io::Handle& file, const Part& part) {
       unpacked(zip::read_entry(file, entry, most_unpacked()), file.path(),
                inner);
     }
+  }
+}
+
+// Archives whose loader runs what they hold: torch.package imports the modules
+// that lie beside its pickles, before those that are installed; AOTInductor's
+// packages (.pt2) are shared libraries. TorchScript's code/ is no Python: its
+// interpreter calls operators of torch alone.
+void Scanner::code(const io::Handle& file, const zip::Archive& archive,
+                   const Part& part) {
+  constexpr std::string_view kPackage = ".data/extern_modules";
+  constexpr std::string_view kLibrary =
+      "\x7F"
+      "ELF";
+  const auto named = [](std::string_view end) {
+    return [end](const zip::Entry& entry) { return entry.name.ends_with(end); };
+  };
+  const auto& entries = archive.entries();
+  const auto package = std::ranges::find_if(entries, named(kPackage));
+  for (const zip::Entry& entry : entries) {
+    const std::string record =
+        inner_part(part, text::printable(entry.name)).inside;
+    if (package != entries.end() && entry.name.ends_with(".py"))
+      runs("torch.package", "PackageImporter", record);
+    if (!entry.name.ends_with(".so") || entry.size < kLibrary.size()) continue;
+    if (entry.method != zip::kStored ||
+        file.read_string(entry.data_offset, kLibrary.size()) == kLibrary)
+      runs("torch._inductor", "aoti_load_package", record);
   }
 }
 

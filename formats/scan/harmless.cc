@@ -63,10 +63,14 @@ constexpr Row kRows[] = {
      "Any Callable Dict FrozenSet Iterable List Mapping Optional Sequence Set "
      "Tuple Type Union"},
     {"uuid", kInstance, "UUID"},
-    // numpy's arrays, scalars and generator states.
+    // numpy's arrays, scalars and generator states. ndarray takes bytes for
+    // what it is told that they are, pointers too: pickles of numpy only name
+    // it. What dtype may be made of, lib/pickle/trace.h says.
     {"numpy", kAny,
-     "bool_ dtype float16 float32 float64 int16 int32 int64 int8 ndarray "
-     "uint16 uint32 uint64 uint8"},
+     "bool_ float16 float32 float64 int16 int32 int64 int8 uint16 uint32 "
+     "uint64 uint8"},
+    {"numpy", kNamed | pickle::kReduce | pickle::kBuild, "dtype"},
+    {"numpy", kValue, "ndarray"},
     {"numpy._core.multiarray", kAny, "_reconstruct scalar"},
     {"numpy._core.numeric", kAny, "_frombuffer"},
     {"numpy.core.multiarray", kAny, "_reconstruct scalar"},
@@ -74,10 +78,15 @@ constexpr Row kRows[] = {
     {"numpy.dtypes", kAny,
      "BoolDType Float16DType Float32DType Float64DType Int16DType Int32DType "
      "Int64DType Int8DType UInt16DType UInt32DType UInt64DType UInt8DType"},
-    {"numpy.random._pickle", kNamed | pickle::kReduce,
+    // What they make keeps the state that BUILD gives it, as numbers.
+    {"numpy.random._pickle", kNamed | pickle::kReduce | pickle::kBuild,
      "__bit_generator_ctor __generator_ctor __randomstate_ctor"},
     {"numpy.random._mt19937", kAny, "MT19937"},
-    {"numpy.random._pcg64", kAny, "PCG64"},
+    {"numpy.random._pcg64", kAny, "PCG64 PCG64DXSM"},
+    {"numpy.random._philox", kAny, "Philox"},
+    {"numpy.random._sfc64", kAny, "SFC64"},
+    {"numpy.random.bit_generator", kCalled | pickle::kBuild,
+     "SeedSequence __pyx_unpickle_SeedSequence"},
     // torch: indexes of distributed checkpoints, shards, layouts, and the
     // modules of torch.nn, whose __setstate__ fills __dict__.
     {"torch", kValue, "strided sparse_coo contiguous_format preserve_format"},

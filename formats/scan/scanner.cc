@@ -176,6 +176,14 @@ void Scanner::problem(const Part& part, const std::string& what) {
   found_.problem = part.inside.empty() ? what : part.inside + ": " + what;
 }
 
+void Scanner::runs(std::string module, std::string name,
+                   const std::string& record) {
+  known_ = true;
+  const pickle::Mention mention{std::move(module), std::move(name),
+                                pickle::kImport, 0};
+  found_.globals.push_back({mention, record, false});
+}
+
 FileScan Scanner::take() {
   const bool harmless = std::ranges::all_of(found_.globals, &Global::harmless);
   if (!harmless)

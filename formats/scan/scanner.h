@@ -11,6 +11,7 @@
 #include "formats/scan/heads.h"
 #include "formats/scan/scan.h"
 #include "lib/io/file.h"
+#include "lib/zip/archive.h"
 
 namespace ckpt::scan {
 
@@ -50,6 +51,8 @@ class Scanner {
   // follows them, and a pickle at the front if the bytes `begin` the file.
   void fragment(const io::Handle& bytes, bool begins);
   void problem(const Part& part, const std::string& what);
+  // What a loader runs that is no pickle: `name` of `module`, for `record`.
+  void runs(std::string module, std::string name, const std::string& record);
   // True if any of it was a container or a pickle.
   bool known() const { return known_; }
   // True for torch's containers before 1.6: their readers know where unpickling
@@ -62,6 +65,8 @@ class Scanner {
   bool container(const io::Handle& file, const Part& part);
   void zip(const io::Handle& file, const Part& part);
   void archive(const io::Handle& file, const Part& part);
+  void code(const io::Handle& file, const zip::Archive& archive,
+            const Part& part);
   // True if the front of a storage is left to others.
   bool is_left(const io::Handle& file, std::string_view name, uint64_t offset,
                uint64_t size) const;

@@ -150,7 +150,7 @@ void Tracer::keep_to(size_t size) {
 // callable in the first two places, and those of a single bytes value.
 Tracer::Value Tracer::tuple(size_t first) {
   const auto callable = [](Value value) {
-    return value.kind() == Kind::kGlobal || value.kind() == Kind::kMade ||
+    return value.kind() == Kind::kGlobal || is_made(value) ||
            value.kind() == Kind::kUnknown;
   };
   const size_t size = stack_.size() - first;
@@ -167,6 +167,15 @@ Tracer::Value Tracer::tuple(size_t first) {
     if (size > 2) keep_to(first + 2);
     drop_to(first);
   } else {
+    // numpy.dtype's: (version, order, subarray, names, fields, size, …, flags)
+    const auto none = [&](size_t i) {
+      return stack_[first + i].kind() == Kind::kNone;
+    };
+    if (size >= 8 && none(2) && none(3) && none(4) &&
+        stack_[first + 7].kind() == Kind::kByte)
+      value = make(Kind::kState, stack_[first + 7].number());
+    else if (head.kind() == Kind::kText && size <= 3)
+      value = make(Kind::kWords, head.number());
     keep_to(first);
   }
   return value;
@@ -184,6 +193,8 @@ bool Tracer::step(uint8_t opcode) {
       marks_.push_back(static_cast<uint32_t>(stack_.size()));
       return true;
     case 'N':
+      push(Kind::kNone);
+      return true;
     case 0x88:
     case 0x89:
     case ']':
@@ -193,10 +204,12 @@ bool Tracer::step(uint8_t opcode) {
       push(Kind::kOther);
       return true;
     case 'K':
+      push(Kind::kByte, in_.byte());
+      return true;
     case 'M':
     case 'J':
     case 'G':
-      in_.take(opcode == 'K' ? 1 : opcode == 'M' ? 2 : opcode == 'J' ? 4 : 8);
+      in_.take(opcode == 'M' ? 2 : opcode == 'J' ? 4 : 8);
       push(Kind::kOther);
       return true;
     case 0x8A:
@@ -281,7 +294,16 @@ bool Tracer::step_rare(uint8_t opcode) {
       skip(in_.number<uint64_t>());
       push(Kind::kBytes, at_);
       return true;
-    case 'I':
+    case 'I': {
+      std::string text;
+      const auto number =
+          line(text, 3) ? text::number(text) : std::optional<uint64_t>();
+      if (number && *number < 256)
+        push(Kind::kByte, *number);
+      else
+        push(Kind::kOther);
+      return true;
+    }
     case 'L':
     case 'F':
       skip_line();
@@ -439,6 +461,7 @@ Trace Tracer::run() {
     trace_.gave_up = error.code() == ExitCode::kUnsafe;
   }
   trace_.end = at_;
+  if (objects_ && compound_) trace_.mentions[*objects_].uses |= kHides;
   return std::move(trace_);
 }
 
@@ -451,7 +474,7 @@ std::vector<std::string_view> use_names(uint16_t uses) {
       {kImport, "GLOBAL"},       {kReduce, "REDUCE"},     {kNewObj, "NEWOBJ"},
       {kInst, "INST"},           {kBuild, "BUILD"},       {kChange, "CHANGE"},
       {kAttribute, "ATTRIBUTE"}, {kArgument, "ARGUMENT"}, {kExtension, "EXT"},
-      {kKept, "KEPT"},
+      {kKept, "KEPT"},           {kHides, "HIDES"},
   };
   std::vector<std::string_view> names;
   for (const auto& [bit, name] : kNames)

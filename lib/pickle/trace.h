@@ -4,10 +4,10 @@
 // decode() makes values and is strict. This follows the unpickler's stack,
 // marks and memo only as far as globals and calls depend on them, and continues
 // where Python would: it may continue where Python fails, never the other way
-// round (tests/app/formats/scan_random_test.py). A value is 8 bytes: its kind, and
-// where in the file it came from. So a pickle of any size is examined in little
-// memory, and what precedes a broken opcode is still found: Python would have
-// run it by then.
+// round (tests/app/formats/scan_random_test.py). A value is 8 bytes: its kind,
+// and where in the file it came from. So a pickle of any size is examined in
+// little memory, and what precedes a broken opcode is still found: Python would
+// have run it by then.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +31,7 @@ enum Use : uint16_t {
   kArgument = 128,   // called by what it is passed to
   kExtension = 256,  // EXT1/2/4: a number in the loading program's registry
   kKept = 512,       // a value in the result: whatever holds it may call it
+  kHides = 1024,     // numpy.dtype: bytes of the file become pointers
 };
 
 struct Mention {

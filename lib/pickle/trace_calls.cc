@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which global is meant, and what is done to it.
+#include <algorithm>
 #include <tuple>
 
 #include "lib/pickle/codecs.h"
@@ -40,6 +41,20 @@ bool may_be_module(std::string_view name) {
       " \t\r\v\f!\"#$%&'()*+,/:;<=>?@[\\]^`{|}~";
   return !name.empty() && name.find_first_of(kNever) == name.npos &&
          name.find('\0') == name.npos;
+}
+
+// "f4", "V12", "int64": of numbers, bytes or characters, no pointers.
+bool is_plain_code(std::string_view code) {
+  size_t letters = 1;
+  for (const std::string_view word :
+       {"uint", "int", "float", "complex", "bool"})
+    if (code.starts_with(word)) letters = word.size();
+  if (code.empty() ||
+      std::string_view("?biufcSaUVmMBhHlLqQIefdg").find(code[0]) ==
+          std::string_view::npos)
+    return false;
+  code.remove_prefix(letters);
+  return code.find_first_not_of("0123456789") == code.npos;
 }
 
 }  // namespace
@@ -127,7 +142,7 @@ void Tracer::use(Value callable, uint16_t use) {
   trace_.acts = true;
   if (callable.kind() == Kind::kGlobal)
     trace_.mentions[callable.number()].uses |= use;
-  else if (callable.kind() == Kind::kMade)
+  else if (is_made(callable))
     obscure("what a call returned", use);
   else if (callable.kind() == Kind::kPersistent)
     obscure("what persistent_load returned", use);
@@ -156,7 +171,10 @@ void Tracer::use_arguments(Value callable, const Pair& args) {
     else
       keep(args.second);
   } else if (global.module == "numpy.random._pickle") {
-    use_argument(args.first, false);
+    // A generator that the other of them made is not called.
+    if (args.first.kind() != Kind::kMade ||
+        trace_.mentions[args.first.number()].module != global.module)
+      use_argument(args.first, false);
     use_argument(args.second, false);
   } else {
     keep(args.first);
@@ -168,8 +186,7 @@ void Tracer::use_arguments(Value callable, const Pair& args) {
 void Tracer::use_argument(Value value, bool must) {
   if (value.kind() == Kind::kGlobal)
     use(value, kArgument);
-  else if (must || value.kind() == Kind::kMade ||
-           value.kind() == Kind::kUnknown)
+  else if (must || is_made(value) || value.kind() == Kind::kUnknown)
     obscure("a function that is computed", kArgument);
 }
 
@@ -185,9 +202,32 @@ Tracer::Value Tracer::made(Value callable, const Pair& args) const {
   return make(Kind::kMade, callable.number());
 }
 
+// An array of objects is pointers. numpy reads them from the file as values
+// only where the type's flags say so, and BUILD sets the flags, or puts such a
+// type among the fields of a plain one: then the file's bytes become addresses.
+// So of a pickle that makes a type of objects, no type may be compound, and the
+// type of objects keeps its flags.
+Tracer::Value Tracer::data_type(Value callable, const Pair& args) {
+  std::string code;
+  if (!text_of(args.first, code)) {
+    trace_.mentions[callable.number()].uses |= kHides;
+    return make(Kind::kMade, callable.number());
+  }
+  if (!code.empty() && std::string_view("<>=|").find(code[0]) != code.npos)
+    code.erase(0, 1);
+  if (code == "O" || code == "O8" || code == "O4") {
+    objects_ = callable.number();
+    return make(Kind::kObjects, callable.number());
+  }
+  if (!is_plain_code(code)) trace_.mentions[callable.number()].uses |= kHides;
+  return make(Kind::kMade, callable.number());
+}
+
 Tracer::Value Tracer::call(Value callable, Value args, uint16_t how) {
   Pair pair = {};
   if (args.kind() == Kind::kPair) pair = pairs_[args.number()];
+  if (args.kind() == Kind::kWords)
+    pair.first = make(Kind::kText, args.number());
   if (callable.kind() == Kind::kGlobal) {
     const Mention& global = trace_.mentions[callable.number()];
     if (how == kReduce && global.module == "builtins" &&
@@ -198,6 +238,8 @@ Tracer::Value Tracer::call(Value callable, Value args, uint16_t how) {
       return load_bytes(callable, pair);
     use_arguments(callable, pair);
     use(callable, how);
+    if (global.module == "numpy" && global.name == "dtype")
+      return data_type(callable, pair);
     return made(callable, pair);
   }
   keep(args);
@@ -237,12 +279,21 @@ Tracer::Value Tracer::load_bytes(Value callable, const Pair& args) {
 }
 
 void Tracer::build() {
-  keep(pop());
+  // What a type of objects has: LIST_PICKLE, REFCOUNT and others, all six.
+  constexpr uint64_t kObjectFlags = 63;
+  const Value state = pop();
+  keep(state);
   const Value target = top();
   switch (target.kind()) {
+    case Kind::kObjects:
+      if (state.kind() != Kind::kState || state.number() != kObjectFlags)
+        trace_.mentions[target.number()].uses |= kHides;
+      [[fallthrough]];
     case Kind::kMade:
       trace_.acts = true;
       trace_.mentions[target.number()].uses |= kBuild;
+      if (trace_.mentions[target.number()].name == "dtype")
+        compound_ = compound_ || state.kind() != Kind::kState;
       return;
     case Kind::kGlobal:
       use(target, kChange);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -30,6 +31,11 @@ class Tracer {
     kGlobal,      // number: index into mentions
     kMade,        // made by calling the global of that index
     kPair,        // a tuple; number: index into pairs_
+    kNone,        // None
+    kByte,        // number: its value, below 256
+    kWords,       // a tuple of up to three; number: its first, as kText
+    kState,       // a tuple as of a numpy.dtype of one element; number: flags
+    kObjects,     // made by numpy.dtype of objects; number: as kMade
     kPersistent,  // what persistent_load returned
     kUnknown,     // a result that can't be known
     kUnset,       // of the memo
@@ -50,6 +56,9 @@ class Tracer {
     std::string problem;
   };
 
+  static bool is_made(Value value) {
+    return value.kind() == Kind::kMade || value.kind() == Kind::kObjects;
+  }
   static Value make(Kind kind, uint64_t number = 0) {
     return {static_cast<uint64_t>(kind) << 56 | number};
   }
@@ -94,6 +103,7 @@ class Tracer {
   Value attribute(Value callable, const Pair& args);
   Value load_bytes(Value callable, const Pair& args);
   Value made(Value callable, const Pair& args) const;
+  Value data_type(Value callable, const Pair& args);
   void build();
   void change();  // APPEND … on the top of the stack
 
@@ -107,6 +117,8 @@ class Tracer {
   std::unordered_map<uint64_t, Value> far_;  // memo indices that are not dense
   std::map<std::string, uint64_t> huge_;  // what indices of 20 digits are here
   Buffer<Pair> pairs_;
+  std::optional<uint64_t> objects_;  // numpy.dtype, if it was called for them
+  bool compound_ = false;            // a numpy.dtype was given fields
   uint64_t memoized_ = 0;
   uint64_t at_ = 0;  // of the opcode
   uint8_t protocol_ = 0;

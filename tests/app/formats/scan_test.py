@@ -12,14 +12,18 @@ import bz2
 import gzip
 import io
 import lzma
+import os
+import pickle
 import pickletools
 import shutil
+import signal
 import struct
 import subprocess
 import sys
 import tarfile
 import zipfile
 import zlib
+from pathlib import Path
 
 from support import DATA, Suite, check, check_equal
 
@@ -594,6 +598,146 @@ def test_large(folder):
               f"{name}: {result.rss >> 20} MiB")
 
 
+# ------------------------------------------------- what numpy takes for pointers
+DTYPE = glob("numpy", "dtype")
+ADDRESS = struct.pack("<Q", 0x4141414141410000)
+
+
+def dtype(code, state=None):
+    """numpy.dtype(code, False, True), and its BUILD."""
+    code = text(code) if isinstance(code, str) else code
+    made = DTYPE + code + b"\x89\x88\x87R"
+    return made if state is None else made + b"(" + state + b"tb"
+
+
+def state(flags, names=b"N", fields=b"N", subarray=b"N"):
+    """(3, "|", subarray, names, fields, 8, 1, flags)"""
+    return (b"K\x03" + text("|") + subarray + names + fields + b"K\x08K\x01"
+            + b"K" + bytes([flags]))
+
+
+def array_of(kind):
+    """numpy's own way to pickle an array, whose bytes are an address."""
+    return (glob("numpy.core.multiarray", "_reconstruct")
+            + glob("numpy", "ndarray") + b"K\x00\x85C\x01b\x87R"
+            + b"(K\x01K\x01\x85" + kind + b"\x89C\x08" + ADDRESS + b"tb")
+
+
+def pointers():
+    """(name, pickle) of types whose elements numpy takes from the file as
+    addresses."""
+    fields = text("a") + b"\x85", (
+        b"}" + text("a") + dtype("O8") + b"K\x00\x86s")
+    hidden = {
+        "flags of numbers": dtype("O8", state(0)),
+        "a field": dtype("V8", state(0, *fields)),
+        "a field, made twice": dtype("V8", state(0, *fields)) + b"\x94",
+        "a subarray": dtype("V8", state(0, subarray=dtype("O8") + b"K\x01\x85"
+                                        + b"\x86")),
+        "the class": dtype(glob("builtins", "object"), state(0)),
+        "a long code": dtype("object", state(0)),
+    }
+    for name, kind in hidden.items():
+        yield f"array, {name}", array_of(kind)
+        yield f"scalar, {name}", (
+            glob("numpy.core.multiarray", "scalar") + kind + b"C\x08" + ADDRESS
+            + b"\x86R")
+        yield f"_frombuffer, {name}", (
+            glob("numpy.core.numeric", "_frombuffer") + b"(C\x08" + ADDRESS
+            + kind + b"K\x01\x85" + text("C") + b"tR")
+    buffer = glob("builtins", "bytearray") + b"C\x08" + ADDRESS + b"\x85R"
+    for way, body in (
+            ("REDUCE", glob("numpy", "ndarray") + b"(K\x01\x85" + text("O")
+             + buffer + b"tR"),
+            ("NEWOBJ", glob("numpy", "ndarray") + b"(K\x01\x85" + text("O")
+             + buffer + b"t\x81"),
+            ("INST", b"(K\x01\x85" + text("O") + buffer + b"inumpy\nndarray\n")):
+        yield f"ndarray, {way}", body
+
+
+def numpy_pointers(folder):
+    """None is safe; those that end a process of Python show that it matters."""
+    ended = 0
+    for number, (name, body) in enumerate(pointers()):
+        path = folder / f"{number}.pkl"
+        path.write_bytes(proto(body))
+        result = CKPT.run("scan", path, "--json")
+        check(result.code == EXECUTES, f"{name}\n{result}")
+        done = subprocess.run(
+            [sys.executable, "-c", "import pickle, sys\n"
+             "print(pickle.load(open(sys.argv[1], 'rb')))", path],
+            capture_output=True)
+        ended += done.returncode == -signal.SIGSEGV
+    check(ended >= 3, f"{ended} pickles ended Python")
+
+
+def numpy_sound(folder):
+    """What numpy itself writes is safe, by every protocol."""
+    import numpy as np
+
+    rng = np.random.default_rng(1)
+    values = (
+        np.arange(4.0), np.float32(2), np.array(["a", "bcd"]), np.array([b"x"]),
+        np.array([None, "x", 3], dtype=object), np.array([], dtype=object),
+        np.array([(1, 2.0)], dtype=[("a", "<i4"), ("b", "<f8")]),
+        np.array([([1, 2],)], dtype=[("a", "<i4", 2)]),
+        np.array(["2026-01-01"], "M8[s]"), np.timedelta64(3, "s"),
+        np.dtype("f4"), np.dtype(object), rng.bit_generator.state,
+        np.random.RandomState(3).get_state(), np.random.RandomState(3), rng,
+        np.random.SeedSequence(3), np.random.Philox(1), np.random.SFC64(1),
+        np.zeros((2, 0)), np.asfortranarray(np.ones((2, 3))), np.bool_(True),
+        np.array(1 + 2j), {"a": np.arange(3), "b": [np.array([{}])]})
+    for number, value in enumerate(values):
+        for protocol in range(6):
+            path = folder / f"{number}_{protocol}.pkl"
+            path.write_bytes(pickle.dumps(value, protocol))
+    document = CKPT.run("scan", folder, "--json").json()
+    for file in document["files"]:
+        name = Path(file["path"]).stem.split("_")[0]
+        check_equal(file["verdict"], "safe",
+                    f"{file['path']} of {values[int(name)]!r}: {file['globals']}")
+    check_equal(len(document["files"]), 6 * len(values), "files")
+
+
+PACKAGE = """
+import os
+from torch.package import PackageExporter, PackageImporter
+open("own_module.py", "w").write("open('RAN', 'w')")
+import own_module
+with PackageExporter("with.pt") as exporter:
+    exporter.intern("own_module")
+    exporter.save_module("own_module")
+with PackageExporter("without.pt") as exporter:
+    exporter.save_pickle("data", "d.pkl", [1])
+os.unlink("RAN")
+PackageImporter("with.pt").import_module("own_module")
+"""
+
+
+def package(folder):
+    """torch.package's loader imports what lies beside the pickles."""
+    done = subprocess.run(
+        [sys.executable, "-c", PACKAGE], cwd=folder, capture_output=True,
+        text=True, env=dict(os.environ, PYTHONPATH=str(folder)))
+    check(done.returncode == 0 and (folder / "RAN").exists(),
+          f"torch.package ran nothing: {done.stderr}")
+    result = CKPT.run("scan", folder / "with.pt").want(EXECUTES)
+    check("own_module.py" in result.out, result.out)
+    CKPT.run("scan", folder / "without.pt").want(SAFE)
+
+
+def native(folder):
+    """A shared library in an archive is what AOTInductor's loader opens."""
+    library = Path(sys.executable).resolve().read_bytes()[:4096]
+    for name, content, want in (
+            ("library", library, EXECUTES), ("text", b"text", SAFE)):
+        path = folder / f"{name}.pt2"
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("m/data/aotinductor/model/m.so", content)
+            file.writestr("m/data.pkl", proto(PLAIN))
+        CKPT.run("scan", path).want(want)
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -602,6 +746,8 @@ def prepare(suite, ckpt):
     suite.add("calls", test_calls)
     for name, data, want in containers(proto(EVIL), proto(PLAIN)):
         suite.add(f"container: {name}", test_container, name, data, want)
+    for function in (numpy_pointers, numpy_sound, package, native):
+        suite.add(function.__name__, function)
     suite.add("directory", test_directory)
     suite.add("verify", test_verify)
     suite.add("convert", test_convert)
