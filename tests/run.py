@@ -150,6 +150,7 @@ class Job:
         self.begun = time.monotonic()
         # A folder of its own shows what a suite leaves behind.
         self.temp = tempfile.mkdtemp(prefix=f"ckpt_{self.name}_")
+        os.chmod(self.temp, 0o755)  # some cases run as another user
         self.pid = os.fork()
         if self.pid == 0:
             try:
