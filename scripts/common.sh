@@ -113,14 +113,19 @@ make_venv() {
   place=$test_cache/$(python3 -c 'import sys
 print("python%d.%d" % sys.version_info[:2])')
   mkdir -p "$test_cache" || return 1
-  [ -x "$place/bin/python" ] || python3 -m venv "$place" >&2 || return 1
+  # Lints and builds run side by side.
+  (
+    flock 9
+    [ -x "$place/bin/pip" ] || python3 -m venv "$place" >&2
+  ) 9>"$test_cache/lock" || return 1
   ln -sfn "$place" "$venv"
 }
 
 # venv_pip ARGUMENT...: pip's install into the venv, one at a time.
 venv_pip() {
   flock "$venv/pyvenv.cfg" "$venv/bin/python" -m pip install \
-    --disable-pip-version-check --no-input --no-warn-conflicts -q "$@" </dev/null >&2
+    --disable-pip-version-check --no-input --no-warn-conflicts -q "$@" \
+    </dev/null >&2
 }
 
 # absent FILE [FOLDER]: true if the venv, or the folder, lacks what FILE lists.
