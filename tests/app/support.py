@@ -11,6 +11,8 @@ import json
 import logging
 import os
 import random
+import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -27,6 +29,17 @@ logging.disable(logging.WARNING)
 HERE = Path(__file__).resolve().parent
 DATA = HERE.parent / "data"
 ROOT = HERE.parents[1]
+
+# Seconds after which a process or a server hangs. A machine with twenty times
+# as many processes as processors is slow, and still ends well before that.
+HANG = 600
+
+# In what a shell runs in the background these are ignored, and would be in
+# every process that is started here.
+for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler
+                      if number == signal.SIGINT else signal.SIG_DFL)
 
 
 class Failure(Exception):
@@ -52,13 +65,79 @@ def short(value, limit=300):
     return text if len(text) <= limit else text[:limit] + "…"
 
 
+# ------------------------------------------------------------------ waiting
+def until(condition, what, child=None):
+    """What the condition returns, as soon as that is true. Fails if it hangs, or
+    if the process ends that was to bring it about."""
+    end, pause = time.monotonic() + HANG, 0.001
+    while True:
+        # In this order: what a process did last counts.
+        ended = child is not None and child.poll() is not None
+        if found := condition():
+            return found
+        check(not ended, f"it ended ({child and child.returncode}) before "
+                         f"{what}")
+        check(time.monotonic() < end, f"never came: {what}")
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+
+
+def state_of(pid):
+    """"R", "S", "T" when it is stopped ...; "" for a process that is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return text.rsplit(")", 1)[1].split()[0]
+
+
+def handles(child, number):
+    """The process has got so far that it ends in its own way at a signal:
+    before, the kernel ends it."""
+    try:
+        status = Path(f"/proc/{child.pid}/status").read_text()
+    except OSError:
+        return False
+    caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+    return bool(caught >> (number - 1) & 1)
+
+
+def interrupt(child, number=signal.SIGINT):
+    """Sends a signal to a process that handles it."""
+    until(lambda: handles(child, number), "it handles the signal", child)
+    child.send_signal(number)
+
+
+HELD = []  # sockets
+
+
+def held_port():
+    """A port for a server that chooses none itself. The kernel chose it and gives
+    it to nobody else while this process lives: it is bound, and as nothing
+    listens, a server may bind it as well (all of them set SO_REUSEADDR)."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("", 0))
+    HELD.append(held)
+    return held.getsockname()[1]
+
+
+def await_port(port, what, child=None):
+    """Returns once something listens there."""
+    def listens():
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+    until(listens, f"{what} listens", child)
+
+
 # ------------------------------------------------------------- running ckpt
 class Result:
     """How a command ended: exit status, output, cost."""
 
-    def __init__(self, argv, code, out, err, seconds, rss):
+    def __init__(self, argv, code, out, err, seconds, rss, cpu=0.0):
         self.argv, self.code, self.out, self.err = argv, code, out, err
-        self.seconds = seconds  # by the clock
+        self.seconds = seconds  # by the clock: no less, for what waits
+        self.cpu = cpu  # seconds of processor, whatever else runs
         self.rss = rss  # peak, in bytes
 
     @property
@@ -90,7 +169,7 @@ class Ckpt:
             self.sanitized = b"__asan_init" in f.read()
         self.results = []  # (seconds, bytes, command) of all runs
 
-    def run(self, *args, timeout=120, cwd=None, env=None, user=None):
+    def run(self, *args, timeout=HANG, cwd=None, env=None, user=None):
         argv = [self.path, *map(str, args)]
         environment = dict(os.environ, NO_COLOR="1", **(env or {}))
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -111,7 +190,8 @@ class Ckpt:
         code = child.returncode
         if code == -9 and seconds >= timeout:
             raise Failure(f"no end after {timeout} s: {' '.join(argv)}")
-        result = Result(argv, code, *texts, seconds, usage.ru_maxrss * 1024)
+        result = Result(argv, code, *texts, seconds, usage.ru_maxrss * 1024,
+                        usage.ru_utime + usage.ru_stime)
         self.results.append((seconds, result.rss, result.line))
         return result
 
@@ -376,6 +456,8 @@ class Suite:
                             help="what takes too long for every day, too")
         parser.add_argument("--jobs", metavar="N", type=int, default=1,
                             help="cases side by side: for those that wait")
+        parser.add_argument("--shuffle", metavar="SEED",
+                            help="another order of the cases for each seed")
         options = parser.parse_args()
         if not Path(options.ckpt).exists():
             print(f"no binary at {options.ckpt}: run scripts/build.sh")
@@ -384,6 +466,8 @@ class Suite:
         ckpt = Ckpt(options.ckpt)
         prepare(self, ckpt)
         chosen = self.choose(options)
+        if options.shuffle is not None:
+            random.Random(options.shuffle).shuffle(chosen)
         failed = skipped = 0
         costs = []
         with tempfile.TemporaryDirectory(prefix="ckpt_test_") as temp:
