@@ -13,8 +13,8 @@ from pathlib import Path
 
 import remote_test as remote
 import upload_test as upload
-from remote_test import KEY, SECRET, free_port, wait_for
-from support import DATA, ROOT, Skip, Suite, check
+from remote_test import KEY, SECRET
+from support import DATA, ROOT, Skip, Suite, await_port, check, held_port
 
 
 def moto():
@@ -34,7 +34,7 @@ class Moto:
 
     def __init__(self, folder):
         command, env = moto()
-        port = free_port()
+        port = held_port()
         self.log = open(folder / "moto.log", "wb")
         self.child = subprocess.Popen(
             [*command, "-H", "127.0.0.1", "-p", str(port)], stdout=self.log,
@@ -42,9 +42,7 @@ class Moto:
         self.url = f"http://127.0.0.1:{port}"
         self.env = {"AWS_ENDPOINT_URL": self.url, "AWS_ACCESS_KEY_ID": KEY,
                     "AWS_SECRET_ACCESS_KEY": SECRET}
-        if not wait_for(port, 90):
-            self.__exit__()
-            raise Skip("moto did not start in 90 s")
+        await_port(port, "moto", self.child)
 
     def put(self, path, key):
         done = subprocess.run(

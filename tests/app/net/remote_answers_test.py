@@ -14,7 +14,7 @@ import urllib.request
 
 import remote_test as remote
 from remote_servers import Server
-from support import DATA, Result, Suite, check, check_equal
+from support import DATA, HANG, Result, Suite, check, check_equal
 
 # What a server, or the way to it, does every time it is asked, with the exit
 # statuses that report it.
@@ -69,8 +69,7 @@ GOLDENS = {
     "gpt_tp2_pp2_v0161": "torch_dist", "megatron_legacy/llama_te_tp2_pp2":
     "legacy", "deepspeed/zero1_dp2": "deepspeed",
 }
-QUICK = {"CKPT_NET_RETRIES": "1", "CKPT_NET_STALL": "1",
-         "CKPT_NET_BACKOFF_MS": "1"}
+QUICK = {"CKPT_NET_RETRIES": "1", "CKPT_NET_BACKOFF_MS": "1"}
 
 
 class Case:
@@ -101,8 +100,11 @@ class Case:
                 what if request.path == "/twin/" + file
                 # The HEAD reply is right: nothing else can tell.
                 and (fault[0], request.method) != ("empty", "HEAD") else None)
-        done = (view_once(argv) if command == "view" else
-                remote.run(*argv, env=QUICK, timeout=60))
+        env = dict(QUICK)
+        if fault and fault[0] == "stall":
+            env["CKPT_NET_STALL"] = "1"
+        done = (view_once(argv, env) if command == "view" else
+                remote.run(*argv, env=env))
         self.server.fault = None
         got = None
         if out.is_dir():
@@ -122,19 +124,19 @@ class Case:
                        and not r.path.endswith("/")})
 
 
-def view_once(argv):
+def view_once(argv, env):
     """`ckpt view` runs until it is stopped: its first page, or its error."""
     start = time.monotonic()
     child = subprocess.Popen([remote.CKPT.path, *argv], text=True,
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                             env={**os.environ, **remote.CLEAN, **QUICK})
+                             env={**os.environ, **remote.CLEAN, **env})
     url, page = child.stdout.readline().strip(), ""
     if url:
         with urllib.request.urlopen(url) as answer:
             # Each page has words of its own, for its scripts.
             page = re.sub("[0-9a-f]{32}", "", answer.read().decode())
         child.kill()
-    err = child.communicate(timeout=60)[1]
+    err = child.communicate(timeout=HANG)[1]
     return Result(argv, 0 if url else child.returncode, page, err,
                   time.monotonic() - start, 0)
 

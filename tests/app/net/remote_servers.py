@@ -8,6 +8,7 @@ import hashlib
 import http.server
 import json
 import os
+import select
 import socket
 import ssl
 import struct
@@ -15,6 +16,8 @@ import threading
 import time
 import urllib.parse
 from pathlib import Path
+
+from support import HANG, until
 
 
 class Request:
@@ -30,7 +33,7 @@ class Request:
 
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    timeout = 30
+    timeout = HANG
     # Head and body are two packets: the second would wait for the client's
     # kernel to acknowledge the first, 40 ms.
     disable_nagle_algorithm = True
@@ -76,10 +79,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def send(self, body):
         for at in range(0, len(body), 1 << 16):
             part = body[at:at + (1 << 16)]
-            self.wfile.write(part)
+            # Before: with the last of them a client may end.
             self.request_.sent += len(part)
             with self.server.owner.lock:
                 self.server.owner.bytes += len(part)
+            self.wfile.write(part)
 
     def reset(self):
         """Resets the connection, like a machine that doesn't know it."""
@@ -94,11 +98,42 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.connection.shutdown(socket.SHUT_RDWR)
 
 
+def hold(handler, stop, seconds=HANG):
+    """Answers nothing until the client leaves, or that time is over."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not stop.is_set():
+        if select.select([handler.connection], [], [], 0.05)[0]:
+            return  # its end: while it waits, a client says nothing
+
+
 class Http(http.server.ThreadingHTTPServer):
     # Beyond it, connections start a second later, then three: the client's
     # kernel retries them.
     request_queue_size = 256
     daemon_threads = True
+
+    def __init__(self, *args):
+        self.met, self.open = set(), set()  # clients' addresses
+        super().__init__(*args)
+
+    def process_request(self, request, client_address):
+        self.open.add(client_address)
+        self.met.add(client_address)
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request, client_address):
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.open.discard(client_address)
+
+    def settle(self):
+        """Returns once all has been done that ended processes asked for: what
+        they had sent may be on its way, or wait to be accepted."""
+        with socket.create_connection(self.server_address) as last:
+            name = last.getsockname()  # accepted after those before it
+            until(lambda: name in self.met, "a connection is accepted")
+        until(lambda: not self.open, "no connection is open")
 
     def handle_error(self, *_):
         pass  # a connection that a test ended
@@ -199,7 +234,7 @@ class Server:
             handler.request_.status = 206
             handler.reply(206, body[:fault[1]], headers, length=len(body))
             if kind == "stall":
-                self.stop.wait(20)
+                hold(handler, self.stop)
             return handler.reset() if kind == "reset" else handler.drop()
         handler.reply(206, body, headers)
 
@@ -342,7 +377,6 @@ class Hub(Server):
             at = 0
         handler.reply(200, json.dumps(rows[at:at + 4]).encode(), headers)
 
-
     def siblings(self, root, blobs):
         rows = []
         for full in sorted(root.rglob("*")):
@@ -357,20 +391,3 @@ class Hub(Server):
                                   "pointerSize": 130}
             rows.append(row)
         return rows
-
-
-def wait_for(port, seconds):
-    """True once something listens there."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return True
-        time.sleep(0.1)
-    return False
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -9,17 +9,18 @@ import json
 import os
 import random
 import shutil
+import socket
 import struct
 import subprocess
 import sys
-import time
 import urllib.parse
 from pathlib import Path
 
 from json_test import faults, schema_of
-from remote_servers import Hub, Server, free_port, wait_for
+from remote_servers import Hub, Server
 from support import (
-    DATA, ROOT, Skip, Suite, check, check_equal, read_safetensors)
+    DATA, HANG, ROOT, Failure, Skip, Suite, await_port, check, check_equal,
+    held_port, read_safetensors, until)
 
 CKPT = None  # set by prepare
 
@@ -33,7 +34,7 @@ CLEAN = {"HOME": "/nonexistent", "HF_HOME": "/nonexistent/hf", "HF_TOKEN": "",
          "http_proxy": "", "https_proxy": "", "all_proxy": "", "HTTP_PROXY": "",
          "HTTPS_PROXY": "", "ALL_PROXY": "", "no_proxy": "*",
          "SSL_CERT_FILE": "", "CKPT_NET_BACKOFF_MS": "5",
-         "CKPT_NET_STALL": "20"}
+         "CKPT_NET_STALL": "3600"}
 
 
 def run(*args, env=None, **options):
@@ -203,7 +204,7 @@ def test_passing(folder, name):
             server.fault = once(PASSING[name], number)
             out = folder / f"out{number}"
             ok("convert", server.url + "/m.safetensors", out, "--to",
-               "safetensors", env={"CKPT_NET_STALL": "1"}
+               "safetensors", env={"CKPT_NET_STALL": "3"}
                if name == "stall" else {})
             got = read_safetensors(next(out.glob("*.safetensors")))
             check_equal(got, read_safetensors(folder / "m.safetensors"), name)
@@ -685,22 +686,27 @@ def from_second_range(first, *later):
     return fault
 
 
+def whole_range(journal):
+    """Whether a fetch's journal has all of a range of 16 MiB."""
+    rows = [line.split() for line in journal.split("\n")[:-1]]
+    return any(row[0] == "came" and int(row[2]) - int(row[1]) == 16 << 20
+               for row in rows)
+
+
 def killed(folder, server, name):
-    """Kills a fetch once its first range is there, and 5 MiB of the second.
-    Returns its target."""
+    """Kills a fetch once its journal has the first range, and the server has
+    sent 5 MiB of the second. Returns its target."""
     server.fault = from_second_range(("stall", 5 << 20))
     out = folder / name
     child = subprocess.Popen(
         [CKPT.path, "fetch", server.url + "/m.bin", out, "-q"],
-        env={**os.environ, **CLEAN, "CKPT_NET_CONNECTIONS": "1",
-             "CKPT_NET_STALL": "60"})
-    until = time.monotonic() + 60
-    while server.bytes < 21 << 20 and time.monotonic() < until:
-        time.sleep(0.02)
-    time.sleep(0.3)
-    check(child.poll() is None, "it ended before it was killed")
+        env={**os.environ, **CLEAN, "CKPT_NET_CONNECTIONS": "1"})
+    journal = out / ".ckpt-fetch/journal"
+    until(lambda: server.bytes >= 21 << 20 and journal.exists() and
+          whole_range(journal.read_text()), "the first range is there", child)
     child.kill()
     child.wait()
+    server.http.settle()
     server.fault = None
     server.forget()
     return out
@@ -860,43 +866,45 @@ class S3:
             {"name": "me", "actions": ["Admin", "Read", "List", "Write"],
              "credentials": [{"accessKey": KEY, "secretKey": SECRET}]}]}))
         (folder / "data").mkdir()
-        self.ports = [free_port() for _ in range(4)]
+        self.ports = [held_port() for _ in range(4)]
         self.log = open(folder / "weed.log", "wb")
         master, volume, filer, s3 = self.ports
         self.child = subprocess.Popen(
             [weed, "server", f"-dir={folder / 'data'}", "-ip=127.0.0.1",
              f"-master.port={master}", f"-volume.port={volume}",
-             f"-master.port.grpc={free_port()}",
-             f"-volume.port.grpc={free_port()}",
-             f"-filer.port.grpc={free_port()}", f"-s3.port.grpc={free_port()}",
+             f"-master.port.grpc={held_port()}",
+             f"-volume.port.grpc={held_port()}",
+             f"-filer.port.grpc={held_port()}", f"-s3.port.grpc={held_port()}",
              "-filer", f"-filer.port={filer}", "-s3", f"-s3.port={s3}",
              # These two have one port for all servers of a machine.
              "-s3.port.iceberg=0", "-s3.port.lance=0",
              f"-s3.config={config}", f"-volume.max={volumes}",
              "-master.volumeSizeLimitMB=64"],
-            stdout=self.log, stderr=self.log, cwd=folder)
+            # Its own logs have one name for all servers of a machine.
+            stdout=self.log, stderr=self.log, cwd=folder,
+            env={**os.environ, "TMPDIR": str(folder)})
         self.url = f"http://127.0.0.1:{s3}"
         self.env = {"AWS_ENDPOINT_URL": self.url, "AWS_ACCESS_KEY_ID": KEY,
                     "AWS_SECRET_ACCESS_KEY": SECRET}
-        if not wait_for(s3, 40):
-            self.__exit__()
-            raise Skip("SeaweedFS did not start in 40 s")
+        await_port(s3, "SeaweedFS", self.child)
 
     def put(self, path, key):
-        """With curl's own signature, not in parts."""
-        for attempt in range(40):
+        """With curl's own signature, not in parts. Its filer may start later."""
+        said = []
+
+        def taken():
             done = subprocess.run(
                 ["curl", "-sS", "-o", "/dev/null", "-w", "%{http_code}",
                  "--aws-sigv4", "aws:amz:us-east-1:s3", "--user",
                  f"{KEY}:{SECRET}", "-X", "PUT",
                  *(["-T", str(path)] if path else []), f"{self.url}/{key}"],
                 capture_output=True, text=True)
-            if done.stdout in ("200", "204"):
-                return
-            if attempt == 39:
-                raise Skip(f"SeaweedFS takes no file: {done.stdout} "
-                           f"{done.stderr}")
-            time.sleep(0.5)
+            said[:] = done.stdout, done.stderr
+            return done.stdout in ("200", "204")
+        try:
+            until(taken, f"SeaweedFS takes {key}", self.child)
+        except Failure as failure:
+            raise Failure(f"{failure}: {said}") from None
 
     def __enter__(self):
         return self
@@ -981,7 +989,9 @@ def test_nginx(folder):
     if not Path(nginx).exists():
         raise Skip("no nginx (Debian: nginx-light)")
     cert, key = certificate(folder)
-    port = free_port()
+    # It takes over a socket that listens, as from an older nginx.
+    socket_ = socket.create_server(("127.0.0.1", 0))
+    port = socket_.getsockname()[1]
     shutil.copytree(DATA / "dcp/fsdp2_w2_adamw/ckpt", folder / "www" / "m")
     folder.chmod(0o755)
     folder.parent.chmod(0o755)
@@ -999,18 +1009,19 @@ http {{
   }}
 }}
 """)
-    child = subprocess.Popen([nginx, "-c", folder / "conf", "-p", folder],
-                             stderr=subprocess.DEVNULL)
+    child = subprocess.Popen(
+        [nginx, "-c", folder / "conf", "-p", folder],
+        stderr=subprocess.DEVNULL, pass_fds=[socket_.fileno()],
+        env={**os.environ, "NGINX": f"{socket_.fileno()};"})
     try:
-        if not wait_for(port, 10):
-            raise Skip("nginx did not start")
         same_as_local(f"https://127.0.0.1:{port}/m", folder / "www" / "m",
                       folder, {"SSL_CERT_FILE": str(cert)})
         log = (folder / "access.log").read_text()
         check("HTTP/2.0\" 206" in log, "no range by HTTP/2")
     finally:
         child.terminate()
-        child.wait(10)
+        child.wait(HANG)
+        socket_.close()
 
 
 # ---------------------------------------------------------------------- usage

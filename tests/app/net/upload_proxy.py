@@ -10,7 +10,8 @@ import threading
 import time
 import urllib.parse
 
-from remote_servers import Http
+from remote_servers import Http, hold
+from support import HANG
 
 
 # What `rclone serve s3` (1.75) leaves out of listings.
@@ -19,7 +20,7 @@ UNQUOTED = re.compile(rb"<ETag>(?:&#34;|&quot;|\")(.*?)(?:&#34;|&quot;|\")</ETag
 
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    timeout = 60
+    timeout = HANG
     disable_nagle_algorithm = True  # as in remote_servers
 
     def log_message(self, *_):
@@ -51,7 +52,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if kind == "cut":  # before the server has it
             return self.drop()
         if kind == "stall":
-            owner.stop.wait(fault[1])
+            hold(self, owner.stop, *fault[1:])
             return self.drop()
         if kind == "flip" and body:
             body = body[:-1] + bytes([body[-1] ^ 1])
@@ -93,7 +94,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 class Proxy:
     """`fault(what, number, path)` names what goes wrong with the number-th
     request of its kind: None, ("status", 503, code), ("cut",), ("lost",),
-    ("stall", seconds), ("flip",), ("etag", text), ("body", bytes),
+    ("stall",) until the client leaves, or ("stall", seconds), ("flip",),
+    ("etag", text), ("body", bytes),
     ("rclone",) for its dialect, ("whole", Content-Range, bytes) for a range."""
 
     def __init__(self, url):
@@ -133,7 +135,7 @@ class Proxy:
         return "list" if "list-type" in query else method.lower()
 
     def ask(self, method, path, headers, body):
-        link = http.client.HTTPConnection(self.to, timeout=60)
+        link = http.client.HTTPConnection(self.to, timeout=HANG)
         send = {k: v for k, v in headers.items() if k.lower() != "expect"}
         link.request(method, path, body=body or None, headers=send)
         reply = link.getresponse()
