@@ -12,10 +12,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from runs_write_test import free_port, same
+from runs_write_test import same
 from peer import find
 from support import (
-    DATA, Failure, Skip, Suite, check, check_equal, digest, read_safetensors)
+    DATA, HANG, Failure, Skip, Suite, check, check_equal, digest, held_port,
+    read_safetensors)
 
 CKPT = None  # set by prepare
 GOLDENS = DATA / "runs"
@@ -82,7 +83,7 @@ def resume(loader, model, directory, out, ranks):
 
     if not PEER.is_dir():
         raise Skip("transformers is not installed (scripts/test.sh does it)")
-    port = str(free_port())
+    port = str(held_port())
     running = [subprocess.Popen(
         [sys.executable, "-B", find("runs_cross_peer.py"), loader, model,
          str(directory), str(out), str(ranks), str(rank), port],
@@ -91,7 +92,7 @@ def resume(loader, model, directory, out, ranks):
     said = []
     for one in running:
         try:
-            said.append(one.communicate(timeout=240)[0])
+            said.append(one.communicate(timeout=HANG)[0])
         except subprocess.TimeoutExpired:
             for other in running:
                 other.kill()

@@ -9,9 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from runs_write_test import free_port, same
+from runs_write_test import same
 from peer import find
-from support import DATA, Failure, Skip, Suite, check
+from support import DATA, HANG, Failure, Skip, Suite, check, held_port
 
 CKPT = None  # set by prepare
 GOLDENS = DATA / "runs"
@@ -23,7 +23,7 @@ def fit(model, directory, out, ranks):
 
     if not (PEER / "lightning").is_dir():
         raise Skip("lightning is not installed (scripts/test.sh does it)")
-    port = str(free_port())
+    port = str(held_port())
     running = [subprocess.Popen(
         [sys.executable, "-B", "-W", "ignore", find("runs_lightning_peer.py"),
          model, str(directory), str(out), str(ranks), str(rank), port],
@@ -31,7 +31,7 @@ def fit(model, directory, out, ranks):
         for rank in range(ranks)]
     for one in running:
         try:
-            said = one.communicate(timeout=240)[0]
+            said = one.communicate(timeout=HANG)[0]
         except subprocess.TimeoutExpired:
             for other in running:
                 other.kill()

@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 
 from files_test import ONE_OF_EACH
-from special_test import SECONDS, fifo, sock
+from special_test import fifo, sock
 from support import DATA, Suite, check, check_equal, digest
 
 CKPT = None  # set by prepare
@@ -848,10 +848,10 @@ def test_stray_links(folder, case):
         fifo(below / "pipe")
         sock(below / "daemon.sock")
     strays = {"dead", "circle", "latest-run", "pipe", "daemon.sock"}
-    found = CKPT.inspect(root, "--digest", timeout=SECONDS)
+    found = CKPT.inspect(root, "--digest")
     check_equal(found["tensors"], want["tensors"], "tensors")
-    CKPT.ok("ls", root, timeout=SECONDS)
-    said = CKPT.run("verify", root, "--json", timeout=SECONDS).json()
+    CKPT.ok("ls", root)
+    said = CKPT.run("verify", root, "--json").json()
     kinds = {Path(p["file"]).name: p["kind"] for p in said["problems"]}
     check_equal({n: kinds.get(n) for n in strays},
                 {n: "special_file" if n in ("pipe", "daemon.sock")
@@ -862,7 +862,7 @@ def test_stray_links(folder, case):
             (("reshard",), shards)):
         out = folder / command[0]
         done = CKPT.run(command[0], root, out, *command[1:], "--json",
-                        "--allow-replica-mismatch", timeout=SECONDS).want(code)
+                        "--allow-replica-mismatch").want(code)
         if code:
             continue
         fates = done.json()["files"]

@@ -11,7 +11,6 @@ is one step more. The golden's own files come back byte for byte.
 import json
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -19,7 +18,7 @@ import types
 from pathlib import Path
 
 from peer import find
-from support import DATA, Skip, Suite, check, check_equal
+from support import DATA, HANG, Skip, Suite, check, check_equal, held_port
 
 CKPT = None  # set by prepare
 PEER = Path(sys.prefix) / "nanotron"
@@ -162,19 +161,13 @@ def test_two_saves(folder):
         check("of-4" in said.err and out.exists() == (code == 0), f"{said}")
 
 
-def port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
 def peer(mode, at, out, tp, dp, pp, words):
     import torch
 
     done = subprocess.run(
         [sys.executable, "-B", "-W", "ignore", find("runs_nanotron_peer.py"),
-         mode, at, out, str(tp), str(dp), str(pp), str(port()), words or "-"],
-        capture_output=True, text=True, timeout=240, check=False)
+         mode, at, out, str(tp), str(dp), str(pp), str(held_port()), words or "-"],
+        capture_output=True, text=True, timeout=HANG, check=False)
     check(done.returncode == 0, f"{mode}: {done.stderr[-3000:]}")
     return torch.load(out, weights_only=True)
 

@@ -13,10 +13,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from runs_write_test import free_port
 from peer import find
 from support import (
-    DATA, Failure, Skip, Suite, check, check_equal, digest, read_safetensors)
+    DATA, HANG, Failure, Skip, Suite, check, check_equal, digest, held_port,
+    read_safetensors)
 
 CKPT = None  # set by prepare
 PEER = Path(sys.prefix) / "torchtitan"
@@ -31,7 +31,7 @@ def test_load(folder, ranks):
     (folder / "checkpoint").mkdir()
     CKPT.ok("convert", STEP, folder / "checkpoint/step-10", "--to", "run",
             "--trainer", "torchtitan", "--dp", 2)
-    port = str(free_port())
+    port = str(held_port())
     running = [subprocess.Popen(
         [sys.executable, "-B", "-W", "ignore", find("runs_titan_peer.py"),
          str(folder), str(folder / "out.pt"), str(ranks), str(rank), port],
@@ -39,7 +39,7 @@ def test_load(folder, ranks):
         for rank in range(ranks)]
     for one in running:
         try:
-            said = one.communicate(timeout=240)[0]
+            said = one.communicate(timeout=HANG)[0]
         except subprocess.TimeoutExpired:
             for other in running:
                 other.kill()
@@ -237,7 +237,7 @@ def test_models(folder):
     homes.mkdir()
     peer = subprocess.Popen(
         [sys.executable, "-B", "-W", "ignore",
-         find("runs_titan_models_peer.py"), homes, str(free_port())],
+         find("runs_titan_models_peer.py"), homes, str(held_port())],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True)
     try:
@@ -257,7 +257,7 @@ def test_models(folder):
                     "models of torchtitan that are refused")
         for home in others:
             check_refused(home, folder)
-        said = peer.communicate("load\n", timeout=240)[0]
+        said = peer.communicate("load\n", timeout=HANG)[0]
         check(peer.returncode == 0, said[-3000:])
     finally:
         peer.kill()

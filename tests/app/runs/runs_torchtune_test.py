@@ -13,7 +13,8 @@ import threading
 from pathlib import Path
 
 from peer import find
-from support import Skip, Suite, check, check_equal, digest, read_safetensors
+from support import (
+    HANG, Skip, Suite, check, check_equal, digest, read_safetensors)
 
 CKPT = None  # set by prepare
 PEER = Path(sys.prefix) / "torchtune"
@@ -30,7 +31,7 @@ def made(suite_folder):
             done = subprocess.run(
                 [sys.executable, "-B", "-W", "ignore",
                  find("runs_torchtune_peer.py"), root],
-                capture_output=True, text=True, timeout=240, check=False)
+                capture_output=True, text=True, timeout=HANG, check=False)
             check(done.returncode == 0, done.stderr[-3000:])
             MADE.append(root)
     return MADE[0]
@@ -152,7 +153,7 @@ def test_resume(folder):
     done = subprocess.run(
         [sys.executable, "-B", "-W", "ignore", find("runs_torchtune_peer.py"),
          peer, folder / "out", folder / "got.safetensors"],
-        capture_output=True, text=True, timeout=240, check=False)
+        capture_output=True, text=True, timeout=HANG, check=False)
     check(done.returncode == 0, done.stderr[-3000:])
     got = read_safetensors(folder / "got.safetensors")
     want = read_safetensors(peer / "dist/live.safetensors")

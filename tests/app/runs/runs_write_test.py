@@ -9,14 +9,14 @@ unchanged step's.
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 from peer import find
 from support import (
-    DATA, Failure, Skip, Suite, check, check_equal, digest, read_safetensors)
+    DATA, HANG, Failure, Skip, Suite, check, check_equal, digest, held_port,
+    read_safetensors)
 
 CKPT = None  # set by prepare
 GOLDENS = DATA / "runs"
@@ -158,19 +158,13 @@ def test_whole(folder):
         check(hint in result.err, f"{options}: {result}")
 
 
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
 def resume(kind, directory, out, ranks):
     """Returns what runs_peer.py saved: loss and parameters."""
     import torch
 
     if not PEER.is_dir():
         raise Skip("transformers is not installed (scripts/test.sh does it)")
-    port = str(free_port())
+    port = str(held_port())
     running = [subprocess.Popen(
         [sys.executable, "-B", find("runs_peer.py"), kind, str(directory),
          str(out), str(ranks), str(rank), port],
@@ -179,7 +173,7 @@ def resume(kind, directory, out, ranks):
     said = []
     for one in running:
         try:
-            said.append(one.communicate(timeout=240)[0])
+            said.append(one.communicate(timeout=HANG)[0])
         except subprocess.TimeoutExpired:
             for other in running:
                 other.kill()

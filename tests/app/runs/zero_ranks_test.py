@@ -13,10 +13,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from runs_write_test import free_port
 from peer import find
 from support import (
-    DATA, Failure, Skip, Suite, check, check_equal, read_safetensors)
+    DATA, HANG, Failure, Skip, Suite, check, check_equal, held_port,
+    read_safetensors)
 
 CKPT = None  # set by prepare
 PEER = Path(sys.prefix) / "deepspeed"
@@ -27,7 +27,7 @@ def peer(mode, stage, directory, out, ranks, sub_group,
          script="deepspeed_peer.py"):
     if not (PEER / "deepspeed").is_dir():
         raise Skip("DeepSpeed is not installed (scripts/test.sh does it)")
-    port = str(free_port())
+    port = str(held_port())
     running = [subprocess.Popen(
         [sys.executable, "-B", "-W", "ignore", find(script), mode,
          str(stage), str(directory), str(out), str(ranks), str(rank), port,
@@ -36,7 +36,7 @@ def peer(mode, stage, directory, out, ranks, sub_group,
         for rank in range(ranks)]
     for one in running:
         try:
-            said = one.communicate(timeout=240)[0]
+            said = one.communicate(timeout=HANG)[0]
         except subprocess.TimeoutExpired:
             for other in running:
                 other.kill()
