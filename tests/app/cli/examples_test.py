@@ -15,11 +15,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import types
 import unittest.mock
 
-from support import DATA, HERE, Failure, Skip, Suite, check, check_equal
+from support import (
+    DATA, HANG, HERE, Failure, Skip, Suite, check, check_equal, interrupt,
+    until)
 
 CKPT = None
 ROOT = HERE.parent.parent
@@ -50,7 +51,7 @@ def environment(work, **more):
 
 def run(argv, **more):
     return subprocess.run(argv, stdin=subprocess.DEVNULL,
-                          capture_output=True, text=True, timeout=120, **more)
+                          capture_output=True, text=True, timeout=HANG, **more)
 
 
 def done(argv, **more):
@@ -99,13 +100,9 @@ def slurm_preempted(work):
     env, log = slurm_environment(work, 1)
     first = subprocess.Popen([*map(str, script), "--max-rate", "1KB"],
                              env=env, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while not list(work.glob(".out*")) and first.poll() is None:
-        check(time.monotonic() < deadline, "nothing was staged in a minute")
-        time.sleep(0.02)
-    time.sleep(0.3)
-    first.send_signal(signal.SIGTERM)  # --signal=B:TERM@120
-    _, said = first.communicate(timeout=60)
+    until(lambda: list(work.glob(".out*")), "something is staged", first)
+    interrupt(first, signal.SIGTERM)  # --signal=B:TERM@120
+    _, said = first.communicate(timeout=HANG)
     check_equal(first.returncode, 143, f"status of the preempted task: {said}")
     check_equal(log.read_text(), "requeue 77_1\n", "what Slurm was told")
     check(not target.exists(), "a preempted task published something")

@@ -300,13 +300,13 @@ def test_messages(folder):
         check(max(map(len, said.splitlines())) > 60, said)
 
 
-def bar_at(folder, width):
-    """The lines of the bar drawn by a run that takes a second."""
+def bar_at(folder, width, rate):
+    """The lines of the bar drawn by a run of 62.6 KiB at that rate."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 50, width, 0, 0))
     child = subprocess.Popen(
-        [CKPT.path, "convert", "hf/llama/ckpt", folder / f"out{width}", "--to",
-         "dcp", "--max-rate", "60KB"], cwd=DATA, stdin=subprocess.DEVNULL,
+        [CKPT.path, "convert", "hf/llama/ckpt", folder / f"out{width}{rate}",
+         "--to", "dcp", "--max-rate", rate], cwd=DATA, stdin=subprocess.DEVNULL,
         stdout=theirs, stderr=theirs, env={"LC_ALL": "C.UTF-8",
                                            "TERM": "xterm", "NO_COLOR": "1"})
     os.close(theirs)
@@ -333,18 +333,23 @@ def test_bars(folder):
               200: numbers + r"  [\d.]+ KiB/s  ETA \d:\d\d  mem [\d.]+ MiB"
               r"  (model|lm_head)[\w.]+$"}
     for width, pattern in wanted.items():
-        lines = bar_at(folder, width)
-        check(lines, f"no bar at {width}")
-        for line in lines:
-            check(len(line) < width, f"{len(line)} columns of {width}: {line}")
-        check(any(re.match(pattern, line) for line in lines),
-              f"{pattern} at {width} is none of\n" + "\n".join(lines))
+        # A machine with other work may draw too few in a second.
+        for rate in ("60KB", "10KB", "2KB"):
+            lines = bar_at(folder, width, rate)
+            for line in lines:
+                check(len(line) < width,
+                      f"{len(line)} columns of {width}: {line}")
+            if any(re.match(pattern, line) for line in lines):
+                break
+        else:
+            check(False, f"{pattern} at {width} is none of\n"
+                  + "\n".join(lines))
 
 
 def test_minutes(folder):
     """In a log, one line each minute, and the totals at the end."""
     done = CKPT.ok("convert", DATA / "hf/llama/ckpt", folder / "out", "--to",
-                   "dcp", "--max-rate", "950", timeout=200)
+                   "dcp", "--max-rate", "950")
     lines = done.err.splitlines()
     check(re.match(r"copying +\d+%  [\d.]+ KiB / 62\.6 KiB  [\d.]+ B/s  ETA "
                    r"\d:\d\d  peak memory [\d.]+ MiB  \S+$", lines[0]),
@@ -361,7 +366,7 @@ def test_interrupted_bar(folder):
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 50, 100, 0, 0))
     child = subprocess.Popen(
         [CKPT.path, "convert", "hf/llama/ckpt", folder / "out", "--to", "dcp",
-         "--max-rate", "40KB"], cwd=DATA, stdin=subprocess.DEVNULL,
+         "--max-rate", "2KB"], cwd=DATA, stdin=subprocess.DEVNULL,
         stdout=theirs, stderr=theirs, env={"LC_ALL": "C.UTF-8",
                                            "TERM": "xterm", "NO_COLOR": "1"})
     os.close(theirs)

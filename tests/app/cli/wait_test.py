@@ -4,22 +4,23 @@
 
 import json
 import shutil
-import signal
 import subprocess
 import threading
 import time
 
 from remote_test import CLEAN
 from sources_test import Listed
-from support import DATA, Suite, check, check_equal
+from support import DATA, HANG, Suite, check, check_equal, interrupt
 
 CKPT = None
 SAVES = {"fairseq2": DATA / "fairseq2_native/qwen25_tp4dp1_mixed/ckpt",
          "safetensors": DATA / "safetensors/hf_sharded/ckpt"}
 
 
-def play(source, target, pause):
-    """Each file grows in two halves; the index or the yaml comes last."""
+def play(source, target, pause, before_last):
+    """Each file grows in two halves; the index or the yaml comes last. Returns
+    the longest time in which nothing was written."""
+    last, longest = time.monotonic(), 0.0
     files = sorted((p for p in source.rglob("*") if p.is_file()),
                    key=lambda p: p.suffix in (".json", ".yaml"))
     for file in files:
@@ -30,28 +31,37 @@ def play(source, target, pause):
             out.write(data[:len(data) // 2])
             out.flush()
             time.sleep(pause)
+            if file == files[-1]:
+                before_last()
             out.write(data[len(data) // 2:])
+        longest = max(longest, time.monotonic() - last)
+        last = time.monotonic()
+    return longest
 
 
 def test_save(folder, name):
-    """Ends not before the last byte, but soon after it."""
-    target = folder / "save"
-    ended = []
+    """Ends not before the last byte, but after it. On a busy machine a writer may
+    pause for longer than it settles: that says nothing."""
+    for settle in (0.5, 4, 30):
+        target = folder / f"save{settle}"
+        ended, paused = [], []
 
-    def save():
-        time.sleep(0.3)
-        play(SAVES[name], target, 0.1)
-        ended.append(time.monotonic())
+        def save(target=target, ended=ended, paused=paused):
+            time.sleep(0.3)
+            paused.append(play(SAVES[name], target, 0.1,
+                               lambda: ended.append(True)))
 
-    thread = threading.Thread(target=save)
-    thread.start()
-    result = CKPT.run("wait", target, "--settle", "0.5s", "--timeout", "60s")
-    now = time.monotonic()
-    check(ended, "it answered while files were written")
-    thread.join()
-    check_equal(result.code, 0, result.err)
-    check(now - ended[0] < 20, f"{now - ended[0]:.1f} s after the end")
-    check(result.out.startswith(str(target)), result.out)
+        thread = threading.Thread(target=save)
+        thread.start()
+        result = CKPT.run("wait", target, "--settle", f"{settle}s",
+                          "--timeout", f"{HANG}s")
+        early = not ended
+        thread.join()
+        check_equal(result.code, 0, result.err)
+        check(result.out.startswith(str(target)), result.out)
+        if paused[0] < settle / 2:
+            break
+    check(not early, "it answered while files were written")
 
 
 def test_never(folder):
@@ -79,9 +89,8 @@ def test_finished(folder):
 
 def test_interrupted(folder):
     child = subprocess.Popen([CKPT.path, "wait", str(folder / "nothing")])
-    time.sleep(0.5)
-    child.send_signal(signal.SIGINT)
-    check_equal(child.wait(timeout=20), 130, "status")
+    interrupt(child)
+    check_equal(child.wait(timeout=HANG), 130, "status")
 
 
 def test_mistakes(folder):
@@ -116,20 +125,19 @@ def test_url(folder):
                 for file in source.iterdir():
                     shutil.copy(file, there)
                 time.sleep(1)
+                ended.append(True)
                 (there / ".ckpt-upload").unlink()
-                ended.append(time.monotonic())
             ended = []
             thread = threading.Thread(target=save)
             thread.start()
-            done = wait(30)
+            done = wait(HANG)
             check(ended, "it answered while the claim was there")
             thread.join()
             check_equal((done.code, done.out.strip()), (0, url), done.err)
         server.fault = lambda *_: ("status", 403)
-        done = wait(30)
+        done = wait(HANG)
         check_equal(done.code, 6, done.err)
         check("access is refused (HTTP 403" in done.err, done.err)
-        check(done.seconds < 10, f"{done.seconds} s")
 
 
 def prepare(suite, ckpt):

@@ -23,7 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from support import DATA
+from support import DATA, until
 
 # Every kind of job: rows, columns, transposes, gathers, padding, casts up and
 # down, late checksums of torch's archives.
@@ -187,7 +187,12 @@ class Tests:
             child = subprocess.Popen(
                 [self.ckpt, "convert", source, target, *argv, "--device",
                  "cuda"], env=self.environment, stderr=subprocess.DEVNULL)
-            time.sleep(0.1 + 0.15 * i)
+            journal = (target.parent / f".{target.name}.ckpt-staging" /
+                       "journal")
+            until(lambda child=child, journal=journal, lines=i + 1:
+                  child.poll() is not None or journal.exists() and
+                  journal.read_bytes().count(b"\n") > lines,
+                  "some of it is done")
             child.send_signal(how)
             stopped += child.wait() != 0
             if not target.exists():

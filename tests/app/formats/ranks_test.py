@@ -10,6 +10,7 @@ and those exchanges; without it every third golden gets one of them.
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -24,11 +25,10 @@ import time
 from pathlib import Path
 
 from resume_test import make_source
-from support import DATA
+from support import DATA, HANG, Failure, check, state_of, until
 
 MPIRUN = ["mpirun", "--oversubscribe", "--allow-run-as-root", "--quiet"]
 SKIPPED = 77
-SOON = 30  # seconds until all ranks must be gone, whatever failed
 COUNTS = (2, 3, 4, 8)
 TARGETS = (("safetensors",), ("torch",), ("dcp", "--dp", "3"),
            ("torch", "--max-shard-size", "1MB"))
@@ -50,15 +50,6 @@ QUICK_START = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,vader",
 ONLY_RANKS = ("ranks", "seconds")
 
 
-class Failure(Exception):
-    pass
-
-
-def check(good, why):
-    if not good:
-        raise Failure(why)
-
-
 def tree(path):
     """Relative path -> SHA-256, of a file or of all files below."""
     files = [path] if path.is_file() else sorted(
@@ -69,11 +60,7 @@ def tree(path):
 
 def alive(pid):
     """False for a process that is gone, or waits for its parent to notice."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rsplit(")", 1)[1].split()[0] != "Z"
+    return state_of(pid) not in ("", "Z")
 
 
 def document(text):
@@ -103,7 +90,7 @@ class Tests:
         return subprocess.run([self.ckpt, *map(str, argv)], text=True,
                               capture_output=True, env=job_environment())
 
-    def ranks(self, count, *argv, timeout=300, environment=None):
+    def ranks(self, count, *argv, timeout=HANG, environment=None):
         self.launches += 1
         return subprocess.run(
             [*MPIRUN, "-n", str(count), self.ckpt, *map(str, argv)], text=True,
@@ -383,7 +370,7 @@ class Tests:
         of its own: Open MPI 4.1.4 does so in PMIx_server_finalize, one time in
         a hundred or more. It is killed here, and its exit status says
         nothing."""
-        deadline = time.monotonic() + 2 * SOON
+        deadline = time.monotonic() + HANG
         alone_since = None
         while True:
             try:
@@ -397,7 +384,7 @@ class Tests:
                     alone_since = None
                 elif alone_since is None:
                     alone_since = now
-                elif now - alone_since > 5:
+                elif now - alone_since > 60:
                     print("  mpirun hangs without its ranks; it was ended")
                     job.kill()
 
@@ -406,13 +393,8 @@ class Tests:
             alive(pid) for pid in self.pids().values())
 
     def all_gone(self):
-        deadline = time.monotonic() + SOON
-        while time.monotonic() < deadline:
-            if not any(Path(f"/proc/{pid}").exists()
-                       for pid in self.pids().values()):
-                return
-            time.sleep(0.05)
-        raise Failure("processes are left")
+        until(lambda: not any(map(state_of, self.pids().values())),
+              "no process is left")
 
     def test_rank_fails(self):
         """A write that fails on rank 2: its error is the job's. With messages
@@ -434,7 +416,6 @@ class Tests:
         begin, dst = time.monotonic(), self.folder / "target"
         said, hung = self.ended(job)
         took = time.monotonic() - begin
-        check(took < SOON, f"it took {took:.0f} s to end")
         check(hung or job.returncode == status,
               f"exit {job.returncode}: {said}")
         for word in words:
@@ -461,8 +442,8 @@ class Tests:
             4, 'if [ $rank = 2 ]; then trap "" XFSZ; ulimit -f 30000; fi',
             "convert", self.big(), dst, *KILLED, "-j", "1", "--max-mem",
             "16MiB", "--exchange", "send")
-        while job.poll() is None and not (staging / "journal.3").exists():
-            time.sleep(0.001)
+        until(lambda: (staging / "journal.3").exists() or
+              job.poll() is not None, "rank 3 has work")
         try:
             os.kill(self.pids()[3], signal.SIGSTOP)
         except ProcessLookupError:
@@ -477,7 +458,7 @@ class Tests:
 
     def stop_rank(self, victim, mode):
         """Nothing else fails, so the silent rank must be missed."""
-        job = self.slow_job(4, mode)
+        job = self.slow_job(4, mode, "--max-rate", "8MiB")
         self.wait_for_work(job, "journal.1")  # rank 1 has its task
         try:
             os.kill(self.pids()[victim], signal.SIGSTOP)
@@ -513,65 +494,72 @@ class Tests:
     def test_kills(self):
         """A rank is killed at random points of the run."""
         self.big()
-        times = min(self.time_of_a_run() for _ in range(2))
+        whole = self.look_at_a_run()
         hit = resumable = 0
         for i in range(self.options.kills):
             # Every second one in the middle of messages.
             mode = self.options.exchange or ("send", "auto", "gpus")[i % 3]
-            hit_now, had_work = self.kill_one(times, mode)
+            hit_now, had_work = self.kill_one(whole, mode)
             hit += hit_now
             resumable += had_work
         check(hit > self.options.kills / 4, f"only {hit} kills hit a run")
         print(f"  {self.options.kills} kills: {hit} before the end, "
               f"{resumable} with finished items to resume from")
 
-    def time_of_a_run(self):
-        """Seconds from the start to the first sign of work, and from there to
-        the end."""
+    def work_done(self):
+        """Lines of all journals, which are there until the run is published."""
+        lines = 0
+        for path in self.folder.glob(".target.ckpt-staging/journal*"):
+            with contextlib.suppress(OSError):  # it went away
+                lines += path.read_bytes().count(b"\n")
+        return lines
+
+    def look_at_a_run(self):
+        """Seconds from the start to the first sign of work, and the lines of the
+        journals at the end."""
         job, start = self.slow_job(4, "auto"), time.monotonic()
         self.wait_for_work(job)
-        begin = time.monotonic()
-        job.communicate(timeout=2 * SOON)
-        return begin - start, time.monotonic() - begin
+        seconds, lines = time.monotonic() - start, 0
+        while job.poll() is None:
+            lines = max(lines, self.work_done())
+            time.sleep(0.001)
+        job.communicate(timeout=HANG)
+        return seconds, lines
 
-    def slow_job(self, count, mode):
+    def slow_job(self, count, mode, *more):
         dst = self.target()
         # With messages as small as 16 MiB of memory make them.
         small = [word for word in MODES[mode]
                  if word not in ("--exchange-buffer", "1MiB")]
         return self.script(count, "", "convert", self.big(), dst, *KILLED, "-j",
-                           "1", "--max-mem", "16MiB", *small)
+                           "1", "--max-mem", "16MiB", *small, *more)
 
     def wait_for_work(self, job, name="journal"):
         staging = self.folder / ".target.ckpt-staging" / name
-        while job.poll() is None and not staging.exists():
-            time.sleep(0.001)
+        until(lambda: staging.exists() or job.poll() is not None, "work")
 
-    def kill_one(self, times, mode):
+    def kill_one(self, whole, mode):
         count = self.rng.choice((2, 3, 4, 8))
         how = self.rng.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM))
         dst = self.folder / "target"
         self.wanted()
         job = self.slow_job(count, mode)
         if self.rng.random() < 0.1:  # while it begins
-            wait = self.rng.uniform(0.3, 1) * times[0]
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                job.wait(timeout=self.rng.uniform(0.3, 1) * whole[0])
         else:
             self.wait_for_work(job)
-            wait = self.rng.uniform(0, 1) * times[1]
+            lines = self.rng.uniform(0, 1) * whole[1]
+            until(lambda: self.work_done() >= lines or
+                  job.poll() is not None, "so much work is done")
         victim = self.rng.randrange(count)
-        try:
-            job.wait(timeout=wait)
-        except subprocess.TimeoutExpired:
-            pass
         killed = self.pids().get(victim) if job.poll() is None else None
-        begin = time.monotonic()
         if killed:
             try:
                 os.kill(killed, how)
             except ProcessLookupError:
                 killed = None
         said, _ = self.ended(job)
-        check(time.monotonic() - begin < SOON, "it took too long to end")
         self.all_gone()
         if job.returncode == 0:
             check(tree(dst) == self.wanted(), "other bytes")
@@ -612,7 +600,7 @@ class Tests:
                 dst = self.target()
                 many = subprocess.run(
                     [*map(str, line), self.ckpt, "convert", str(self.big()),
-                     str(dst), "--json", *mode], text=True, timeout=300,
+                     str(dst), "--json", *mode], text=True, timeout=HANG,
                     capture_output=True, env=job_environment())
                 check(many.returncode == 0, many.stderr)
                 hosts = [rank["host"] for rank in

@@ -10,11 +10,9 @@ import io
 import shutil
 import signal
 import subprocess
-import time
 import zipfile
 
-from support import (
-    DATA, Skip, Suite, check, check_equal, load_pt)
+from support import DATA, HANG, Skip, Suite, check, check_equal, load_pt, until
 from scan_test import EVIL, PLAIN, proto, torch_zip
 
 CKPT = None
@@ -152,15 +150,14 @@ def test_resume(folder):
     argv = ["convert", folder / "a.safetensors", folder / "out.safetensors",
             "--to", "safetensors", "--dtype", "f16", "-j", "1",
             "--max-mem", "64MiB"]
-    for wait in (0.3, 0.15, 0.08, 0.04, 0.02):
-        shutil.rmtree(folder / ".out.safetensors.ckpt-staging",
-                      ignore_errors=True)
-        child = subprocess.Popen([CKPT.path, *map(str, argv)],
-                                 stderr=subprocess.DEVNULL)
-        time.sleep(wait)
-        child.send_signal(signal.SIGKILL)
-        if child.wait() == -signal.SIGKILL:
-            break
+    journal = folder / ".out.safetensors.ckpt-staging/journal"
+    child = subprocess.Popen(
+        [CKPT.path, *map(str, argv), "--max-rate", "32MiB"],
+        stderr=subprocess.DEVNULL)
+    until(lambda: journal.exists() and journal.read_bytes().count(b"\n") > 2,
+          "some of it is done", child)
+    child.kill()
+    check_equal(child.wait(), -signal.SIGKILL, "status")
     result = CKPT.run(*argv, "--resume").want(5)
     check("w: 2 values" in result.err and "80000" in result.err, str(result))
 
@@ -177,7 +174,7 @@ def test_ranks(folder):
         ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2",
          CKPT.path, "convert", folder / "a.safetensors", folder / "o", "--to",
          "safetensors", "--dtype", "f16"], capture_output=True, text=True,
-        timeout=120)
+        timeout=HANG)
     if "MPI" in run.stderr and "70000" not in run.stderr:
         raise Skip(run.stderr[:200])
     check(run.returncode == 5, f"exit {run.returncode}: {run.stderr}")

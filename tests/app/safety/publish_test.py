@@ -16,7 +16,7 @@ from pathlib import Path
 
 from files_test import ONE_OF_EACH
 from resume_test import make_source
-from support import DATA
+from support import DATA, HANG, state_of, until
 
 CKPT = SHIM = None
 FULL = False  # every golden: --full
@@ -49,7 +49,11 @@ def argv(source, target, *more):
 
 def run(words, **more):
     return subprocess.run(list(map(str, words)), capture_output=True,
-                          text=True, timeout=60, **more)
+                          text=True, timeout=HANG, **more)
+
+
+class NeverStopped(Exception):
+    """The run ended without such a call."""
 
 
 class Stopped:
@@ -61,17 +65,14 @@ class Stopped:
             stdout=subprocess.DEVNULL,
             env={**os.environ, "LD_PRELOAD": str(SHIM), "FAULTS": fault,
                  "FAULTS_ROOT": str(root)})
-        until = time.monotonic() + 30
-        stat = Path(f"/proc/{self.child.pid}/stat")
-        while time.monotonic() < until and self.child.poll() is None:
-            if stat.read_text().rsplit(")", 1)[1].split()[0] == "T":
-                return
-            time.sleep(0.005)
-        raise AssertionError(f"never stopped at {fault}")
+        until(lambda: state_of(self.child.pid) == "T" or
+              self.child.poll() is not None, f"it stops at {fault}, or ends")
+        if self.child.returncode is not None:
+            raise NeverStopped(f"ended without {fault}")
 
     def go_on(self):
         self.child.send_signal(signal.SIGCONT)
-        _, err = self.child.communicate(timeout=60)
+        _, err = self.child.communicate(timeout=HANG)
         return self.child.returncode, err
 
 
@@ -139,7 +140,7 @@ def second_writer_during_publish(folder, source, want):
                 try:
                     first = Stopped(argv(source, target, *more), place,
                                     f"{fault}=stop")
-                except AssertionError:
+                except NeverStopped:
                     continue  # this way of publishing has no such call
                 second = run(argv(source, target, "--overwrite"))
                 check(f"{name}: refused", second.returncode == 6,
@@ -169,7 +170,7 @@ def two_writers_race(folder, source, want):
             list(map(str, argv(source, target, "--overwrite", "-q"))),
             stderr=subprocess.PIPE, text=True) for _ in range(4)]
         for child in children:
-            _, err = child.communicate(timeout=60)
+            _, err = child.communicate(timeout=HANG)
             check("two_writers_race: done or refused",
                   child.returncode == 0 or "another process" in err,
                   f"{child.returncode} {err}")
