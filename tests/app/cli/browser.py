@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from support import Failure, Skip
+from support import HANG, Failure, Skip
 
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser",
          "google-chrome")
@@ -70,7 +70,7 @@ class Browser:
         os.close(self.back)
         self.folder.cleanup()
 
-    def receive(self, limit=60):
+    def receive(self, limit=HANG):
         end = time.monotonic() + limit
         while b"\0" not in self.buffer:
             left = end - time.monotonic()
@@ -125,7 +125,7 @@ class Browser:
         url = where if "://" in str(where) else Path(where).as_uri()
         self.events.clear()
         self.call("Page.navigate", url=url)
-        end = time.monotonic() + 60
+        end = time.monotonic() + HANG
         while "Page.loadEventFired" not in self.events:
             if time.monotonic() > end:
                 raise Failure(f"{url} did not load")
@@ -137,6 +137,12 @@ class Browser:
         if "exceptionDetails" in result:
             raise Failure(f"{code}: {json.dumps(result)[:2000]}")
         return result["result"].get("value")
+
+    def worked(self):
+        """Seconds of processor that the page's thread has taken."""
+        self.call("Performance.enable", timeDomain="threadTicks")
+        rows = self.call("Performance.getMetrics")["metrics"]
+        return next(r["value"] for r in rows if r["name"] == "TaskDuration")
 
     def press(self, key):
         text = {"Enter": "\r"}.get(key, "")

@@ -10,7 +10,6 @@ rows are filtered in time.
 
 import json
 import math
-import os
 import re
 import shutil
 import subprocess
@@ -269,7 +268,7 @@ def map_in_browser(folder):
 
 
 def filter_in_browser(folder):
-    """Filters 50,000 rows within 100 ms, to the right ones."""
+    """Filters 50,000 rows in 100 ms of processor, to the right ones."""
     names = [f"m{i % 97}x.k{i:05x}y.w{i % 13}z" for i in range(50000)]
     header, at = {}, 0
     for name in names:
@@ -282,26 +281,24 @@ def filter_in_browser(folder):
     with Browser() as browser:
         browser.open(folder / "page.html")
         for words in ("k0", "m7x", "w12z k00a", "nothing of it", ""):
-            # The best of several, as other tests run at the same time.
-            hits, took = browser.eval(f"""(() => {{
-              const q = document.getElementById('q');
-              let least = Infinity;
-              for (let i = 0; i < 8 && least > 100; ++i) {{
-                const start = performance.now();
-                q.value = {json.dumps(words)};
-                q.dispatchEvent(new Event('input'));
-                document.body.offsetHeight;
-                least = Math.min(least, performance.now() - start);
-              }}
-              return [document.getElementById('more').textContent, least];
-            }})()""")
+            least = 1.0
+            for _ in range(8):  # the best of several: caches are shared
+                before = browser.worked()
+                hits = browser.eval(f"""(() => {{
+                  const q = document.getElementById('q');
+                  q.value = {json.dumps(words)};
+                  q.dispatchEvent(new Event('input'));
+                  document.body.offsetHeight;
+                  return document.getElementById('more').textContent;
+                }})()""")
+                least = min(least, browser.worked() - before)
+                if least < 0.1:
+                    break
             want = sum(all(w in n for w in words.split()) for n in names)
             check(hits.replace(",", "").startswith(str(want)),
                   f"{words}: {hits}, expected {want}")
-            # The figure holds for an idle machine.
-            if os.getloadavg()[0] < os.cpu_count():
-                check(took < 100, f"{words}: {took:.0f} ms")
-            print(f"{words or 'all'}: {took:.0f} ms")
+            check(least < 0.1, f"{words}: {least:.3f} s")
+            print(f"{words or 'all'}: {1000 * least:.0f} ms")
         quiet(browser, folder / "page.html", "filter")
 
 

@@ -20,7 +20,7 @@ from support import (
 CKPT = None
 BAD = DATA / "bad"
 
-SECONDS = 10
+SECONDS = 10  # of processor
 MEMORY = 200 << 20
 # missing, damaged, not faithful, a bound is too small, unsafe
 REFUSALS = {3, 4, 5, 7, 8}
@@ -113,9 +113,10 @@ def run(folder, *args):
     """Runs ckpt in an empty folder, under the limits that always apply."""
     cwd = folder / "cwd"
     cwd.mkdir(exist_ok=True)
-    result = CKPT.run(*args, cwd=cwd, timeout=SECONDS)
+    result = CKPT.run(*args, cwd=cwd)
     check(result.code in REFUSALS | {0, 1},
           f"exit status {result.code} is a crash or a bug\n{result}")
+    check(result.cpu <= SECONDS, f"{result.cpu:.1f} s of processor\n{result}")
     if not CKPT.sanitized:
         check(result.rss <= MEMORY,
               f"{result.rss >> 20} MiB of memory\n{result}")

@@ -22,7 +22,7 @@ CKPT = None
 # Breaks the copies in a process of its own, because the peak memory that the
 # system reports for a child includes its parent's at the fork, torch and all.
 WORKER = None
-SECONDS = 10
+SECONDS = 10  # of processor
 MEMORY = 200 << 20
 REFUSALS = {3, 4, 5, 8}
 OUTCOMES = collections.defaultdict(collections.Counter)
@@ -33,9 +33,11 @@ def run(folder, *args):
     """Runs ckpt in an empty folder, under the limits that always apply."""
     cwd = folder / "cwd"
     cwd.mkdir(exist_ok=True)
-    result = CKPT.run(*args, cwd=cwd, timeout=SECONDS)
+    result = CKPT.run(*args, cwd=cwd)
     check(result.code in REFUSALS | {0, 1},
           f"exit status {result.code} is a crash or a bug\n{errors(result)}")
+    check(result.cpu <= SECONDS,
+          f"{result.cpu:.1f} s of processor\n{errors(result)}")
     check(CKPT.sanitized or result.rss <= MEMORY,
           f"{result.rss >> 20} MiB of memory\n{errors(result)}")
     check("Sanitizer" not in result.err, f"{result}")
