@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 
-from support import DATA, HERE, Skip, Suite, check, check_equal
+from support import DATA, HANG, HERE, Skip, Suite, check, check_equal
 
 CKPT = None
 ROOT = HERE.parent.parent
@@ -47,7 +47,7 @@ def bash(folder, *words):
     run = subprocess.run(
         ["bash", "-c", program, "-", str(script), "ckpt", *map(str, words)],
         env=shell_environment(folder), capture_output=True, text=True,
-        timeout=60)
+        timeout=HANG)
     check(run.returncode == 0, run.stderr)
     return [line for line in run.stdout.splitlines() if line]
 
@@ -60,7 +60,7 @@ def fish(folder, line):
     run = subprocess.run(
         ["fish", "--no-config", "-c", f"source {script}; complete -C '{line}'"],
         env=shell_environment(folder), capture_output=True, text=True,
-        timeout=60)
+        timeout=HANG)
     check(run.returncode == 0 and not run.stderr, run.stderr)
     return [row.split("\t")[0] for row in run.stdout.splitlines()]
 
@@ -110,7 +110,7 @@ def zsh(folder, *lines):
     run = subprocess.run(
         ["zsh", "-f", "-c", ZSH_DRIVER, "-", *lines], capture_output=True,
         env={**shell_environment(folder), "HOME": str(folder), "TERM": "dumb"},
-        cwd=folder, text=True, timeout=120)
+        cwd=folder, text=True, timeout=HANG)
     check(run.returncode == 0 and not run.stderr, run.stderr)
     offered = (folder / "offered").read_text().split("<end>\n")
     check_equal(len(offered), len(lines) + 1, "lines that ended")
@@ -285,7 +285,7 @@ def test_man_pages(folder):
         return
     for page in pages.values():
         run = subprocess.run(["mandoc", "-T", "lint", "-W", "warning", page],
-                             capture_output=True, text=True, timeout=60)
+                             capture_output=True, text=True, timeout=HANG)
         said = [line for line in run.stdout.splitlines()
                 if "missing date" not in line]
         check(not said, f"{said}")

@@ -22,7 +22,7 @@ import torch
 from object_server import Objects
 from python_values import refused
 from remote_servers import Server
-from support import DATA, check, check_equal
+from support import DATA, HANG, check, check_equal
 
 LLAMA = DATA / "hf/llama/ckpt"
 USAGE = ckpt.errors.UsageError
@@ -285,7 +285,7 @@ def callbacks(folder):
         child = python(INTERRUPTED)
         check_equal(child.stdout.readline(), b"told\n", "progress")
         child.send_signal(signal.SIGINT)
-        err = child.communicate(timeout=60)[1].decode()
+        err = child.communicate(timeout=HANG)[1].decode()
     check("KeyboardInterrupt" in err, err)
     check((folder / "stand-in.stopped").exists(), "it goes on")
 
@@ -415,7 +415,7 @@ def forks(folder):
               folder / "source.safetensors")
     done = subprocess.run(
         [sys.executable, "-c", FORKS, str(folder)], capture_output=True,
-        text=True, timeout=60, env=dict(
+        text=True, timeout=HANG, env=dict(
             os.environ, PYTHONPATH=str(Path(ckpt.__file__).parents[1])))
     check_equal(done.returncode, 0, done.stderr)
 

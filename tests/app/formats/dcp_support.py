@@ -25,7 +25,7 @@ from torch.distributed.tensor._utils import (
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from support import (
-    TORCH_NAMES, Failure, check, check_equal, from_torch, short)
+    HANG, TORCH_NAMES, Failure, check, check_equal, from_torch, short)
 
 TYPES = {name: getattr(torch, row) for row, name in TORCH_NAMES.items()}
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -282,10 +282,10 @@ def run_ranks(folder, world, function, jobs):
     for process in ranks:
         process.start()
     try:
-        said = [queue.get(timeout=100) for _ in ranks]
+        said = [queue.get(timeout=HANG) for _ in ranks]
     finally:
         for process in ranks:
-            process.join(timeout=10)
+            process.join(timeout=HANG)
             if process.is_alive():
                 process.kill()
     said = [text for text in said if text]

@@ -16,7 +16,7 @@ import torch
 import torch.distributed.checkpoint
 from object_server import Objects
 from ranks_test import MPIRUN, job_environment
-from support import Suite, check, check_equal, read_safetensors
+from support import HANG, Suite, check, check_equal, read_safetensors
 
 CKPT = None
 TOOL = None
@@ -24,7 +24,7 @@ WANT = (numpy.arange(12)[:, None] * 1000 + numpy.arange(24)[None]).astype("f4")
 NAMES = {"rows.weight", "columns.weight", "whole.weight"}
 
 
-def job(count, *words, timeout=60, env=None):
+def job(count, *words, timeout=HANG, env=None):
     return subprocess.run(
         [*MPIRUN, "-n", str(count), TOOL, *map(str, words)], text=True,
         capture_output=True, timeout=timeout,

@@ -22,6 +22,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from support import HANG
+
 sys.path.insert(0, os.path.join(sys.prefix, "transformers_5.12.1"))
 os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
 
@@ -153,7 +155,7 @@ class Trial:
     def run(self, *argv):
         done = subprocess.run([self.ckpt, *map(str, argv), "--no-fsync"],
                               capture_output=True, text=True, check=False,
-                              timeout=120)
+                              timeout=HANG)
         self.err = done.stderr
         if done.returncode == 0:
             return None

@@ -24,8 +24,7 @@ import zlib
 from peer_mutants import (
     item_mutants, legacy_mutants, load_dcp, load_tar, metadata_mutants,
     tar_mutants)
-from support import (
-    DATA, Suite, check, digest, from_torch, torch_tensors)
+from support import DATA, HANG, Suite, check, digest, from_torch, torch_tensors
 
 CKPT = None
 MUTANTS = 60  # per kind and file; more with --full
@@ -67,7 +66,7 @@ def ask_peer(kind, path):
         POOL = concurrent.futures.ProcessPoolExecutor(
             1, multiprocessing.get_context("fork"))
     try:
-        return POOL.submit(peer_load, kind, str(path)).result(timeout=60)
+        return POOL.submit(peer_load, kind, str(path)).result(timeout=HANG)
     except (concurrent.futures.process.BrokenProcessPool,
             concurrent.futures.TimeoutError) as died:
         POOL.shutdown(wait=False, cancel_futures=True)
@@ -76,7 +75,7 @@ def ask_peer(kind, path):
 
 
 def ours(path):
-    result = CKPT.run("inspect", path, "--json", "--digest", timeout=30)
+    result = CKPT.run("inspect", path, "--json", "--digest")
     check(result.code == 0 or result.code in REFUSALS, f"{result}")
     if result.code:
         return None

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from resume_test import make_source
-from support import DATA
+from support import DATA, HANG
 
 CKPT = SHIM = None
 PASSED = FAILED = 0
@@ -59,7 +59,7 @@ def run(words, root=None, **settings):
         env.update(LD_PRELOAD=str(SHIM), FAULTS_ROOT=str(root), **settings)
     try:
         return subprocess.run(list(map(str, words)), capture_output=True,
-                              text=True, errors="replace", timeout=120,
+                              text=True, errors="replace", timeout=HANG,
                               env=env)
     except subprocess.TimeoutExpired as slow:
         return subprocess.CompletedProcess(words, -1, "", f"hangs: {slow}")
