@@ -3,97 +3,20 @@
 """What people type by mistake, and what ckpt must tell them.
 
 A row: the command line, its exit status, what the first line says (after
-"error: "), what the hint says. What is refused leaves nothing behind, takes at
-most four lines and one next step, and has none of the phrases of BANNED.
+"error: "), what the hint says. mistakes_more.py has more rows, of what is
+damaged, incomplete or another tool's.
 """
 
 import json
-import pickle
 import re
 import shutil
-import tarfile
 import tempfile
-import zipfile
 from pathlib import Path
 
-from support import DATA, Suite, check, check_equal
-
-CKPT = None
-SCENE = None
-LFS = ("version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64
-       + "\nsize 5000000000\n")
-BANNED = ("is no directory", "is no format", "is no size", "is no command",
-          "no option", "holds no", "(in ", "of no format", "what is below it",
-          "link to nothing", "one argument too many", "leavings", "would stand",
-          "names files that are not there", "exists already", "exception",
-          "std::", "terminate")
-
-
-def write(path, data):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if isinstance(data, str):
-        data = data.encode()
-    path.write_bytes(data)
-
-
-def make_scene(at):
-    """Makes checkpoints, and things that look like one."""
-    import numpy
-    shutil.copytree(DATA / "fairseq2_native/qwen25_tp4dp1_mixed/ckpt", at / "tp4")
-    shutil.copytree(DATA / "hf/llama/ckpt", at / "llama")
-    shutil.copytree(DATA / "megatron_torch_dist/gpt_tp2_pp2_v0161/ckpt",
-                    at / "gpt")
-    for name in ("run1", "run2", "run3"):
-        shutil.copytree(at / "llama", at / "runs" / name)
-    shutil.copytree(at / "llama", at / "models--org--name/snapshots/abc")
-    write(at / "models--org--name/refs/main", "abc")
-    (at / "models--org--name/blobs").mkdir()
-    shutil.copytree(at / "tp4", at / "half")
-    shutil.rmtree(at / "half/step_100/model/pp_00/tp_02")
-    for name in ("step_100", "step_200"):
-        shutil.copytree(at / "tp4/step_100", at / "steps" / name)
-    shutil.copy(at / "tp4/model.yaml", at / "steps/model.yaml")
-    numpy.save(at / "a.npy", numpy.zeros(3))
-    numpy.savez(at / "a.npz", x=numpy.zeros(3))
-    write(at / "a.h5", b"\x89HDF\r\n\x1a\n" + bytes(100))
-    with zipfile.ZipFile(at / "a.keras", "w") as archive:
-        archive.writestr("model.weights.h5", "x")
-    write(at / "a.onnx", b"\x08\x08\x12\x07pytorch" + bytes(100))
-    write(at / "flax_model.msgpack", b"\x82\xa6params\x81" + bytes(50))
-    write(at / "a.gguf", b"GGUF\x03\0\0\0" + bytes(100))
-    write(at / "frozen.pb", b"\x08\x01" + bytes(100))
-    write(at / "orbax/_METADATA", "{}")
-    write(at / "orbax/manifest.ocdbt", "x")
-    write(at / "orbax1/orbax.checkpoint", "")
-    write(at / "orbax1/pytree/manifest.ocdbt", "x")
-    write(at / "tf/saved_model.pb", b"\x08\x01")
-    write(at / "tf/variables/variables.index", "x")
-    write(at / "tf1/model.ckpt.index", "x")
-    write(at / "tf1/model.ckpt.data-00000-of-00001", "x")
-    write(at / "config.yaml", "a: 1")
-    with tarfile.open(at / "a.nemo", "w") as archive:
-        archive.add(at / "config.yaml", "./model_config.yaml")
-    for ending in ("safetensors", "pt", "pth", "bin", "ckpt"):
-        write(at / f"lfs.{ending}", LFS)
-        write(at / f"page.{ending}", "<!DOCTYPE html><html>Not found</html>")
-        write(at / f"empty.{ending}", "")
-    shutil.copytree(at / "llama", at / "stub")
-    for file in (at / "stub").glob("*.safetensors"):
-        write(file, LFS)
-    write(at / "plain.pkl", pickle.dumps({"a": [1, 2]}))
-    write(at / "notes.txt", "hello")
-    write(at / "logs/a.log", "x")
-    (at / "nothing_in_it").mkdir()
-    write(at / "bad.json", '{"a":')
-    write(at / "list.json", "[1]")
-    write(at / "args", "tp4\n--jsn\n")
-    write(at / "file", "x")
-    # Cut short: a download or a full disk.
-    one = next((at / "llama").glob("*.safetensors"))
-    write(at / "cut.safetensors", one.read_bytes()[:-100])
-    part = next((at / "tp4").rglob("*.pt"))
-    write(at / "cut.pt", part.read_bytes()[:-1000])
-
+import mistakes_more
+import mistakes_scene as scene
+from mistakes_scene import clean, mistake, run, works, write
+from support import Suite, check, check_equal
 
 U = "unshard tp4 out.pt "
 R = "reshard tp4 out "
@@ -160,8 +83,6 @@ ROWS = (
     *((U + f"--dtype {w}", 2, f"--dtype '{w}': expected bf16", "a quantizer")
       for w in ("int4", "int8", "torch.int8", "fp4", "nf4", "q8_0")),
     (U + "--dtype bf61", 2, "--dtype 'bf61': expected bf16, f16", ""),
-    # the hint names no file that exists: following it would replace that one
-    ("run bad.json", 4, "bad.json: not a plan of ckpt", "-o plan.json"),
     (U + "--color sometimes", 2, "--color 'sometimes': expected", ""),
     ("inspect tp4 --io fast", 2, "--io 'fast': expected auto", ""),
     ("inspect tp4 --layers x", 2, "--layers x: 'x' is not a layer", "0-15,20"),
@@ -307,51 +228,11 @@ DTYPES = {"fp16": "F16", "half": "F16", "BF16": "BF16", "bfloat16": "BF16",
           "fp64": "F64"}
 
 
-def listing():
-    return {p.relative_to(SCENE): p.stat().st_size for p in SCENE.rglob("*")}
-
-
-def run(line):
-    words = ["" if word == "''" else word for word in line.split()]
-    return CKPT.run(*words, cwd=SCENE)
-
-
-def mistake(folder, line, status, first, hint):
-    before = listing()
-    result = run(line).want(status)
-    lines = result.err.splitlines()
-    errors = [l for l in lines if l.startswith("error: ")]
-    check_equal(len(errors), 1, f"errors of\n{result}")
-    check(first in errors[0], f"{first!r} is not in {errors[0]!r}")
-    check(line == "" or len(lines) <= 4, f"{len(lines)} lines\n{result}")
-    check(line == "" or any(l.startswith("hint: ") for l in lines),
-          f"no next step\n{result}")
-    if hint:
-        check(any(h in l for l in lines if l.startswith("hint: ")
-                  for h in hint.split("|")), f"no hint {hint!r}\n{result}")
-    for phrase in BANNED:
-        check(phrase not in errors[0], f"{phrase!r} in {errors[0]!r}")
-    check(not re.search(r"\(in [^)]*\)$", errors[0]), errors[0])
-    check_equal(result.out, "", f"stdout of\n{result}")
-    check_equal(listing(), before, f"what is left by\n{result}")
-
-
-def clean():
-    for path in SCENE.glob("out*"):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def works(folder, line):
-    result = run(line)
-    clean()
-    result.want(0)
-
-
 def dtype(folder, word, want):
     """Type names from torch, Hugging Face and config files."""
     try:
         run(f"unshard tp4 out.safetensors --dtype {word}").want(0)
-        header = (SCENE / "out.safetensors").read_bytes()
+        header = (scene.SCENE / "out.safetensors").read_bytes()
         size = int.from_bytes(header[:8], "little")
         rows = json.loads(header[8:8 + size])
         rows.pop("__metadata__", None)
@@ -378,13 +259,13 @@ def one_line_for_a_kind(folder):
     write(folder / "model.safetensors.index.json", json.dumps(
         {"metadata": {"total_size": 8}, "weight_map":
          {"t0": "model-00001-of-00001.safetensors"}}))
-    result = CKPT.run("inspect", folder)
+    result = scene.CKPT.run("inspect", folder)
     lines = [l for l in result.err.splitlines() if l.startswith("warning: ")]
     kinds = {p["kind"] for p in
-             CKPT.ok("inspect", folder, "--json").json()["problems"]}
+             scene.CKPT.ok("inspect", folder, "--json").json()["problems"]}
     check(len(lines) <= len(kinds), result.err)
     check("40 more like it" in result.err, result.err)
-    every = CKPT.ok("inspect", folder, "-vv").err.splitlines()
+    every = scene.CKPT.ok("inspect", folder, "-vv").err.splitlines()
     check_equal(sum(l.startswith("warning: ") for l in every), 41 + len(kinds)
                 - 1, "warnings at -vv")
 
@@ -437,12 +318,12 @@ NAMES = {
 
 
 def names_of_formats(_):
-    line = CKPT.run("inspect", SCENE / "llama", "--from", "nope").err
+    line = scene.CKPT.run("inspect", scene.SCENE / "llama", "--from", "nope").err
     formats = re.split(", ?", line.partition("hint: formats: ")[2].strip())
     check("safetensors" in formats, line)
     for names, want in NAMES.items():
         for name in names.split():
-            done = CKPT.run("inspect", SCENE / "llama", "--from", name)
+            done = scene.CKPT.run("inspect", scene.SCENE / "llama", "--from", name)
             hint = done.err.partition("hint: ")[2].strip()
             check_equal(done.code, 2, name)
             check(f'unknown format "{name}"' in done.err, str(done))
@@ -454,24 +335,24 @@ def names_of_formats(_):
 
 
 def prepare(suite, ckpt):
-    global CKPT, SCENE
-    CKPT = ckpt
-    SCENE = Path(tempfile.mkdtemp(prefix="ckpt_mistakes_")).resolve()
-    make_scene(SCENE)
-    for row in ROWS:
+    scene.CKPT = ckpt
+    scene.SCENE = Path(tempfile.mkdtemp(prefix="ckpt_mistakes_")).resolve()
+    mistakes_more.make_more(scene.SCENE)
+    for row in ROWS + mistakes_more.ROWS:
         suite.add(f"$ ckpt {row[0]}", mistake, *row)
-    for line in WORKS:
+    for line in WORKS + mistakes_more.WORKS:
         suite.add(f"works: {line}", works, line)
     for word, want in DTYPES.items():
         suite.add(f"dtype {word}", dtype, word, want)
     for case in (names_of_formats, short_and_long_help, one_line_for_a_kind,
                  steps_are_said, json_errors):
         suite.add(case.__name__, case)
+    mistakes_more.add_cases(suite)
 
 
 if __name__ == "__main__":
     try:
         Suite(__doc__).main(prepare)
     finally:
-        if SCENE:
-            shutil.rmtree(SCENE)
+        if scene.SCENE:
+            shutil.rmtree(scene.SCENE)

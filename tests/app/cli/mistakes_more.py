@@ -1,6 +1,5 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""More of what people type by mistake: mistakes_test.py's rows, continued.
+"""More of what people type by mistake: the rows of mistakes_test.py, continued.
 
 First what is damaged, incomplete or another tool's, as it happens on clusters;
 then what people type who know Megatron, torchrun, ripgrep, rclone and Hugging
@@ -11,13 +10,11 @@ import json
 import os
 import shutil
 import subprocess
-import tempfile
 import zipfile
-from pathlib import Path
 
-import mistakes_test
-from mistakes_test import make_scene, mistake, works, write
-from support import DATA, Skip, Suite, check, check_equal, read_header
+import mistakes_scene as scene
+from mistakes_scene import make_scene, mistake, write
+from support import DATA, Skip, check, check_equal, read_header
 
 
 def without(path, word):
@@ -253,6 +250,7 @@ ROWS = (
     ("ls tp4 -e (", 2, "-e '('", "a backslash"),
     ("run nothing.json", 3, "nothing.json: no such file or directory", ""),
     ("run llama", 4, "llama: not a plan of ckpt", "-n -o plan.json"),
+    # the hint names no file that exists: following it would replace that one
     ("run bad.json", 4, "bad.json: not a plan of ckpt", "-n -o plan.json"),
     ("family show lama", 2, "unknown family 'lama'", "did you mean 'llama'?"),
     ("family chek llama", 2, "ACTION 'chek': expected list, show, check, infer",
@@ -356,7 +354,7 @@ def option(folder, words, line, meant):
 
 
 def said(line):
-    return mistakes_test.run(line).want(0).err
+    return scene.run(line).want(0).err
 
 
 def parts_are_said(folder):
@@ -370,7 +368,7 @@ def parts_are_said(folder):
 def same_topology_is_said(folder):
     """reshard without a size copies, and says that it does."""
     err = said("reshard tp4 out")
-    mistakes_test.clean()
+    scene.clean()
     check("note: the topology stays tp=4: --tp, --pp, --dp and --ep change it"
           in err, err)
 
@@ -380,12 +378,12 @@ def denied(folder):
     if os.geteuid() != 0:
         raise Skip("only root can become somebody else")
     path = folder / "model.safetensors"
-    llama = mistakes_test.SCENE / "llama"
+    llama = scene.SCENE / "llama"
     shutil.copy(next(llama.glob("*.safetensors")), path)
     path.chmod(0)
     for above in (folder, folder.parent):
         above.chmod(0o755)
-    done = mistakes_test.CKPT.run("inspect", path, user="nobody").want(6)
+    done = scene.CKPT.run("inspect", path, user="nobody").want(6)
     check_equal(done.err, f"error: {path}: cannot open: Permission denied\n"
                 "hint: ls -ld shows whose it is: ask its owner, or run as a "
                 "user who may\n", "stderr")
@@ -393,7 +391,7 @@ def denied(folder):
 
 def reasons_at_v(folder):
     """-v prints a line for each format tried, before the error."""
-    lines = mistakes_test.run("inspect logs -v").want(3).err.splitlines()
+    lines = scene.run("inspect logs -v").want(3).err.splitlines()
     tried = [l for l in lines if l.startswith("note: not ")]
     check(len(tried) >= 13, "\n".join(lines))
     check_equal(len(lines), len(tried) + 2, "lines")
@@ -416,7 +414,7 @@ def next_steps(folder, name):
     """What a message says to run next works when pasted into a shell, whatever
     the path's name."""
     (folder / "bin").mkdir()
-    (folder / "bin/ckpt").symlink_to(mistakes_test.CKPT.path)
+    (folder / "bin/ckpt").symlink_to(scene.CKPT.path)
     at = folder / "at"
     at.mkdir()
     here = name if name[0] not in "-@" else "./" + name
@@ -430,8 +428,8 @@ def next_steps(folder, name):
         check_equal(ran.returncode, 0, f"{words!r}: {ran.stderr}")
 
     def run(*args):
-        return mistakes_test.CKPT.run(*args, cwd=at)
-    llama = mistakes_test.SCENE / "llama"
+        return scene.CKPT.run(*args, cwd=at)
+    llama = scene.SCENE / "llama"
     pasted(run("convert", llama, here, "--to", "safetensors").want(0),
            "; next: ")
     pasted(run("convert", llama, here, "--to", "safetensors", "--verify",
@@ -446,9 +444,9 @@ def next_steps(folder, name):
 
 def part_is_its_whole(folder):
     """A torch file in a Megatron checkpoint belongs to that, not to DCP."""
-    step = mistakes_test.SCENE / "gpt/iter_0000007"
+    step = scene.SCENE / "gpt/iter_0000007"
     whole, index, data = (
-        mistakes_test.CKPT.inspect(p)
+        scene.CKPT.inspect(p)
         for p in (step, step / ".metadata", step / "__1_0.distcp"))
     check_equal(index["format"], "megatron_torch_dist", "format")
     for part in (index, data):
@@ -457,15 +455,7 @@ def part_is_its_whole(folder):
                 check_equal(part.get(key), whole[key], key)
 
 
-def prepare(suite, ckpt):
-    mistakes_test.CKPT = ckpt
-    scene = Path(tempfile.mkdtemp(prefix="ckpt_mistakes_")).resolve()
-    mistakes_test.SCENE = scene
-    make_more(scene)
-    for row in ROWS:
-        suite.add(f"$ ckpt {row[0]}", mistake, *row)
-    for line in WORKS:
-        suite.add(f"works: {line}", works, line)
+def add_cases(suite):
     for words, line, meant in OPTIONS:
         suite.add(f"option {words}", option, words, line, meant)
     for case in (parts_are_said, same_topology_is_said, stale_tracker_is_said,
@@ -473,11 +463,3 @@ def prepare(suite, ckpt):
         suite.add(case.__name__, case)
     for name in NAMES:
         suite.add(f"next steps of {name!r}", next_steps, name)
-
-
-if __name__ == "__main__":
-    try:
-        Suite(__doc__).main(prepare)
-    finally:
-        if mistakes_test.SCENE:
-            shutil.rmtree(mistakes_test.SCENE)
