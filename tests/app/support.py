@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import random
+import re
 import signal
 import socket
 import struct
@@ -33,6 +34,16 @@ ROOT = HERE.parents[1]
 # Seconds after which a process or a server hangs. A machine with twenty times
 # as many processes as processors is slow, and still ends well before that.
 HANG = 600
+
+# Whose account and shell this is must not matter: neither to ckpt, nor to the
+# peers that run here.
+FOREIGN = re.compile(
+    r"(AWS|AZURE|CKPT_NET|GOOGLE|GS|OMPI|PMI|PMIX|SLURM)_.*|.*_proxy|.*_PROXY|"
+    r"CKPT_(FAMILY_PATH|LAUNCHER|MODULE_PATH|SPOOL)|COLUMNS|HF_(ENDPOINT|HOME|"
+    r"HUB_CACHE|TOKEN)|NO_COLOR|SSL_CERT_FILE|XDG_CONFIG_HOME")
+for name in filter(FOREIGN.fullmatch, list(os.environ)):
+    del os.environ[name]
+os.umask(0o022)
 
 # In what a shell runs in the background these are ignored, and would be in
 # every process that is started here.
