@@ -28,7 +28,7 @@ fi
 mkdir "$work/broken"
 echo "no library" >"$work/broken/libckpt_mpi.so"
 CKPT_LAUNCHER=none CKPT_MODULE_PATH=$work/broken \
-  "$work/prefix/bin/ckpt" --version | grep -q "mpi .*can't be opened" ||
+  "$work/prefix/bin/ckpt" --version | grep "mpi .*can't be opened" >/dev/null ||
   { echo "--version lists a module that can't be opened" >&2; exit 1; }
 for file in man/man1/ckpt-inspect.1 bash-completion/completions/ckpt \
   zsh/site-functions/_ckpt fish/vendor_completions.d/ckpt.fish; do
@@ -44,10 +44,10 @@ cmake --build "$work/module" >"$work/log" 2>&1 ||
   { cat "$work/log" >&2; exit 1; }
 ckpt=$work/prefix/bin/ckpt
 export CKPT_MODULE_PATH=$work/module
-"$ckpt" --help | grep -q '^  npy_folder  *read, write '
+"$ckpt" --help | grep '^  npy_folder  *read, write ' >/dev/null
 "$ckpt" convert "$checkpoint" "$work/npy" --to npy_folder --dtype f32 -q
 "$ckpt" convert "$checkpoint" "$work/f32.safetensors" --dtype f32 -q
-"$ckpt" inspect "$work/npy" --json | grep -q '"format": *"npy_folder"'
+"$ckpt" inspect "$work/npy" --json | grep '"format": *"npy_folder"' >/dev/null
 "$ckpt" verify "$work/npy" -q
 "$ckpt" verify "$work/f32.safetensors" "$work/npy" -q
 "$ckpt" convert "$work/npy" "$work/back.safetensors" -q
@@ -72,7 +72,7 @@ cp -r "$work/npy" "$work/backend"
 echo '{"sharded_backend": "npy", "sharded_backend_version": 1}' \
   >"$work/backend/metadata.json"
 "$ckpt" inspect "$work/backend" -v 2>&1 |
-  grep -q 'format npy_folder: metadata.json says sharded_backend npy 1'
+  grep 'format npy_folder: metadata.json says sharded_backend npy 1' >/dev/null
 echo '{"sharded_backend": "npy", "sharded_backend_version": 2}' \
   >"$work/backend/metadata.json"
 rm "$work/backend/"*.npy
@@ -80,7 +80,7 @@ status=0
 "$ckpt" inspect "$work/backend" 2>"$work/log" || status=$?
 [ $status = 4 ] && grep -q 'supported are torch_dist 1, zarr 1, npy 1' "$work/log"
 # Its family is known before any checkpoint is opened, and converts.
-"$ckpt" family list | grep -q npy_llama
+"$ckpt" family list | grep npy_llama >/dev/null
 cp -r "$here/../data/hf/llama/ckpt" "$work/llama"
 sed -i 's/"llama"/"npy_llama"/; s/"LlamaForCausalLM"/"NpyLlama"/' \
   "$work/llama/config.json"

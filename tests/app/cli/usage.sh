@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # What a wrong command line is told.
-try() { echo "\$ ckpt $*"; ckpt "$@" | head -3; echo "[exit ${PIPESTATUS[0]}]"; }
+# To the end: head would close the pipe while it is written to.
+try() { echo "\$ ckpt $*"; ckpt "$@" | sed -n 1,3p; echo "[exit ${PIPESTATUS[0]}]"; }
 good=safetensors/hf_sharded/ckpt
 try inspct $good
 try $good
