@@ -68,7 +68,7 @@ def closing(folder):
         for thread in threads:
             thread.start()
         begun.wait()
-        time.sleep(at * 0.0005)
+        time.sleep(at * 0.0005)  # noqa: TID251  any moment will do
         opened.close()
         for thread in threads:
             thread.join()

@@ -157,7 +157,7 @@ def gil_is_free(folder):
         while not stop.is_set():
             if inside.is_set():
                 ticks[0] += 1
-            time.sleep(0)
+            time.sleep(0)  # noqa: TID251  another thread's turn
 
     thread = threading.Thread(target=tick)
     thread.start()

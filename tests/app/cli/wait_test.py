@@ -30,7 +30,7 @@ def play(source, target, pause, before_last):
         with open(place, "wb") as out:
             out.write(data[:len(data) // 2])
             out.flush()
-            time.sleep(pause)
+            time.sleep(pause)  # noqa: TID251  a writer's pause
             if file == files[-1]:
                 before_last()
             out.write(data[len(data) // 2:])
@@ -47,7 +47,7 @@ def test_save(folder, name):
         ended, paused = [], []
 
         def save(target=target, ended=ended, paused=paused):
-            time.sleep(0.3)
+            time.sleep(0.3)  # noqa: TID251  a writer's pause
             paused.append(play(SAVES[name], target, 0.1,
                                lambda: ended.append(True)))
 
@@ -119,12 +119,12 @@ def test_url(folder):
             check("there is nothing" in done.err, done.err)
 
             def save():
-                time.sleep(0.4)
+                time.sleep(0.4)  # noqa: TID251  a writer's pause
                 there.mkdir(parents=True)
                 (there / ".ckpt-upload").write_text("7")
                 for file in source.iterdir():
                     shutil.copy(file, there)
-                time.sleep(1)
+                time.sleep(1)  # noqa: TID251  a writer's pause
                 ended.append(True)
                 (there / ".ckpt-upload").unlink()
             ended = []

@@ -48,7 +48,7 @@ class Objects(Server):
 
     def answer(self, handler, request, fault):
         if self.delay:
-            time.sleep(self.delay)
+            time.sleep(self.delay)  # noqa: TID251  a slow server
         self.log.append((time.monotonic(), handler.command, request.path,
                          request.headers.get("range", "")))
         if fault and fault[0] == "code":

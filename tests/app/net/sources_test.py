@@ -40,7 +40,7 @@ class Counting(Server):
             self.most = max(self.most, self.running)
             many = self.running > self.limit
             self.refused += many
-        time.sleep(self.seconds)
+        time.sleep(self.seconds)  # noqa: TID251  a slow server
         with self.lock:
             self.running -= 1
         super().answer(handler, request, ("status", 503) if many else fault)

@@ -41,7 +41,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             owner.sent += len(body)
             owner.count[what] = number = owner.count.get(what, 0) + 1
         if owner.delay:
-            time.sleep(owner.delay)
+            time.sleep(owner.delay)  # noqa: TID251  a slow server
         fault = owner.fault(what, number, self.path) if owner.fault else None
         kind = fault[0] if fault else None
         if kind == "status":

@@ -416,7 +416,7 @@ def test_streamed(folder, form):
         most = 0
         while child.poll() is None:
             most = max(most, blocks(place.spool))
-            time.sleep(0.01)
+            time.sleep(0.01)  # noqa: TID251  looks at the disk
         check_equal(child.returncode, 0, child.stderr.read())
         size = source.stat().st_size
         check(most < 0.6 * size, f"{most} of {size} on the disk")
