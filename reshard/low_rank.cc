@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "ckpt/error.h"
 #include "reshard/cast_kernel.h"
@@ -53,7 +54,7 @@ struct LowRank::Tile {
 };
 
 LowRank::LowRank(StoredMatrix base, LowRankTerm term, const std::string& name)
-    : base_(std::move(base)), term_(std::move(term)) {
+    : name_(name), base_(std::move(base)), term_(std::move(term)) {
   const StoredMatrix& left = term_.left;
   const bool turned = term_.transposed;
   rank_ = turned ? left.rows() : left.columns();
@@ -118,6 +119,7 @@ void LowRank::make(uint64_t row, uint64_t rows, uint64_t column,
       if (r == 0) load_right(t, read);
       sum(t, read);
       if (term_.magnitude) bring_to_length(t, read);
+      if (!term_.allow_nonfinite) check_finite(t);
       for (uint64_t i = 0; i < high; ++i)
         narrow(base_.dtype(), t.sum.data() + i * wide,
                out + ((r + i) * columns + c) * size, wide);
@@ -163,6 +165,25 @@ void LowRank::sum(Tile& t, const ReadFile& read) const {
   }
   base_.load(t.row, t.rows, t.column, t.columns, t.base.data(), read);
   add_all(t.sum.data(), t.base.data(), count);
+}
+
+// The base's own are not the adapter's fault.
+void LowRank::check_finite(const Tile& t) const {
+  // What rounds to an infinity in f16; other types have the range of f32.
+  const float limit = base_.dtype() == DType::f16
+                          ? 65520.0F
+                          : std::numeric_limits<float>::infinity();
+  for (size_t i = 0; i < t.sum.size(); ++i) {
+    if (std::fabs(t.sum[i]) < limit || !std::isfinite(t.base[i])) continue;
+    throw unfaithful_error(
+        {{}, name_}, "[{}, {}] is {:g} with the adapter, which {} can't hold",
+        t.row + i / t.columns, t.column + i % t.columns, t.sum[i],
+        ckpt::name(base_.dtype()))
+        .with_hint(
+            "the adapter was trained for another base, or its training "
+            "diverged: take an older step of it; --allow-nonfinite writes the "
+            "sums as they are");
+  }
 }
 
 void LowRank::bring_to_length(Tile& t, const ReadFile& read) const {

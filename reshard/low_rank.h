@@ -69,13 +69,16 @@ struct LowRankTerm {
   float scale = 1;
   // peft first rounds what it adds to an embedding to the embedding's dtype.
   bool rounded = false;
+  // Sums that are not finite where the base is are written, not refused.
+  bool allow_nonfinite = false;
   // DoRA: the length of each row; of each column if transposed.
   std::optional<StoredMatrix> magnitude;
 };
 
 class LowRank : public Made {
  public:
-  // Throws unfaithful_error, naming the tensor, if the shapes don't fit.
+  // Throws unfaithful_error, naming the tensor, if the shapes don't fit;
+  // read() does for a sum that is not finite.
   LowRank(StoredMatrix base, LowRankTerm term, const std::string& name);
   ~LowRank() override;
   void read(uint64_t offset, std::span<std::byte> buffer,
@@ -88,6 +91,7 @@ class LowRank : public Made {
             std::byte* out, const ReadFile& read) const;
   // base + scale * left * right of a tile, in f32.
   void sum(Tile& tile, const ReadFile& read) const;
+  void check_finite(const Tile& tile) const;
   void load_right(Tile& tile, const ReadFile& read) const;
   void load_left(Tile& tile, const ReadFile& read) const;
   // Multiplies by magnitude / length.
@@ -95,6 +99,7 @@ class LowRank : public Made {
   void measure_rows(uint64_t row, uint64_t rows, const ReadFile& read) const;
   void measure_columns(const ReadFile& read) const;
 
+  const std::string name_;
   const StoredMatrix base_;
   const LowRankTerm term_;
   uint64_t rank_ = 1;

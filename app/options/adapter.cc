@@ -10,6 +10,7 @@
 #include <cmath>
 #include <unordered_map>
 
+#include "api/check/read_all.h"
 #include "app/keep.h"
 #include "app/options/read_paths.h"
 #include "ckpt/ckpt.h"
@@ -45,8 +46,12 @@ std::string shape_text(const Shape& shape) {
 
 class Adding {
  public:
-  Adding(Catalog& base, peft::Adapter& adapter, double weight)
-      : base_(base), adapter_(adapter), weight_(weight) {
+  Adding(Catalog& base, peft::Adapter& adapter, double weight,
+         bool allow_nonfinite)
+      : base_(base),
+        adapter_(adapter),
+        weight_(weight),
+        allow_nonfinite_(allow_nonfinite) {
     for (size_t i = 0; i < base.tensors.size(); ++i)
       place_[base.tensors[i].name] = i;
   }
@@ -141,6 +146,7 @@ class Adding {
 
   void put(Tensor& tensor, LowRankTerm term) {
     first_file();
+    term.allow_nonfinite = allow_nonfinite_;
     const auto& made = *keep(std::make_unique<reshard::LowRank>(
         StoredMatrix(tensor, base_.files), std::move(term), tensor.name));
     put_file(tensor, made,
@@ -150,6 +156,7 @@ class Adding {
   Catalog& base_;
   peft::Adapter& adapter_;
   const double weight_;
+  const bool allow_nonfinite_;
   std::unordered_map<std::string, size_t> place_;
   std::optional<uint32_t> first_;
 };
@@ -231,8 +238,81 @@ void check_tied(const peft::Adapter& adapter, const Catalog& base) {
       text::printable(adapter.config.path), text::printable(module->first));
 }
 
+// The modules that peft would give factors, by the base's names.
+std::vector<std::string> bare_modules(const peft::Adapter& adapter,
+                                      const Catalog& base, size_t& targets) {
+  constexpr std::string_view kWeight = ".weight";
+  std::vector<std::string> bare;
+  for (const Tensor& tensor : base.tensors) {
+    if (tensor.shape.size() != 2 || !tensor.name.ends_with(kWeight)) continue;
+    const std::string module =
+        tensor.name.substr(0, tensor.name.size() - kWeight.size());
+    if (!peft::is_target(adapter.config, module)) continue;
+    ++targets;
+    if (!adapter.modules.contains(module)) bare.push_back(module);
+  }
+  return bare;
+}
+
+// peft warns of keys that a configuration promises and a file lacks, and goes
+// on with new factors, which add nothing, or with the base's own module.
+void warn_of_absent(const peft::Adapter& adapter, const Catalog& base) {
+  size_t targets = 0;
+  if (const auto bare = bare_modules(adapter, base, targets); !bare.empty())
+    spdlog::warn(
+        "{}: {} of {} modules that target_modules finds have no factors here: "
+        "{}{}; they stay the base's",
+        text::printable(adapter.catalog.path), bare.size(), targets,
+        text::printable(bare.front()),
+        bare.size() == 1 ? "" : fmt::format(" and {} more", bare.size() - 1));
+  for (const std::string& name : adapter.config.saved) {
+    const bool there =
+        std::ranges::any_of(adapter.wholes, [&](const auto& one) {
+          return ("." + one.first).find("." + name + ".") != std::string::npos;
+        });
+    if (!there)
+      spdlog::warn(
+          "{}: modules_to_save has {}, and no tensor of it is here; "
+          "it stays the base's",
+          text::printable(adapter.catalog.path), text::printable(name));
+  }
+}
+
+// Reads the adapter, which is small beside its base.
+void check_values(const peft::Adapter& adapter, bool allow_nonfinite) {
+  Catalog copy = adapter.catalog;
+  const library::Reading reading = library::read_all(copy, {}, {.stats = true});
+  std::vector<std::string> idle;
+  for (size_t i = 0; i < copy.tensors.size(); ++i) {
+    const reshard::Stats& stats = reading.stats.at(i);
+    const std::string& name = copy.tensors[i].name;
+    if (!stats.finite()) {
+      const Error error = unfaithful_error(
+          {adapter.catalog.path, name}, "{} of {} values are not finite",
+          stats.nans + stats.infs, stats.count);
+      if (!allow_nonfinite)
+        throw error.with_hint(
+            "take an older step of the adapter; --allow-nonfinite adds it as "
+            "it is");
+      spdlog::warn("{}: {}", text::printable(name), error.problem());
+    }
+    const bool last = name.find(".lora_B") != name.npos ||
+                      name.find(".lora_embedding_B") != name.npos;
+    if (last && stats.count != 0 && stats.zeros == stats.count)
+      idle.push_back(name);
+  }
+  if (!idle.empty())
+    spdlog::warn(
+        "{}: {} of {} are zero in all their elements and add nothing: "
+        "{}{}",
+        text::printable(adapter.catalog.path),
+        text::counted(idle.size(), "lora_B"), adapter.modules.size(),
+        text::printable(idle.front()),
+        idle.size() == 1 ? "" : fmt::format(" and {} more", idle.size() - 1));
+}
+
 void add_adapter(Catalog& base, const std::string& path, double weight,
-                 bool strict) {
+                 bool strict, bool allow_nonfinite) {
   peft::Adapter& adapter = keep(peft::open_adapter(path));
   refuse_holes(adapter.catalog);
   check_known(adapter, strict);
@@ -240,7 +320,9 @@ void add_adapter(Catalog& base, const std::string& path, double weight,
     throw usage_error({path, {}}, "--adapter-weight {}", weight);
   peft::meet_base(adapter, base);
   check_tied(adapter, base);
-  Adding adding(base, adapter, weight);
+  warn_of_absent(adapter, base);
+  check_values(adapter, allow_nonfinite);
+  Adding adding(base, adapter, weight, allow_nonfinite);
   adding.first_file();
   for (const auto& [name, own] : adapter.bases) adding.put_whole(name, *own);
   for (const auto& [name, module] : adapter.modules)
@@ -271,6 +353,9 @@ void add_adapter_options(CLI::App& app, AdapterOptions& options) {
       ->type_name("W")
       ->allow_extra_args(false)
       ->group(group);
+  app.add_flag("--allow-nonfinite", options.allow_nonfinite,
+               "Add an adapter with NaN or infinite values, or sums of them")
+      ->group(group);
 }
 
 void add_adapters(Catalog& base, const AdapterOptions& options, bool strict) {
@@ -291,7 +376,8 @@ void add_adapters(Catalog& base, const AdapterOptions& options, bool strict) {
   refuse_holes(base);
   for (size_t i = 0; i < options.paths.size(); ++i)
     add_adapter(base, options.paths[i],
-                options.weights.empty() ? 1 : options.weights[i], strict);
+                options.weights.empty() ? 1 : options.weights[i], strict,
+                options.allow_nonfinite);
 }
 
 }  // namespace ckpt::app

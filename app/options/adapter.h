@@ -16,6 +16,7 @@ namespace ckpt::app {
 struct AdapterOptions {
   std::vector<std::string> paths;
   std::vector<double> weights;  // none, or one for each path
+  bool allow_nonfinite = false;
   bool any() const { return !paths.empty(); }
 };
 

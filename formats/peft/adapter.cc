@@ -81,6 +81,17 @@ void sort_tensor(Adapter& adapter, const Tensor& tensor) {
   put(adapter, adapter.wholes[without_wrapper(name)], tensor);
 }
 
+// What ZeRO 3 leaves of a parameter on a rank that doesn't gather it.
+void refuse_empty(const std::string& path, const Tensor& tensor) {
+  if (element_count(tensor.shape).value_or(1) != 0) return;
+  throw input_error({path, tensor.name}, "has no elements: its shape is {}",
+                    to_string(tensor.shape))
+      .with_hint(
+          "ZeRO 3 leaves such tensors where nothing gathered the parameters; "
+          "the weights are in global_stepN of the same step: ckpt convert STEP "
+          "DST --to safetensors");
+}
+
 void check_module(const Adapter& adapter, const std::string& name,
                   const Module& module) {
   const Config& config = adapter.config;
@@ -156,8 +167,10 @@ Adapter open_adapter(const std::string& path) {
     adapter.catalog =
         formats::open(at, at.ends_with(".bin") ? "torch" : "safetensors", {});
     locate(adapter.catalog);
-    for (const Tensor& tensor : adapter.catalog.tensors)
+    for (const Tensor& tensor : adapter.catalog.tensors) {
+      refuse_empty(at, tensor);
       sort_tensor(adapter, tensor);
+    }
     for (const auto& [name, module] : adapter.modules)
       check_module(adapter, name, module);
     return adapter;

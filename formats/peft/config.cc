@@ -8,6 +8,7 @@
 #include "ckpt/error.h"
 #include "lib/io/file.h"
 #include "lib/text/json.h"
+#include "lib/text/number.h"
 #include "lib/text/other_json.h"
 
 namespace ckpt::peft {
@@ -50,6 +51,19 @@ std::vector<std::string> names(const Config& config, const Json& root,
   for (const Json& name : *found) {
     if (!name.is_string()) throw wrong(config, key, name);
     list.push_back(name.get<std::string>());
+  }
+  return list;
+}
+
+// A number or a list of them.
+std::vector<uint64_t> layers(const Config& config, const Json& root) {
+  const auto found = root.find("layers_to_transform");
+  if (found == root.end() || found->is_null()) return {};
+  std::vector<uint64_t> list;
+  for (const Json& one : found->is_array() ? *found : Json::array({*found})) {
+    if (!one.is_number_unsigned())
+      throw wrong(config, "layers_to_transform", one);
+    list.push_back(one.get<uint64_t>());
   }
   return list;
 }
@@ -198,6 +212,8 @@ Config parse_config(const std::string& text, const std::string& path) {
   take(config, root, "ensure_weight_tying", config.ties);
   config.targets = names(config, root, "target_modules");
   config.saved = names(config, root, "modules_to_save");
+  config.excluded = names(config, root, "exclude_modules");
+  config.layers = layers(config, root);
   config.ranks = patterns<uint64_t>(config, root, "rank_pattern");
   config.alphas = patterns<double>(config, root, "alpha_pattern");
   config.hindrance = find_hindrance(config, root);
@@ -232,6 +248,24 @@ std::optional<Config> config_of(const Catalog& catalog) {
   } catch (const Error&) {
     return {};
   }
+}
+
+bool is_target(const Config& config, const std::string& module) {
+  const auto found = [&](const std::string& name) {
+    return finds(config, name, module);
+  };
+  if (config.targets.empty() || !std::ranges::any_of(config.targets, found) ||
+      std::ranges::any_of(config.excluded, found))
+    return false;
+  if (config.layers.empty()) return true;
+  std::string_view rest = module;
+  while (!rest.empty()) {
+    const std::string_view part = rest.substr(0, rest.find('.'));
+    if (const auto layer = text::number(part))
+      return std::ranges::find(config.layers, *layer) != config.layers.end();
+    rest.remove_prefix(std::min(part.size() + 1, rest.size()));
+  }
+  return false;
 }
 
 uint64_t rank_of(const Config& config, const std::string& module) {

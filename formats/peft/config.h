@@ -32,9 +32,11 @@ struct Config {
   bool rslora = false;
   bool dora = false;
   bool fan_in_fan_out = false;
-  bool ties = false;                 // ensure_weight_tying
-  std::vector<std::string> targets;  // names; or one expression
-  std::vector<std::string> saved;    // modules_to_save
+  bool ties = false;                  // ensure_weight_tying
+  std::vector<std::string> targets;   // names; or one expression
+  std::vector<std::string> saved;     // modules_to_save
+  std::vector<std::string> excluded;  // exclude_modules: names, an expression
+  std::vector<uint64_t> layers;       // layers_to_transform; none: all
   // For modules that an expression finds; the first that does counts.
   std::vector<std::pair<std::string, uint64_t>> ranks;
   std::vector<std::pair<std::string, double>> alphas;
@@ -51,6 +53,10 @@ std::optional<Config> read_config(const std::string& path);
 // The configuration of what was opened, if its tensors are an adapter's;
 // nothing if it can't be read.
 std::optional<Config> config_of(const Catalog& catalog);
+
+// Whether peft would put factors on this module of the base model, if it is of
+// a class that can have them.
+bool is_target(const Config& config, const std::string& module);
 
 // `module` is one of the base model: "model.layers.0.self_attn.q_proj".
 uint64_t rank_of(const Config& config, const std::string& module);

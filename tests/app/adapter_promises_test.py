@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Adapters that are not what their configuration says: warned of where peft
+goes on with new factors or the base's modules, refused where the sum would be
+no model."""
+
+import json
+import shutil
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from support import DATA, Suite, check
+
+CKPT = None
+BASE = DATA / "hf/llama/ckpt"
+TARGETS = ("q_proj", "v_proj", "down_proj")
+
+
+def base_tensors():
+    state = {}
+    for path in sorted(BASE.glob("*.safetensors")):
+        state |= load_file(path)
+    return state
+
+
+def make(folder, change=lambda factors: factors, **config):
+    """All target modules with random factors, as training leaves them."""
+    torch.manual_seed(3)
+    factors = {}
+    for name, weight in base_tensors().items():
+        module = name.removesuffix(".weight")
+        if not module.endswith(TARGETS):
+            continue
+        rows, columns = weight.shape
+        prefix = "base_model.model." + module
+        factors[prefix + ".lora_A.weight"] = torch.randn(2, columns) / 10
+        factors[prefix + ".lora_B.weight"] = torch.randn(rows, 2) / 10
+    folder.mkdir(exist_ok=True)
+    save_file(change(factors), folder / "adapter_model.safetensors",
+              {"format": "pt"})
+    (folder / "adapter_config.json").write_text(json.dumps(
+        {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 2,
+         "lora_alpha": 4, "target_modules": list(TARGETS)} | config))
+    return folder
+
+
+def merge(folder, adapter, *options):
+    shutil.rmtree(folder / "out", ignore_errors=True)
+    return CKPT.run("convert", BASE, folder / "out", "--to", "safetensors",
+                    "--adapter", adapter, *options)
+
+
+def result(folder):
+    state = {}
+    for path in sorted((folder / "out").glob("*.safetensors")):
+        state |= load_file(path)
+    return state
+
+
+def of_layer(number):
+    return lambda factors: {name: value for name, value in factors.items()
+                            if f".layers.{number}." in name}
+
+
+def test_whole(folder):
+    """A sound one is added without a word; so is one of some layers, where the
+    configuration says so."""
+    for options in ({}, {"target_modules": r".*\.(q|v|down)_proj"},
+                    {"modules_to_save": None}):
+        done = merge(folder, make(folder / "a", **options)).want(0)
+        check("factors" not in done.err, str(done))
+    done = merge(folder, make(folder / "a", of_layer(0),
+                              layers_to_transform=[0])).want(0)
+    check("factors" not in done.err, str(done))
+    done = merge(folder, make(
+        folder / "a", lambda factors: {name: value for name, value in
+                                       factors.items() if "v_proj" not in name},
+        exclude_modules=["v_proj"])).want(0)
+    check("factors" not in done.err, str(done))
+
+
+def test_half(folder):
+    """Target modules without factors: named and counted, and the base's."""
+    done = merge(folder, make(folder / "a", of_layer(0))).want(0)
+    layers = len({name.split(".")[2] for name in base_tensors()
+                  if ".layers." in name})
+    gone = (layers - 1) * len(TARGETS)
+    check(f"{gone} of {layers * len(TARGETS)} modules" in done.err, str(done))
+    got, base = result(folder), base_tensors()
+    for name, value in got.items():
+        here = ".layers.0." in name and name.removesuffix(
+            ".weight").endswith(TARGETS)
+        check(torch.equal(value, base[name]) != here, name)
+
+
+def test_values(folder):
+    """NaN and infinities in each kind of factor, and sums that overflow."""
+    for part in ("lora_A", "lora_B"):
+        for bad in (float("nan"), float("inf"), -float("inf")):
+            def change(factors, part=part, bad=bad):
+                name = next(name for name in factors if part in name)
+                factors[name][0, 0] = bad
+                return factors
+            adapter = make(folder / "a", change)
+            done = merge(folder, adapter).want(5)
+            check(part in done.err and "--allow-nonfinite" in done.err,
+                  str(done))
+            check(not (folder / "out").exists(), "something was written")
+            merge(folder, adapter, "--allow-nonfinite").want(0)
+            check(any(not value.isfinite().all()
+                      for value in result(folder).values()), "the sums")
+    huge = make(folder / "a", lambda factors: {
+        name: torch.full_like(value, 1e30) for name, value in factors.items()})
+    done = merge(folder, huge).want(5)
+    check("--allow-nonfinite" in done.err and not (folder / "out").exists(),
+          str(done))
+
+
+def test_zero(folder):
+    """lora_B as it was before any training: adds nothing, which is said."""
+    done = merge(folder, make(folder / "a", lambda factors: {
+        name: value * 0 if "lora_B" in name else value
+        for name, value in factors.items()})).want(0)
+    check("add nothing" in done.err, str(done))
+
+
+def test_saved(folder):
+    for name in ("lm_head", "embed_tokens"):
+        done = merge(folder, make(folder / "a",
+                                  modules_to_save=[name])).want(0)
+        check(f"modules_to_save has {name}" in done.err, str(done))
+    weight = base_tensors()["lm_head.weight"]
+    done = merge(folder, make(folder / "a", lambda factors: factors | {
+        "base_model.model.lm_head.weight": weight + 1},
+        modules_to_save=["lm_head"])).want(0)
+    check("modules_to_save has" not in done.err, str(done))
+
+
+def test_empty(folder):
+    """What ZeRO 3 leaves: all factors, one, and a file of no bytes."""
+    for shape in ((0,), (0, 2), (2, 0)):
+        for some in (1, 1000):
+            done = merge(folder, make(folder / "a", lambda factors: {
+                name: torch.zeros(shape) if at < some else value
+                for at, (name, value) in enumerate(factors.items())})).want(4)
+            check("has no elements" in done.err and "ZeRO 3" in done.err,
+                  str(done))
+    (folder / "a/adapter_model.safetensors").write_bytes(b"")
+    done = merge(folder, folder / "a")
+    check(done.code in (3, 4, 5), str(done))
+    check(not (folder / "out").exists(), "something was written")
+
+
+def prepare(suite, ckpt):
+    global CKPT
+    CKPT = ckpt
+    suite.add("as promised", test_whole)
+    suite.add("half of the modules", test_half)
+    suite.add("values that are not finite", test_values)
+    suite.add("lora_B of zeros", test_zero)
+    suite.add("modules_to_save", test_saved)
+    suite.add("empty factors", test_empty)
+
+
+if __name__ == "__main__":
+    Suite(__doc__).main(prepare)
