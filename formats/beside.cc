@@ -115,6 +115,7 @@ class Settling {
     for (FileFate& fate : target.fates)
       decided_.emplace(fate.path, std::move(fate));
     target.fates.clear();
+    find_nested();
   }
 
   void settle() {
@@ -166,6 +167,11 @@ class Settling {
     }
     if (const auto found = unread_.find(key); found != unread_.end())
       return left(file, found->second);
+    if (const Nested* nested = nested_of(key)) {
+      if (nested->why.empty())
+        return carry(file, name_in_checkpoint(where).value(), where);
+      return left(file, nested->why);
+    }
     if (const auto found = payload_.find(key); found != payload_.end()) {
       if (found->second) return {file.path, Fate::kConverted, {}};
       if (!(file.part == "model" || file.part == "optim")) {
@@ -195,6 +201,48 @@ class Settling {
     std::string why = why_not(file, inner);
     if (!why.empty()) return left(file, std::move(why));
     return carry(file, inner.value_or(file.path), where);
+  }
+
+  // A folder with an index and none of the payload is a checkpoint of its own:
+  // it goes whole, into a target of the same kind, or not at all.
+  struct Nested {
+    std::string folder;
+    std::string why;  // it is left out; "" if it goes along
+  };
+
+  void find_nested() {
+    if (source_.run) return;
+    for (const SourceFile& file : source_.file_list) {
+      const std::string where = io::join(source_.file_root, file.path);
+      if (io::base_name(where) != ".metadata") continue;
+      const std::string folder = io::parent(where);
+      const auto inner = name_in_checkpoint(folder);
+      if (!inner || uses_below(plain(folder))) continue;
+      const std::string path = io::join(target_.beside, *inner);
+      const bool one_file =
+          !target_.files.empty() && target_.files.front().path.empty();
+      const bool fits = !one_file && !names_.contains(path) &&
+                        !folders_.contains(path) &&
+                        source_.format == target_.catalog.format;
+      nested_.push_back(
+          {plain(folder),
+           fits ? std::string()
+                : fmt::format("{} is a checkpoint of its own: convert it by "
+                              "itself",
+                              text::printable(*inner))});
+    }
+  }
+
+  bool uses_below(const std::string& folder) const {
+    return std::ranges::any_of(payload_, [&](const auto& one) {
+      return one.first.starts_with(folder + "/");
+    });
+  }
+
+  const Nested* nested_of(const std::string& key) const {
+    for (const Nested& one : nested_)
+      if (key.starts_with(one.folder + "/")) return &one;
+    return nullptr;
   }
 
   // Whether anything is taken from the payload in a folder; nothing if it has
@@ -262,6 +310,9 @@ class Settling {
     if (source_.run && !traits_of(target_.catalog.format).is_run &&
         runs::is_trainers_own(source_.run->trainer, inner.value_or(file.path)))
       return fmt::format("{} alone reads it", source_.run->trainer);
+    if (!inner && file.part == "optim")
+      return "a state of the optimizer beside the step, by the source's ranks: "
+             "none of the target's would find its own in it";
     if (is_state(file.part) && !keeps_state())
       return fmt::format(
           "a state of training as {} keeps it: {} does not "
@@ -378,6 +429,7 @@ class Settling {
   std::unordered_set<std::string> names_;    // of the target's files
   std::unordered_set<std::string> folders_;  // above them
   std::unordered_map<std::string, FileFate> decided_;
+  std::vector<Nested> nested_;
   std::vector<TargetFile> added_;
   fs::path root_;
 };

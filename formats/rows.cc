@@ -101,7 +101,7 @@ Traits megatron_fsdp_traits() {
 Traits megatron_legacy_traits() {
   Traits traits = megatron_traits();
   traits.options = megatron::legacy_options();
-  traits.own_files = {"latest_checkpointed_iteration.txt", "*.pt"};
+  traits.own_files = {"latest_checkpointed_iteration.txt", "mp_rank_*.pt"};
   return traits;
 }
 
