@@ -65,7 +65,8 @@ Report verify(const std::string& path, const VerifyOptions& options) {
 }
 
 bool is_note(const Difference& difference) {
-  return difference.kind == "padding" || difference.kind == "tied";
+  return difference.kind == "padding" || difference.kind == "tied" ||
+         difference.kind == "not_compared";
 }
 
 bool Comparison::same() const {

@@ -7,12 +7,14 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "api/check/arrangement.h"
 #include "api/check/explain.h"
 #include "api/check/read_all.h"
 #include "ckpt/ckpt.h"
 #include "ckpt/error.h"
+#include "formats/traits.h"
 #include "lib/heap.h"
 #include "lib/text/other_json.h"
 #include "reshard/numeric.h"
@@ -449,6 +451,36 @@ void compare_values(const Catalog& a, const Reading& from_a, const Catalog& b,
   }
 }
 
+// What of `a` is of the training and not of the model, if `b` is a file or a
+// directory of weights without any of that: it has no place there.
+std::unordered_set<std::string> without_place(const Catalog& a,
+                                              const Catalog& b) {
+  const auto is_state = [](const Tensor& tensor) {
+    return tensor.kind != Kind::model;
+  };
+  std::unordered_set<std::string> names;
+  if (!formats::traits_of(b.format).is_container || b.run ||
+      b.tensors.empty() || std::ranges::any_of(b.tensors, is_state))
+    return names;
+  for (const Tensor& tensor : a.tensors)
+    if (is_state(tensor)) names.insert(tensor.name);
+  if (!names.empty() || a.run)
+    for (const Object& object : a.objects) names.insert(object.name);
+  for (const Object& object : b.objects) names.erase(object.name);
+  return names;
+}
+
+void mark_not_compared(const std::unordered_set<std::string>& names,
+                       std::vector<Difference>& differences) {
+  for (Difference& one : differences) {
+    if ((one.kind != "only_in_a" && one.kind != "object") ||
+        !names.contains(one.tensor))
+      continue;
+    one.kind = "not_compared";
+    one.message += ": the other holds weights alone";
+  }
+}
+
 }  // namespace
 
 Comparison compare(Catalog a, Catalog b, const CompareOptions& options,
@@ -458,6 +490,8 @@ Comparison compare(Catalog a, Catalog b, const CompareOptions& options,
   locate(b);
   for (const Catalog* catalog : {&a, &b})
     prove_left_out(*catalog, engine, result.differences);
+  const auto not_compared =
+      options.casts ? without_place(a, b) : std::unordered_set<std::string>();
   compare_headers(a, b, options, engine, result);
   const Reading from_a =
       read_all(a, engine, {.replicas = true, .beside = reshard::held_bytes(b)});
@@ -474,6 +508,7 @@ Comparison compare(Catalog a, Catalog b, const CompareOptions& options,
   compare_values(a, from_a, b, from_b, options, engine, result.differences);
   add_sides(a, b, result.differences);
   if (options.objects) compare_objects(a, b, result.differences);
+  mark_not_compared(not_compared, result.differences);
   return result;
 }
 
