@@ -43,8 +43,9 @@ Manifest manifest_of(const Prepared& prepared,
 
 }  // namespace
 
-void write_manifest(const Prepared& prepared, const reshard::RunResult& result,
-                    io::Staging& staging) {
+uint64_t write_manifest(const Prepared& prepared,
+                        const reshard::RunResult& result,
+                        io::Staging& staging) {
   Manifest manifest = manifest_of(prepared, result);
   add_contents(prepared, staging.root(), manifest);
   const std::string text = to_json(manifest);
@@ -53,6 +54,7 @@ void write_manifest(const Prepared& prepared, const reshard::RunResult& result,
   staging.create(path, text.size());
   io::Handle::open_write(io::join(staging.root(), path))
       .write(0, std::string_view(text));
+  return text.size();
 }
 
 std::string source_manifest(const Catalog& source) {

@@ -10,8 +10,9 @@
 
 namespace ckpt::library {
 
-void write_manifest(const Prepared& prepared, const reshard::RunResult& result,
-                    io::Staging& staging);
+// Returns its bytes.
+uint64_t write_manifest(const Prepared& prepared,
+                        const reshard::RunResult& result, io::Staging& staging);
 
 // The manifest beside the source; "" if it is absent or stale.
 std::string source_manifest(const Catalog& source);

@@ -32,6 +32,9 @@ struct Prepared {
   // are copied, and where they come from.
   std::optional<Manifest> known;
 
+  // Of the manifest that was written, if one was.
+  std::optional<uint64_t> manifest_bytes = {};
+
   uint64_t file_bytes() const;
 };
 

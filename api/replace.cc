@@ -12,6 +12,7 @@
 #include "formats/accounted.h"
 #include "formats/format.h"
 #include "lib/io/file.h"
+#include "lib/io/note.h"
 #include "lib/io/staging.h"
 #include "lib/io/upload.h"
 #include "lib/manifest.h"
@@ -31,19 +32,6 @@ Manifest manifest_in(const std::string& directory) {
     if (error.code() == ExitCode::kIo) throw;
   }
   return {};
-}
-
-bool has_same_bytes(const std::string& a, const std::string& b) {
-  constexpr uint64_t kBlock = 1 << 20;
-  if (!io::is_file(a) || !io::is_file(b)) return false;
-  const io::Handle left = io::Handle::open_read(a);
-  const io::Handle right = io::Handle::open_read(b);
-  if (left.size() != right.size()) return false;
-  for (uint64_t at = 0; at < left.size(); at += kBlock) {
-    const uint64_t part = std::min(kBlock, left.size() - at);
-    if (left.read_string(at, part) != right.read_string(at, part)) return false;
-  }
-  return true;
 }
 
 bool is_known_file(const std::string& path) {
@@ -81,8 +69,8 @@ void check_directory(const Prepared& prepared) {
     // The claim of a run that publishes: this one's, or it will be refused.
     if (path == io::kUploadClaim && io::is_target_url(target)) return true;
     const auto copy = copies.find(path);
-    return copy != copies.end() &&
-           has_same_bytes(std::string(copy->second), io::join(target, path));
+    return copy != copies.end() && io::has_same_bytes(std::string(copy->second),
+                                                      io::join(target, path));
   };
   formats::Strangers strange = formats::find_strangers(target, is_listed);
   if (strange.names.empty()) return;
@@ -101,6 +89,38 @@ void check_directory(const Prepared& prepared) {
                           : "; what is there can't be opened as one: " +
                                 text::printable(strange.why))
       .with_hint("choose another target, or remove the directory yourself");
+}
+
+// What is written from memory: a configuration with another dtype.
+bool holds_literals(const TargetFile& file, const std::string& path) {
+  uint64_t known = 0;
+  for (const Literal& literal : file.literals) known += literal.bytes.size();
+  if (known != file.size || io::file_size(path) != file.size) return false;
+  const io::Handle there = io::Handle::open_read(path);
+  return std::ranges::all_of(file.literals, [&](const Literal& literal) {
+    return there.read_string(literal.offset, literal.bytes.size()) ==
+           literal.bytes;
+  });
+}
+
+// The manifest of a file that is gone may be replaced.
+void check_manifest_place(const std::string& path, bool overwrite) {
+  if (overwrite || !io::is_file(path) || io::file_size(path) == 0 ||
+      io::has_mark(path, io::kManifestMark))
+    return;
+  throw unfaithful_error({path, {}},
+                         "is in the way, and is not a manifest of ckpt")
+      .with_hint(
+          "choose another target, leave the manifest out with --no-manifest, "
+          "or replace what is in the way with --overwrite");
+}
+
+bool is_source(const Catalog& source, const std::string& path) {
+  const auto is_path = [&](const auto& file) {
+    return io::is_same_file(file.path, path);
+  };
+  return std::ranges::any_of(source.files, is_path) ||
+         std::ranges::any_of(source.sidecars, is_path);
 }
 
 bool is_or_is_above(const fs::path& above, const fs::path& path) {
@@ -123,6 +143,38 @@ void check_replaceable(const Prepared& prepared) {
     check_directory(prepared);
   else
     check_file(prepared.path);
+}
+
+void check_beside(const Prepared& prepared, const SaveOptions& options) {
+  const bool overwrite = options.overwrite;
+  if (!prepared.single_file) return;
+  if (options.manifest)
+    check_manifest_place(prepared.path + std::string(kManifestName), overwrite);
+  if (io::is_target_url(prepared.path) && io::is_half_published(prepared.path))
+    return;
+  const std::string above = io::parent(prepared.path);
+  for (const TargetFile& file : prepared.target.files) {
+    if (file.path.empty()) continue;
+    const std::string path = io::join(above, file.path);
+    const bool there =
+        io::is_target_url(path)
+            ? io::look_at_target(path) != io::Standing::kNothing
+            : io::is_file(path) || io::is_directory(path) || io::is_link(path);
+    if (!there ||
+        (file.copy_of.empty() ? holds_literals(file, path)
+                              : io::has_same_bytes(file.copy_of, path)))
+      continue;
+    const bool kept = is_source(prepared.source, path);
+    if (overwrite && !kept && io::is_file(path) && !io::is_link(path)) continue;
+    throw unfaithful_error({path, {}},
+                           "is in the way: {} gets a file of this name beside "
+                           "it, with other bytes",
+                           text::printable(prepared.path))
+        .with_hint(kept ? "it belongs to the source, and stays as it is: "
+                          "choose a target in another directory"
+                        : "choose a target in a directory of its own, or "
+                          "replace what is in the way with --overwrite");
+  }
 }
 
 void check_place(const std::string& target,

@@ -15,6 +15,11 @@ namespace ckpt::library {
 // with the same bytes. A file that no reader knows is refused, too.
 void check_replaceable(const Prepared& prepared);
 
+// Throws unfaithful_error naming a file beside a single file that the run would
+// write with other bytes: one of the source always, another one unless
+// options.overwrite.
+void check_beside(const Prepared& prepared, const SaveOptions& options);
+
 // Throws unfaithful_error if `target` is a directory that holds the working
 // directory or one of `sources`, at whatever depth: it can't be replaced.
 void check_place(const std::string& target,

@@ -408,6 +408,7 @@ void check_target(const Prepared& prepared, const SaveOptions& options) {
   check_place(prepared.path, {prepared.source.path, prepared.source.root});
   io::Staging::check(prepared.path, staging_options(prepared, options));
   if (options.overwrite) check_replaceable(prepared);
+  check_beside(prepared, options);
 }
 
 reshard::RunResult execute(Prepared& prepared, const SaveOptions& options,
@@ -442,7 +443,8 @@ reshard::RunResult execute(Prepared& prepared, const SaveOptions& options,
     make_files(prepared, staging, journal.items() != 0);
     const reshard::RunResult result =
         fill(prepared, staging, journal, work, options, progress);
-    if (options.manifest) write_manifest(prepared, result, staging);
+    if (options.manifest)
+      prepared.manifest_bytes = write_manifest(prepared, result, staging);
     publish(prepared, staging, options);
     return result;
   } catch (const Interrupted&) {

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/trace.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cstdlib>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -40,7 +38,8 @@ struct Record {
   std::vector<Event> events;
   uint64_t dropped = 0;
   uint64_t began = 0;
-  int file = -1;
+  std::string path;
+  std::unique_ptr<io::Note> file;
 };
 
 // Never freed: threads may outlive main's statics.
@@ -57,7 +56,10 @@ uint32_t thread_number() {
 }
 
 std::string text_of(const Record& all) {
-  std::string text = "{\"traceEvents\":[\n";
+  std::string text = fmt::format(
+      "{{\"otherData\":{},\"dropped\":\"{}\"}},\n"
+      "\"traceEvents\":[\n",
+      kMark, all.dropped);
   const char* comma = "";
   for (const Event& event : all.events) {
     fmt::format_to(std::back_inserter(text),
@@ -68,9 +70,7 @@ std::string text_of(const Record& all) {
                    event.microseconds, event.bytes);
     comma = ",\n";
   }
-  text +=
-      fmt::format("\n],\"otherData\":{{\"dropped\":\"{}\"}}}}\n", all.dropped);
-  return text;
+  return text += "\n]}\n";
 }
 
 }  // namespace
@@ -88,34 +88,32 @@ void detail::add(const char* name, uint64_t begin, uint64_t bytes) {
        thread_number(), bytes});
 }
 
-void start(const std::string& path) {
+void start(const std::string& path, const io::NoteRules& rules) {
   Record& all = record();
   const std::lock_guard lock(all.mutex);
-  if (all.file >= 0)
+  if (!all.path.empty())
     throw usage_error({path, {}}, "a second trace; a process writes one");
-  all.file =
-      ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (all.file < 0) throw io_error(path, "cannot create the trace", errno);
+  all.file = std::make_unique<io::Note>(path, rules);
+  all.path = path;
   all.began = detail::now();
   detail::on = true;
-  std::atexit(finish);
+  std::atexit([] { finish(); });
 }
 
-void finish() {
+std::pair<std::string, uint64_t> finish() {
   Record& all = record();
   const std::lock_guard lock(all.mutex);
   detail::on = false;
-  if (all.file < 0) return;
+  if (!all.file) return {};
   const std::string text = text_of(all);
-  for (size_t at = 0; at < text.size();) {
-    const ssize_t n = ::write(all.file, text.data() + at, text.size() - at);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) break;
-    at += static_cast<size_t>(n);
-  }
-  ::close(all.file);
-  all.file = -1;
   all.events.clear();
+  const std::unique_ptr<io::Note> file = std::move(all.file);
+  try {
+    file->commit(text);
+  } catch (const Error&) {
+    return {};
+  }
+  return {all.path, text.size()};
 }
 
 }  // namespace ckpt::trace

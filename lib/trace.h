@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What each thread did when, for chrome://tracing and Perfetto:
 //
-//   {"traceEvents":[
+//   {"otherData":{"maker":"ckpt","dropped":"0"},
+//    "traceEvents":[
 //     {"name":"read","ph":"X","pid":1,"tid":2,"ts":12.3,"dur":4.5,
-//      "args":{"bytes":2097152}}, …],
-//    "otherData":{"dropped":"0"}}
+//      "args":{"bytes":2097152}}, …]}
 //
 // The Trace Event Format's complete events ("X"): microseconds since the start,
 // and the duration. Off unless start() was called; then a span costs two clock
@@ -16,17 +16,25 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <utility>
+
+#include "lib/io/note.h"
 
 namespace ckpt::trace {
 
 inline constexpr size_t kMostEvents = 250'000;
 
-// Opens the file (throws kIo or kMissing if it can't be created) and records
-// from here on. Once per process.
-void start(const std::string& path);
-// Writes what was recorded; start() makes the end of the process do so, too.
-// Errors are swallowed then: a trace is not part of the result.
-void finish();
+// By which a trace of ckpt's is known.
+inline constexpr std::string_view kMark = "{\"maker\":\"ckpt\"";
+
+// Opens the file (throws what io::Note throws) and records from here on. Once
+// per process.
+void start(const std::string& path, const io::NoteRules& rules);
+// Writes what was recorded and returns the path and the bytes written, or "" if
+// nothing is being recorded; start() makes the end of the process do so, too.
+// Errors are swallowed: a trace is not part of the result.
+std::pair<std::string, uint64_t> finish();
 
 namespace detail {
 extern std::atomic<bool> on;

@@ -10,6 +10,7 @@
 #include "app/options/options.h"
 #include "app/options/settings.h"
 #include "app/options/words.h"
+#include "app/options/written.h"
 #include "app/print/console.h"
 #include "app/print/help.h"
 #include "app/print/json_writer.h"
@@ -48,6 +49,7 @@ void declare_options(Command& command, CLI::App& app, bool& help) {
   command.add_options(app);
   app.add_flag("-h,--help", help, "Help: -h is short, --help is complete")
       ->group("Output");
+  add_overwrite(app, command.output);
   add_output_options(app, command.output);
 }
 
@@ -102,13 +104,6 @@ void refuse_empty_paths(const CLI::App& app) {
   }
 }
 
-void refuse_urls_of_notes(const CLI::App& app) {
-  for (const char* name : {"--html", "--plan-file"})
-    if (const CLI::Option* const option = app.get_option_no_throw(name))
-      for (const std::string& value : option->results())
-        check_note(value, name);
-}
-
 int run_command(Command& command, std::vector<std::string> words) {
   CLI::App app;
   bool help = false;
@@ -139,8 +134,8 @@ int run_command(Command& command, std::vector<std::string> words) {
                           (error.hint().empty() ? "" : "; " + error.hint()));
   }
   refuse_empty_paths(app);
-  refuse_urls_of_notes(app);
   configure(command.output);
+  guard_written(app, command.output);
   JsonWriter::set_lines(command.output.ndjson);
   const ExitCode code = run_to_the_end(command);
   if (const io::RemoteTraffic traffic = io::remote_traffic();

@@ -106,7 +106,7 @@ class Diff : public Command {
                                                 .arrangements = true,
                                                 .vocabulary = vocabulary},
                                                engine);
-    if (page) save_html(html_, page->text(result, facts));
+    if (page) save_html(html_, page->text(result, facts), output);
     if (output.json) {
       print(as_json(result, facts, a_, b_));
     } else if (html_.empty()) {

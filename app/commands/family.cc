@@ -351,8 +351,8 @@ ExitCode FamilyCommand::run() {
     throw usage_error({}, "unexpected argument '{}'", what_)
         .with_hint("to look at one: ckpt family show " + what_);
   if (action_ == "list") return list();
-  if (!draft_.empty()) check_note(draft_, "--draft");
-  if (action_ == "infer") return infer_family({.path = what_, .file = draft_});
+  if (action_ == "infer")
+    return infer_family({.path = what_, .file = draft_, .output = output});
   return action_ == "show" ? show() : check();
 }
 

@@ -4,13 +4,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <tuple>
 
 #include "app/commands/source.h"
+#include "app/options/written.h"
 #include "app/print/console.h"
 #include "convert/check.h"
 #include "convert/facts.h"
@@ -221,15 +221,10 @@ Json draft_of(const Model& model, const Candidate& best,
   return draft;
 }
 
-void write_draft(const std::string& file, const std::string& text) {
+void write_draft(const std::string& file, const std::string& text,
+                 const OutputOptions& output) {
   if (file.empty()) return print(text);
-  if (io::is_file(file) || io::is_directory(file))
-    throw usage_error({file, {}}, "already exists")
-        .with_hint("give the draft another name");
-  std::ofstream out(file);
-  out << text;
-  out.close();
-  if (!out) throw Error(ExitCode::kIo, {file, {}}, "cannot be written");
+  write_output(file, "--draft", output, text);
 }
 
 }  // namespace
@@ -265,7 +260,8 @@ ExitCode infer_family(const InferOptions& options) {
     if (best.check.findings.size() > kShown)
       say(fmt::format("  and {} more", best.check.findings.size() - kShown));
   }
-  write_draft(options.file, draft_of(model, best, notes).dump(2) + "\n");
+  write_draft(options.file, draft_of(model, best, notes).dump(2) + "\n",
+              options.output);
   return fits(best) ? ExitCode::kDone : ExitCode::kNegative;
 }
 

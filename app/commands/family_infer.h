@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "app/options/options.h"
 #include "ckpt/error.h"
 
 namespace ckpt::app {
@@ -12,6 +13,7 @@ namespace ckpt::app {
 struct InferOptions {
   std::string path;  // a directory of Hugging Face
   std::string file;  // where the draft goes; "": stdout
+  OutputOptions output = {};
 };
 
 // Writes the draft, and to stderr what the files don't say. kNegative if some

@@ -109,6 +109,9 @@ void Fetch::add_options(CLI::App& app) {
   app.add_flag("--verify", job_.verify,
                "Read the files once more from the disk, by the hub's sha256")
       ->group("How");
+  app.add_flag("--overwrite", job_.overwrite,
+               "Replace files in DIR that differ, once the new ones are whole")
+      ->group("How");
   app.add_flag_callback(
          "--no-fsync", [&] { job_.sync = false; }, "Don't wait for the disk")
       ->group("How");

@@ -25,9 +25,10 @@ struct FetchFile {
 
 struct FetchJob {
   std::string target;
-  bool single = false;  // one file, not a directory
-  bool sync = true;     // wait for the disk
-  bool verify = false;  // read what stands there once more
+  bool single = false;     // one file, not a directory
+  bool sync = true;        // wait for the disk
+  bool overwrite = false;  // files that differ, once the new ones are whole
+  bool verify = false;     // read what stands there once more
   std::vector<FetchFile> files;
   Progress progress;
 

@@ -172,13 +172,13 @@ bool FetchHere::is_there(const FetchFile& file,
   if (!size) return false;
   if (*size == file.bytes && known.whole) return true;
   const auto exists = unfaithful_error({path, {}}, "already exists");
-  if (*size != file.bytes || file.sha256.empty())
-    throw exists.with_hint("fetch into another directory, or remove it");
-  if (sum_of_file(path) != file.sha256)
-    throw exists.with_hint(
-        "it differs from the one that would be fetched: fetch into another "
-        "directory, or remove it");
-  return true;
+  const bool known_sum = *size == file.bytes && !file.sha256.empty();
+  if (known_sum && sum_of_file(path) == file.sha256) return true;
+  if (job_.overwrite) return false;
+  throw exists.with_hint(
+      std::string(known_sum ? "it differs from the one that would be fetched: "
+                            : "") +
+      "fetch into another directory, or replace it with --overwrite");
 }
 
 // Finds out how much of the file is already there.

@@ -30,7 +30,9 @@ class FetchThere {
  public:
   explicit FetchThere(FetchJob& job)
       : job_(job),
-        staging_(job.target, {.single_file = job.single, .resume = true}) {}
+        staging_(job.target, {.single_file = job.single,
+                              .overwrite = job.overwrite,
+                              .resume = true}) {}
 
   void run();
 

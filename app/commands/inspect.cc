@@ -138,7 +138,8 @@ ExitCode Inspect::look() {
   if (digest_ || stats_)
     reading = library::read_all(catalog, engine_of(engine_, output),
                                 {.stats = stats_});
-  if (!html_.empty()) save_html(html_, inspect_html(catalog, reading.stats));
+  if (!html_.empty())
+    save_html(html_, inspect_html(catalog, reading.stats), output);
   std::optional<uint64_t> bytes_read, header_bytes;
   if (digest_ || stats_) {
     bytes_read = reading.bytes;

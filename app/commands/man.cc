@@ -4,11 +4,11 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <fstream>
 
 #include "app/command.h"
 #include "app/commands/man_page.h"
 #include "app/options/options.h"
+#include "app/options/written.h"
 #include "app/print/console.h"
 #include "app/print/json_writer.h"
 #include "lib/io/file.h"
@@ -40,7 +40,6 @@ class Man : public Command {
     JsonWriter json;
     json.begin_document("man");
     if (!directory_.empty()) {
-      check_note(directory_, "--dir");
       json.key("files").begin_array();
       for (const std::string& path : write_all(table)) json.value(path);
       json.end_array();
@@ -78,20 +77,23 @@ class Man : public Command {
     std::filesystem::create_directories(directory_, failure);
     if (failure)
       throw io_error(directory_, "can't create the directory", failure.value());
-    std::vector<std::string> paths = {write("ckpt", main_page(table))};
+    std::vector<std::pair<std::string, std::string>> pages = {
+        {place("ckpt"), main_page(table)}};
     for (const CommandRow& row : table)
-      paths.push_back(write("ckpt-" + row.name, command_page(row)));
+      pages.emplace_back(place("ckpt-" + row.name), command_page(row));
+    // None is written if another is in the way.
+    for (const auto& [path, page] : pages)
+      io::check_note_place(path, note_rules("--dir", output));
+    std::vector<std::string> paths;
+    for (const auto& [path, page] : pages) {
+      write_output(path, "--dir", output, page);
+      paths.push_back(path);
+    }
     return paths;
   }
 
-  // Its path.
-  std::string write(const std::string& name, const std::string& page) const {
-    std::string path = io::join(directory_, name + ".1");
-    std::ofstream file(path, std::ios::binary);
-    file << page;
-    file.close();
-    if (!file) throw io_error(path, "can't write the page", errno);
-    return path;
+  std::string place(const std::string& name) const {
+    return io::join(directory_, name + ".1");
   }
 
   std::string command_;

@@ -13,6 +13,7 @@
 #include <span>
 
 #include "app/commands/commands.h"
+#include "app/options/written.h"
 #include "app/print/json_writer.h"
 #include "ckpt/error.h"
 #include "lib/io/file.h"
@@ -235,10 +236,7 @@ void check_command(const std::vector<std::string>& words,
 }  // namespace
 
 void write_plan(const std::string& path, const std::string& source,
-                const WriteReport& report) {
-  if (io::is_file(path) && !is_plan(path))
-    throw usage_error({path, {}}, "-o: the file exists and is not a plan")
-        .with_hint("give -o the name of a new file");
+                const WriteReport& report, const OutputOptions& output) {
   const std::vector<std::string> words = real_words(command_words());
   JsonWriter json;
   json.begin_document("plan", true).member("version", CKPT_VERSION);
@@ -261,10 +259,7 @@ void write_plan(const std::string& path, const std::string& source,
   json.end_array().key("result").begin_object();
   write_members(json, report);
   json.end_object().end_object();
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file << std::move(json).text();
-  file.close();
-  if (!file) throw io_error(path, "write the plan", errno);
+  write_output(path, "--plan-file", output, std::move(json).text());
 }
 
 PlannedCommand read_plan(const std::string& path) {

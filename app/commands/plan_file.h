@@ -18,10 +18,9 @@
 
 namespace ckpt::app {
 
-// Writes the plan of the command that runs (commands.h) to `path`; refuses to
-// replace what is not a plan.
+// Writes the plan of the command that runs (commands.h) to `path`.
 void write_plan(const std::string& path, const std::string& source,
-                const WriteReport& report);
+                const WriteReport& report, const OutputOptions& output);
 
 struct PlannedCommand {
   std::string directory;

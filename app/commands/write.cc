@@ -42,6 +42,7 @@
 #include "lib/io/file.h"
 #include "lib/io/read_count.h"
 #include "lib/io/watch.h"
+#include "lib/manifest.h"
 #include "lib/text/format.h"
 #include "reshard/cuda/load.h"
 #include "reshard/plan_size.h"
@@ -212,9 +213,10 @@ void finish_dry_run(const WriteRequest& request,
       library::peak_memory(prepared, options) + program_bytes(prepared);
   report.time = estimate(report);
   if (!request.write.plan_file.empty())
-    write_plan(request.write.plan_file, request.source_path, report);
+    write_plan(request.write.plan_file, request.source_path, report,
+               request.output);
   if (!request.write.html_file.empty())
-    save_html(request.write.html_file, flow.page(report));
+    save_html(request.write.html_file, flow.page(report), request.output);
 }
 
 // Layers that an ascending list names keep their numbers: without the first
@@ -355,6 +357,7 @@ ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
                      .source = &prepared.source,
                      .target = &prepared.target,
                      .target_path = request.target_path,
+                     .single_file = prepared.single_file,
                      .dry_run = request.write.dry_run,
                      .bytes_read = library::bytes_to_read(
                          prepared.source, prepared.plan.bytes_read),
@@ -370,6 +373,12 @@ ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
     if (request.write.verify)
       verify_written(request, layout, prepared.target, result);
     report.verified = request.write.verify;
+    if (prepared.manifest_bytes)
+      report.manifest = {
+          (prepared.single_file ? io::base_name(request.target_path)
+                                : std::string()) +
+              std::string(kManifestName),
+          *prepared.manifest_bytes};
     report.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
             .count();

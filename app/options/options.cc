@@ -21,7 +21,6 @@
 #include "lib/text/format.h"
 #include "lib/text/number.h"
 #include "lib/text/suggest.h"
-#include "lib/trace.h"
 #include "lib/tree_memory.h"
 
 namespace ckpt::app {
@@ -356,12 +355,9 @@ void add_engine_options(CLI::App& app, EngineOptions& options) {
       ->group(group);
   add_memory_option(app, options.max_mem);
   add_rate_option(app);
-  valued(app, "--trace", "FILE",
-         "Write when each thread read, wrote, cast (Perfetto)",
-         [](const std::string& s) {
-           check_note(s, "--trace");
-           trace::start(s);
-         })
+  app.add_option("--trace",
+                 "Write when each thread read, wrote, cast (Perfetto)")
+      ->type_name("FILE")
       ->group(group);
   valued(app, "--device", "DEVICE", "cpu (default) or cuda",
          [&](const std::string& s) {
@@ -404,7 +400,7 @@ void add_plan_options(CLI::App& app, WriteOptions& options) {
 // What is at DST, and what an interrupted run left there.
 void add_target_options(CLI::App& app, WriteOptions& options) {
   app.add_flag("--overwrite", options.overwrite,
-               "Replace DST, once the new one is whole")
+               "Replace DST, once the new one is whole, and files in the way")
       ->group(kWriting);
   valued(app, "--if-exists", "WHAT",
          "If DST exists: fail (default), skip, replace (as --overwrite)",

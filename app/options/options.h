@@ -4,9 +4,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "ckpt/catalog.h"
@@ -29,8 +31,16 @@ void check_note(const std::string& path, const std::string& option);
 
 enum class When : uint8_t { kAuto, kAlways, kNever };
 
+// What a run writes besides its target. Shared by copies of the options.
+struct WrittenFiles {
+  bool overwrite = false;            // what is in the way
+  std::vector<std::string> sources;  // what is read, and never replaced
+  std::vector<std::pair<std::string, uint64_t>> files;  // path, bytes
+};
+
 // -q -v -vv --color --progress --json
 struct OutputOptions {
+  std::shared_ptr<WrittenFiles> written = std::make_shared<WrittenFiles>();
   int verbosity = 0;  // -1 errors only, 0 warnings, 1 info, 2 debug
   When color = When::kAuto;
   When progress = When::kAuto;

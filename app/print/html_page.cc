@@ -3,19 +3,15 @@
 
 #include <fmt/format.h>
 
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <span>
 
+#include "app/options/written.h"
 #include "app/print/console.h"
 #include "app/print/table.h"
 #include "ckpt/error.h"
 #include "lib/embedded.h"
-#include "lib/io/file.h"
 #include "lib/sha256.h"
 #include "lib/text/format.h"
-#include "lib/text/shell.h"
 
 namespace ckpt::app {
 namespace {
@@ -54,7 +50,9 @@ std::string script_of(const PageParts& parts) {
 
 std::string head_html(const PageParts& parts, const std::string& policy) {
   std::string out(kStart);
-  out += "\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n";
+  out += fmt::format(
+      "\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n{}{}\">\n",
+      kPageMark, CKPT_VERSION);
   if (!policy.empty())
     out += fmt::format(
         "<meta http-equiv=\"Content-Security-Policy\" content=\"{}\">\n",
@@ -215,37 +213,15 @@ std::string table_html(
 }
 
 void check_page_path(const std::string& path, bool json) {
-  if (path.empty()) return;
-  if (path == "-") {
-    if (!json) return;
+  if (path == "-" && json)
     throw usage_error({}, "--html - and --json both write to standard output")
         .with_hint("give --html the name of a file");
-  }
-  const std::string above = io::parent(path);
-  if (io::is_directory(path))
-    throw usage_error({path, {}}, "--html: is a directory")
-        .with_hint("name a file in it: --html " + io::join(path, "page.html"));
-  if (!above.empty() && !io::is_directory(above))
-    throw missing_error({above, {}}, "the directory of the page is missing")
-        .with_hint("mkdir -p " + text::shell_path(above));
-  if (std::ifstream before(path, std::ios::binary); before) {
-    std::string start(kStart.size(), '\0');
-    before.read(start.data(), static_cast<std::streamsize>(start.size()));
-    if (before.gcount() != 0 && start != kStart)
-      throw usage_error({path, {}}, "--html: the file exists and is not a page")
-          .with_hint("give --html the name of a new file");
-  }
 }
 
-void save_html(const std::string& path, const std::string& page) {
+void save_html(const std::string& path, const std::string& page,
+               const OutputOptions& output) {
   if (path == "-") return print(page);
-  check_page_path(path, false);
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file << page;
-  file.close();
-  if (!file)
-    throw Error(ExitCode::kIo, {path, {}},
-                std::string("--html: can't write: ") + std::strerror(errno));
+  write_output(path, "--html", output, page);
   say_note(fmt::format("wrote {} ({}), to open in a browser", path,
                        text::iec_size(page.size())));
 }

@@ -51,10 +51,10 @@ std::string table_html(
     std::string_view heading,
     const std::vector<std::pair<std::string_view, std::string_view>>& columns);
 
-// Refuses a path of --html before anything is read for the page.
+// Refuses "-" beside a document on standard output; what is in the way of a
+// file was looked at before (options/written.h).
 void check_page_path(const std::string& path, bool json);
-// The path of --html. A page that ckpt wrote may be replaced; a checkpoint
-// given by mistake may not.
-void save_html(const std::string& path, const std::string& page);
+void save_html(const std::string& path, const std::string& page,
+               const OutputOptions& output);
 
 }  // namespace ckpt::app

@@ -2,6 +2,7 @@
 #include "app/print/write_report.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "app/options/written.h"
 #include "app/print/console.h"
 #include "app/print/json_writer.h"
 #include "app/print/progress.h"
@@ -178,15 +180,24 @@ void write_program(JsonWriter& json, const families::MegatronModel& model) {
   json.end_object();
 }
 
-std::string as_json(const WriteReport& report) {
+std::string as_json(const WriteReport& report, const OutputOptions& output) {
   JsonWriter json;
   json.begin_document(report.command);
-  write_members(json, report);
+  write_members(json, report, &output);
   json.end_object();
   return std::move(json).text();
 }
 
-std::string dry_run_text(const WriteReport& report) {
+// A dry run may leave a plan, a page and a trace.
+std::string but_notes(const OutputOptions& output) {
+  std::vector<std::string> names;
+  for (const auto& [path, bytes] : output.written->files) names.push_back(path);
+  if (names.empty()) return {};
+  return text::printable(fmt::format(" but {}", fmt::join(names, ", ")));
+}
+
+std::string dry_run_text(const WriteReport& report,
+                         const OutputOptions& output) {
   std::string text = fmt::format(
       "{} {} ({}) -> {} {} ({})\n", report.source->format, report.source->path,
       to_string(report.source->topology), report.target->catalog.format,
@@ -232,7 +243,25 @@ std::string dry_run_text(const WriteReport& report) {
   for (const std::string& line : report.target->assumptions)
     if (!std::ranges::count(report.source->assumptions, line))
       text += "assumed: " + text::printable(line) + "\n";
-  return text + "dry run: nothing was written\n";
+  return text + "dry run: nothing was written" + but_notes(output) + "\n";
+}
+
+// "; beside it config.json, x.safetensors.ckpt-manifest.json": what a single
+// file brings with it, and what was asked for besides.
+std::string beside_text(const WriteReport& report,
+                        const OutputOptions& output) {
+  std::vector<std::string> names;
+  const auto& files = report.target->files;
+  const bool single = files.size() != 0 && report.single_file;
+  const std::string own = io::base_name(report.target_path);
+  for (const TargetFile& file : files)
+    if (single && !file.path.empty() && file.path != own)
+      names.push_back(file.path);
+  if (single && report.manifest) names.push_back(report.manifest->first);
+  for (const auto& [path, bytes] : output.written->files) names.push_back(path);
+  if (names.empty()) return {};
+  return text::printable(fmt::format("; {} {}", single ? "beside it" : "and",
+                                     fmt::join(names, ", ")));
 }
 
 }  // namespace
@@ -259,7 +288,16 @@ std::optional<Estimate> estimate(const WriteReport& report) {
   return Estimate{seconds, *reads, *writes};
 }
 
-void write_members(JsonWriter& json, const WriteReport& report) {
+void write_notes(JsonWriter& json, const OutputOptions& output) {
+  for (const auto& [path, bytes] : output.written->files)
+    json.begin_object()
+        .member("path", path)
+        .member("bytes", bytes)
+        .end_object();
+}
+
+void write_members(JsonWriter& json, const WriteReport& report,
+                   const OutputOptions* output) {
   json.member("command", report.command);
   json.member("dry_run", report.dry_run);
   write_side(json, "source", report.source->path, *report.source);
@@ -291,6 +329,12 @@ void write_members(JsonWriter& json, const WriteReport& report) {
     json.member("bytes", file.size);
     json.end_object();
   }
+  if (report.manifest)
+    json.begin_object()
+        .member("path", report.manifest->first)
+        .member("bytes", report.manifest->second)
+        .end_object();
+  if (output) write_notes(json, *output);
   json.end_array();
   const Catalog& target = report.target->catalog;
   json.key("load_with").begin_array();
@@ -304,23 +348,24 @@ void write_members(JsonWriter& json, const WriteReport& report) {
 }
 
 void show(const WriteReport& report, const OutputOptions& output) {
+  end_trace(output);
   if (output.json) {
-    print(as_json(report));
+    print(as_json(report, output));
   } else if (report.dry_run) {
-    print_folded(dry_run_text(report));
+    print_folded(dry_run_text(report, output));
   } else if (output.verbosity >= 0) {
     const double rate = static_cast<double>(report.bytes_written) /
                         std::max(report.seconds, 1e-6);
     say(fmt::format(
         "wrote {}: {} ({}), {} in {}, {} in {:.{}f} s ({}/s), peak memory "
-        "{}{}{}",
+        "{}{}{}{}",
         text::printable(report.target_path), report.target->catalog.format,
         to_string(report.target->catalog.topology),
         text::counted(report.target->catalog.tensors.size(), "tensor"),
         text::counted(report.target->files.size(), "file"),
         text::iec_size(report.bytes_written), report.seconds,
         report.seconds < 1 ? 2 : 1, text::iec_size(static_cast<uint64_t>(rate)),
-        text::iec_size(peak_memory()),
+        text::iec_size(peak_memory()), beside_text(report, output),
         report.verified ? ", verified; next: ckpt inspect "
                         : "; next: ckpt verify ",
         text::shell_path(report.target_path)));

@@ -24,6 +24,7 @@ struct WriteReport {
   const Catalog* source = nullptr;
   const Target* target = nullptr;
   std::string target_path;
+  bool single_file = false;
   bool dry_run = false;
   uint64_t bytes_read = 0;       // payload
   uint64_t header_bytes = 0;     // read before it: headers, indexes, pickles
@@ -32,6 +33,8 @@ struct WriteReport {
   std::optional<Estimate> time;  // dry run
   double seconds = 0;            // real run
   bool verified = false;         // --verify: read back and compared
+  // The manifest of the target, below it or beside it; nothing if there is none
+  std::optional<std::pair<std::string, uint64_t>> manifest;
 };
 
 // Reads and writes for 0.6 s. Nothing if the run is short, or not between disks
@@ -39,7 +42,11 @@ struct WriteReport {
 std::optional<Estimate> estimate(const WriteReport& report);
 
 // The members of the command's JSON document, after its schema.
-void write_members(JsonWriter& json, const WriteReport& report);
+void write_members(JsonWriter& json, const WriteReport& report,
+                   const OutputOptions* output = nullptr);
+
+// The elements of "written" for what is not part of a target: pages, traces …
+void write_notes(JsonWriter& json, const OutputOptions& output);
 
 // A dry run, or any run with --json: on stdout. Otherwise one line on stderr.
 void show(const WriteReport& report, const OutputOptions& output);

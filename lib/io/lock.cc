@@ -59,7 +59,14 @@ TargetLock::TargetLock(const std::string& target)
                   "another process is writing the same target",
                   "wait for it, or choose another target");
     }
-    if (is_named(fd_, path_)) return;
+    if (is_named(fd_, path_)) {
+      struct stat facts;
+      if (::fstat(fd_, &facts) == 0 && facts.st_size == 0) return;
+      ::close(fd_);
+      fd_ = -1;
+      throw unsafe_error({path_, {}}, "is a file with content, not a lock")
+          .with_hint("move it away, or choose another target");
+    }
     ::close(fd_);  // its holder has just removed it
   }
 }

@@ -14,6 +14,7 @@
 #include <set>
 
 #include "ckpt/error.h"
+#include "lib/io/note.h"
 #include "lib/io/probe.h"
 #include "lib/io/remove.h"
 #include "lib/io/rename.h"
@@ -242,6 +243,11 @@ void Staging::open_root() {
                   "a rank of an earlier job is still alive");
   }
   if (exists(aside_)) {
+    if (!is_plain_file(aside_) || !has_mark(aside_, kJournalMark))
+      throw unsafe_error({aside_, {}},
+                         "is not a journal: one of that name is kept there "
+                         "while the target is put in its place")
+          .with_hint("move it away, or choose another target");
     // Killed between the two renames, or after them.
     if (left_over && !exists(journal_path()))
       replace_by_rename(aside_, journal_path());
@@ -369,12 +375,41 @@ void Staging::publish_directory() {
     leftover_ = old + ": " + why.message();
 }
 
+bool Staging::is_companion(const std::string& file) const {
+  return std::ranges::any_of(options_.companions, [&](const std::string& end) {
+    return file == base_name(target_) + end;
+  });
+}
+
+// Nothing is in the way of the files beside a single one, or it has their bytes
+// already. A companion that outlived its file says nothing of anything.
+void Staging::check_beside() const {
+  if (options_.overwrite) return;
+  for (const std::string& file : files_) {
+    const std::string path = join(parent(target_), file);
+    if (file == base_name(target_) || !exists(path) ||
+        (is_companion(file) && has_mark(path, kManifestMark)) ||
+        has_same_bytes(join(root_, file), path))
+      continue;
+    throw exists_already(path);
+  }
+}
+
+void Staging::publish_beside(const std::string& from, const std::string& to) {
+  if (has_same_bytes(from, to)) return;
+  if (options_.overwrite || is_companion(base_name(to)))
+    replace_by_rename(from, to);
+  else if (!rename_new(from, to, RenameNew::kNothing))
+    throw exists_already(to);
+}
+
 // Publishes a single file and its companions (its manifest). Companions are
 // removed first and appear last: a file without them is sound, one with
 // another's would be taken for damaged.
 void Staging::publish_files() {
   const std::string above = parent(target_);
   const std::string name = base_name(target_);
+  check_beside();
   if (options_.overwrite) {
     for (const std::string& companion : options_.companions)
       throw_if(remove_tree(target_ + companion), target_ + companion);
@@ -384,7 +419,7 @@ void Staging::publish_files() {
   }
   published_ = true;
   for (const std::string& file : files_)
-    if (file != name) replace_by_rename(join(root_, file), join(above, file));
+    if (file != name) publish_beside(join(root_, file), join(above, file));
   finish();
   if (const std::error_code why = remove_tree(root_))
     leftover_ = root_ + ": " + why.message();

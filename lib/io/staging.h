@@ -101,6 +101,9 @@ class Staging {
   void remove_strangers() const;
   void sync_directories() const;
   void publish_directory();
+  bool is_companion(const std::string& file) const;
+  void check_beside() const;
+  void publish_beside(const std::string& from, const std::string& to);
   void publish_files();
   void publish_remote();
   std::string upload_record() const;

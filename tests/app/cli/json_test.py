@@ -291,7 +291,7 @@ def test_plan(folder):
     (folder / "not.json").write_text("{}")
     CKPT.run("run", "not.json", cwd=folder).want(4)
     result = CKPT.run("reshard", "tp4", "tp8", "--tp", 8, "-n", "-o",
-                      "not.json", cwd=folder).want(2)
+                      "not.json", cwd=folder).want(5)
     check_equal((folder / "not.json").read_text(), "{}", f"{result}")
 
 

@@ -33,7 +33,8 @@ def test_trace(folder):
             trace)
     document = json.loads(trace.read_text())
     events = document["traceEvents"]
-    check_equal(document["otherData"], {"dropped": "0"}, "otherData")
+    check_equal(document["otherData"], {"maker": "ckpt", "dropped": "0"},
+                "otherData")
     for event in events:
         check_equal(event["ph"], "X", "a complete event")
         check(event["ts"] >= 0 and event["dur"] >= 0, f"times: {event}")
