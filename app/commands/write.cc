@@ -130,9 +130,15 @@ void verify_written(const WriteRequest& request, const Layout& layout,
   }
 }
 
-// Says what the casts lost: always where it was allowed, what became zero only
-// with -v.
+// A cast that makes zeros of more than this share of a tensor has changed it.
+constexpr double kMostZeroed = 0.001;
+
+// Says what the casts lost: what became too large, and what became zero where
+// that is more than a thousandth of a tensor; less of it with -v.
 void say_losses(const reshard::Plan& plan, const reshard::RunResult& result) {
+  const reshard::PlannedTensor* worst = nullptr;
+  double most = kMostZeroed;
+  size_t many = 0;
   for (const auto& [index, loss] : result.losses) {
     const reshard::PlannedTensor& tensor = plan.tensors[index];
     const std::string shown = text::printable(tensor.name);
@@ -140,11 +146,26 @@ void say_losses(const reshard::Plan& plan, const reshard::RunResult& result) {
       spdlog::warn("{}: {} too large for {}, the largest {:g}", shown,
                    text::counted(loss.overflowed, "value"),
                    name(tensor.target_dtype), loss.largest);
-    if (loss.zeroed != 0)
-      spdlog::info("{}: {} rounded to zero in {}", shown,
-                   text::counted(loss.zeroed, "value"),
-                   name(tensor.target_dtype));
+    if (loss.zeroed == 0) continue;
+    spdlog::info("{}: {} rounded to zero in {}", shown,
+                 text::counted(loss.zeroed, "value"),
+                 name(tensor.target_dtype));
+    const auto all = static_cast<double>(
+        std::max<uint64_t>(element_count(tensor.shape).value_or(1), 1));
+    const double share = static_cast<double>(loss.zeroed) / all;
+    if (share <= kMostZeroed) continue;
+    ++many;
+    if (share < most) continue;
+    most = share;
+    worst = &tensor;
   }
+  if (worst)
+    spdlog::warn(
+        "{}: {:.1f} % of its values became 0 in {}{}; -v lists all tensors",
+        text::printable(worst->name), 100 * most, name(worst->target_dtype),
+        many == 1
+            ? std::string()
+            : fmt::format(", and more than 0.1 % in {} others", many - 1));
 }
 
 // A plan that is only shown need not know where each item is.

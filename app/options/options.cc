@@ -102,25 +102,32 @@ std::string dtype_alias(std::string text) {
   return found == names.end() ? text : found->second;
 }
 
+// Eight bits hold a weight beside a scale, and --dtype makes none.
+bool has_eight_bits(std::string_view word) {
+  return word.starts_with("f8_") || word.find("fp8") != word.npos ||
+         word.find("float8") != word.npos;
+}
+
 DType cast_type(const std::string& text) {
-  const std::map<std::string, DType> values = {
-      {"f64", DType::f64},         {"f32", DType::f32},
-      {"f16", DType::f16},         {"bf16", DType::bf16},
-      {"f8_e4m3", DType::f8_e4m3}, {"f8_e5m2", DType::f8_e5m2}};
-  const auto torch = dtype_from_torch(text);  // "float8_e4m3fn" is clear, too
-  const std::string word =
-      torch ? std::string(name(*torch)) : dtype_alias(text);
+  const std::map<std::string, DType> values = {{"f64", DType::f64},
+                                               {"f32", DType::f32},
+                                               {"f16", DType::f16},
+                                               {"bf16", DType::bf16}};
+  const std::string word = dtype_alias(text);
   const auto found = values.find(word);
   if (found != values.end()) return found->second;
+  if (has_eight_bits(word))
+    throw usage_error({},
+                      "--dtype '{}': a cast without scales, which makes zeros "
+                      "of the small weights",
+                      text)
+        .with_hint("--quantize fp8-block makes f8_e4m3 codes and their scales");
   // What is meant by these is a quantizer's work, not a misspelt type.
   const bool quantized = text.find("int") != text.npos ||
                          text.find('4') != text.npos || text.starts_with('i') ||
                          text.starts_with('q');
   if (quantized && word.find("64") == word.npos)
-    throw usage_error({},
-                      "--dtype '{}': expected bf16, f16, f32, f64, f8_e4m3, "
-                      "f8_e5m2",
-                      text)
+    throw usage_error({}, "--dtype '{}': expected bf16, f16, f32, f64", text)
         .with_hint(
             "ckpt casts and dequantizes; scales of a quantized model come from "
             "a quantizer (llm-compressor, TorchAO, ModelOpt)");

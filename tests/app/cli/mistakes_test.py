@@ -224,8 +224,7 @@ WORKS = (
     R + "--tp 4:8", R + "--tp 4->8", R + "--tp 4→8",
 )
 DTYPES = {"fp16": "F16", "half": "F16", "BF16": "BF16", "bfloat16": "BF16",
-          "fp32": "F32", "float": "F32", "float32": "F32", "fp8": "F8_E4M3",
-          "fp64": "F64"}
+          "fp32": "F32", "float": "F32", "float32": "F32", "fp64": "F64"}
 
 
 def dtype(folder, word, want):

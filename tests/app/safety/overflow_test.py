@@ -30,8 +30,8 @@ def values(torch, count=40_000):
     return torch.cat([torch.tensor(edges), bits.view(torch.float32)])
 
 
-TYPES = {"f16": "float16", "bf16": "bfloat16", "f8_e4m3": "float8_e4m3fn",
-         "f8_e5m2": "float8_e5m2"}
+# Types of eight bits are refused (asked_test.py).
+TYPES = {"f16": "float16", "bf16": "bfloat16"}
 
 
 def save(torch, path, **tensors):
@@ -44,10 +44,7 @@ def lost(torch, tensor, dtype):
     wide = tensor.to(torch.float64)
     narrow = tensor.to(dtype).to(torch.float64)
     most = torch.finfo(dtype).max
-    if dtype == torch.float8_e4m3fn:
-        large = wide.abs() > 464
-    else:
-        large = wide.isfinite() & ~narrow.isfinite()
+    large = wide.isfinite() & ~narrow.isfinite()
     zero = (wide != 0) & (narrow == 0)
     return int(large.sum()), int(zero.sum()), most
 
@@ -75,8 +72,7 @@ def test_counts(folder, source_type, target):
                     "left behind")
     else:
         result.want(0)
-    modes = ["saturate"] if target == "f8_e4m3" else ["saturate", "inf"]
-    for mode in modes:
+    for mode in ("saturate", "inf"):
         result = CKPT.ok("convert", folder / "a.safetensors", out, "--to",
                          "safetensors", "--dtype", target, "--allow-overflow",
                          mode, "--overwrite", "-v")
@@ -92,13 +88,9 @@ def test_counts(folder, source_type, target):
             want = torch.where(large_ones, torch.tensor(most).to(dtype).to(
                 torch.float32) * wide.sign().to(torch.float32),
                 want.to(torch.float32)).to(dtype)
-        bits = torch.int8 if dtype.itemsize == 1 else torch.int16
-        same = (got.view(bits) == want.view(bits)) | tensor.isnan()
+        same = (got.view(torch.int16) == want.view(torch.int16)
+                ) | tensor.isnan()
         check(bool(same.all()), f"{mode}: {int((~same).sum())} differ")
-    if target == "f8_e4m3":
-        CKPT.run("convert", folder / "a.safetensors", out, "--to",
-                 "safetensors", "--dtype", target, "--allow-overflow", "inf",
-                 "--overwrite").want(5)
 
 
 def test_many(folder):
@@ -254,8 +246,7 @@ def prepare(suite, ckpt):
     for source in ("float32", "float64", "bfloat16", "float16",
                    "float8_e4m3fn", "float8_e5m2"):
         for target in TYPES:
-            eight = source.startswith("float8") and target.startswith("f8")
-            if TYPES[target] != source and not eight:
+            if TYPES[target] != source:
                 suite.add(f"{source} to {target}", test_counts, source, target)
     suite.add("many tensors", test_many)
     suite.add("views", test_views)
