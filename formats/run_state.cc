@@ -309,7 +309,10 @@ void note_adapter_inside(Catalog& source) {
 
 }  // namespace
 
-Catalog model_only(Catalog source) {
+namespace {
+
+Catalog weights_alone(Catalog source, std::string_view where,
+                      std::string_view instead) {
   const bool weights = std::ranges::any_of(
       source.tensors,
       [](const Tensor& tensor) { return tensor.kind == Kind::model; });
@@ -328,10 +331,22 @@ Catalog model_only(Catalog source) {
     source.problems.push_back(
         warning("optimizer_left_out", {source.path, {}},
                 "{} tensors of the optimizer's state and the like ({}) "
-                "have no place in a directory of weights; they are left "
-                "out (--to dcp and --to torch keep them)",
-                count, text::iec_size(bytes)));
+                "have no place in {}; they are left out ({})",
+                count, text::iec_size(bytes), where, instead));
   return source;
+}
+
+}  // namespace
+
+Catalog model_only(Catalog source) {
+  return weights_alone(std::move(source), "a directory of weights",
+                       "--to dcp and --to torch keep them");
+}
+
+Catalog for_one_file(Catalog source, std::string_view format) {
+  if (format != "safetensors") return source;
+  return weights_alone(std::move(source), "a file of weights",
+                       "--with-optimizer writes them");
 }
 
 }  // namespace ckpt::runs

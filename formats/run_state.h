@@ -22,6 +22,10 @@ Catalog as_state_dict(Catalog source);
 // is left out. Returns catalogs that are not a run unchanged.
 Catalog model_only(Catalog source);
 
+// The same for one file of such a format; catalogs for others are returned
+// unchanged.
+Catalog for_one_file(Catalog source, std::string_view format);
+
 // True if the optimizer is named in another format than the model beside it
 // (verl: weights in transformers' names, optimizer in Megatron's) and the
 // target's format has no place for it: then it is no reason to keep the model's

@@ -44,6 +44,7 @@ class Convert : public Command {
     add_target_options(app, target_);
     add_dialect_options(app, dialect_);
     add_adapter_options(app, adapter_);
+    add_optimizer_option(app, request_.write);
   }
   ExitCode run() override {
     library::check_target_name(request_.target_path);
@@ -87,6 +88,7 @@ class Convert : public Command {
       throw usage_error({request_.source_path, {}},
                         "--drop leaves no tensor: nothing would be written");
     const Layout layout = make_layout(request_, target_, source);
+    source = with_state_as_asked(request_, std::move(source), layout);
     return write_checkpoint(request_, std::move(source), layout);
   }
 

@@ -37,6 +37,7 @@ class Unshard : public Command {
                    "Container of a directory's files: safetensors or torch")
         ->type_name("FORMAT")
         ->group("Target");
+    add_optimizer_option(app, request_.write);
     app.add_flag("--per-tensor", per_tensor_,
                  "A directory with one file for each tensor")
         ->group("Target");
@@ -58,6 +59,7 @@ class Unshard : public Command {
     layout.format = file_format(request_.target_path);
     layout.single_file = !layout.format.empty();
     if (!layout.single_file) set_directory(source, layout);
+    source = with_state_as_asked(request_, std::move(source), layout);
     return write_checkpoint(request_, std::move(source), layout);
   }
 

@@ -14,6 +14,7 @@
 #include "api/edit/config_edit.h"
 #include "api/edit/layer_order.h"
 #include "api/edit/layers.h"
+#include "api/edit/model_alone.h"
 #include "api/edit/rename.h"
 #include "api/edit/select.h"
 #include "api/places.h"
@@ -36,6 +37,7 @@
 #include "convert/quantize.h"
 #include "convert/quantized.h"
 #include "formats/format.h"
+#include "formats/run_state.h"
 #include "formats/traits.h"
 #include "formats/unsharded.h"
 #include "lib/heap.h"
@@ -298,6 +300,27 @@ void add_request_options(CLI::App& app, WriteRequest& request,
   add_source_options(app, request.source);
   add_write_options(app, request.write);
   add_engine_options(app, request.engine);
+}
+
+Catalog with_state_as_asked(const WriteRequest& request, Catalog source,
+                            const Layout& layout) {
+  const formats::Traits& target = formats::traits_of(layout.format);
+  if (request.write.with_optimizer && !layout.single_file)
+    throw usage_error({request.target_path, {}},
+                      "--with-optimizer is for one .safetensors file")
+        .with_hint("--to dcp and --to torch keep the optimizer's state");
+  if (request.select.model_only &&
+      (target.is_container || target.any_tensors)) {
+    const size_t said = source.assumptions.size();
+    library::keep_model_alone(source, !request.write.rename_file.empty());
+    for (size_t i = said; i < source.assumptions.size(); ++i)
+      spdlog::info("{}", text::printable(source.assumptions[i]));
+  }
+  if (!layout.single_file || request.write.with_optimizer) return source;
+  const size_t before = source.problems.size();
+  source = runs::for_one_file(std::move(source), layout.format);
+  log_since(source, before);
+  return source;
 }
 
 Catalog open_for_write(WriteRequest& request) {

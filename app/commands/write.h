@@ -20,6 +20,12 @@ namespace ckpt::app {
 void add_request_options(CLI::App& app, WriteRequest& request,
                          const std::string& target_help);
 
+// Leaves out what a target of this layout is not to hold: with --model-only all
+// but the model, in one file of weights the optimizer's state, unless
+// --with-optimizer asks for it.
+Catalog with_state_as_asked(const WriteRequest& request, Catalog source,
+                            const Layout& layout);
+
 // The source, selected and renamed, with the rules of --family and
 // --shard-dims on its tensors.
 Catalog open_for_write(WriteRequest& request);

@@ -293,9 +293,9 @@ void add_select_options(CLI::App& app, Selection& options) {
       ->type_name("LIST")
       ->allow_extra_args(false)
       ->group("Selection");
-  CLI::Option* model =
-      app.add_flag("--model-only", options.model_only, "No optimizer state")
-          ->group("Selection");
+  CLI::Option* model = app.add_flag("--model-only", options.model_only,
+                                    "The model alone: no state of training")
+                           ->group("Selection");
   app.add_flag("--optim-only", options.optim_only, "Only optimizer state")
       ->group("Selection")
       ->excludes(model);
@@ -486,6 +486,13 @@ void add_check_options(CLI::App& app, WriteOptions& options) {
 }
 
 }  // namespace
+
+void add_optimizer_option(CLI::App& app, WriteOptions& options) {
+  app.add_flag("--with-optimizer", options.with_optimizer,
+               "Optimizer state too, in one .safetensors file of a training "
+               "step")
+      ->group(kWriting);
+}
 
 void add_write_options(CLI::App& app, WriteOptions& options) {
   add_plan_options(app, options);

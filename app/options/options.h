@@ -98,7 +98,8 @@ struct WriteOptions {
   uint64_t max_shard_size = 0;  // 0: not given
   std::optional<DType> dtype;   // floating-point tensors are cast to it
   bool quantize = false;        // --quantize fp8-block
-  std::string rename_file;      // "" or RULES.json
+  bool with_optimizer = false;  // in one file of weights
+  std::string rename_file;      // "" or rules
   std::string plan_file;        // "", or where a dry run's plan goes
   std::string html_file;        // "", or where its page goes
 };
@@ -114,6 +115,8 @@ void add_memory_option(CLI::App& app, uint64_t& max_mem);
 // --max-rate (rate.h)
 void add_rate_option(CLI::App& app);
 void add_write_options(CLI::App& app, WriteOptions& options);
+// --with-optimizer
+void add_optimizer_option(CLI::App& app, WriteOptions& options);
 
 // "8", "4→8" … for the option named `option` ("--tp").
 TopologyOptions::Axis parse_axis(const std::string& option,
