@@ -285,6 +285,7 @@ class Renaming {
 
  private:
   void unwrap() {
+    if (naming_.renamed && target_.is_container) return;
     if (!options_.to.empty() || target_.unwraps_names ||
         (target_.is_container && asked_))
       if (families::unwrap(source_, families::configured_family(source_).get()))

@@ -10,6 +10,7 @@
 #include "api/edit/towers.h"
 #include "ckpt/error.h"
 #include "formats/megatron/model/keys.h"
+#include "lib/text/number.h"
 
 namespace ckpt::library {
 namespace {
@@ -129,6 +130,21 @@ bool keep_object(Object& object, const std::set<uint32_t>& layers,
 std::vector<uint32_t> parse_layer_order(const std::string& text) {
   const std::vector<uint64_t> layers = parse_numbers(kLayerList, text);
   return {layers.begin(), layers.end()};
+}
+
+std::optional<uint32_t> last_layers(const std::string& text) {
+  constexpr std::string_view kLast = "last:";
+  if (!text.starts_with(kLast)) return {};
+  const auto count =
+      text::number<uint32_t>(std::string_view(text).substr(kLast.size()));
+  if (count.value_or(0) == 0 || *count > kMostLayers)
+    throw usage_error({}, "--layers '{}': expected a number of layers", text)
+        .with_hint("--layers last:4 keeps the last four, counted from 0");
+  return count;
+}
+
+void check_layers(const std::string& text) {
+  if (!last_layers(text)) parse_layer_order(text);
 }
 
 std::set<uint32_t> parse_layers(const std::string& text) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -21,6 +22,12 @@ inline constexpr uint32_t kMostLayers = 100'000;
 std::set<uint32_t> parse_layers(const std::string& text);
 // "0-2,1-3" -> {0, 1, 2, 1, 2, 3}: as it was typed.
 std::vector<uint32_t> parse_layer_order(const std::string& text);
+
+// "last:4": how many of the last layers are kept, and counted from 0; nothing
+// for a list.
+std::optional<uint32_t> last_layers(const std::string& text);
+// Throws usage_error for what is neither.
+void check_layers(const std::string& text);
 
 // Keeps only these layers' rows of stacked tensors, as rows 0, 1, … of a
 // smaller tensor. Objects on a grid of layers (_extra_state) follow. No byte

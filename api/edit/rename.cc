@@ -7,6 +7,7 @@
 
 #include "ckpt/ckpt.h"
 #include "lib/io/file.h"
+#include "lib/io/remote.h"
 #include "lib/text/json.h"
 #include "lib/text/other_json.h"
 
@@ -33,11 +34,30 @@ std::vector<std::string> split_at_stars(const std::string& text) {
   return parts;
 }
 
-std::vector<Rule> read_rules(const std::string& path) {
-  if (path.starts_with('{'))
-    throw usage_error({}, "--rename takes a file, not the JSON itself")
-        .with_hint("write it to rules.json, then --rename rules.json");
-  const std::string text = io::read_file(path, kMaxRules);
+// "a.=b.,c.=": names that begin with a. begin with b. instead.
+std::vector<Rule> prefix_rules(std::string_view text) {
+  std::vector<Rule> rules;
+  while (!text.empty()) {
+    const std::string_view one = text.substr(0, text.find(','));
+    text.remove_prefix(std::min(one.size() + 1, text.size()));
+    const size_t sign = one.find('=');
+    if (sign == one.npos || one.find('*') != one.npos)
+      throw usage_error({}, "--rename: '{}' is not OLD=NEW", one)
+          .with_hint(
+              "prefixes: --rename 'transformer.=model.'; with stars: "
+              "--rename '{\"*.w1\": \"*.gate_proj\"}'");
+    rules.push_back({{std::string(one.substr(0, sign)), ""},
+                     {std::string(one.substr(sign + 1)), ""},
+                     std::string(one)});
+  }
+  return rules;
+}
+
+std::vector<Rule> read_rules(const std::string& rules_text) {
+  const bool given = is_rule_text(rules_text);
+  if (given && !rules_text.starts_with('{')) return prefix_rules(rules_text);
+  const std::string path = given ? "" : rules_text;
+  const std::string text = given ? rules_text : io::read_file(path, kMaxRules);
   try {
     text::parse_json(text, path);  // strict, but it does not keep the order
   } catch (const Error& error) {
@@ -98,14 +118,29 @@ std::string renamed(std::vector<Rule>& rules, const std::string& name) {
 
 }  // namespace
 
-void rename(Catalog& catalog, const std::string& rules_file) {
-  std::vector<Rule> rules = read_rules(rules_file);
-  rename_tensors(catalog,
-                 [&](const std::string& name) { return renamed(rules, name); });
+bool is_rule_text(const std::string& text) {
+  return text.starts_with('{') || (text.find('=') != text.npos &&
+                                   !io::is_url(text) && !io::is_file(text));
+}
+
+std::vector<std::string> rename(Catalog& catalog,
+                                const std::string& rules_text) {
+  std::vector<Rule> rules = read_rules(rules_text);
+  std::vector<std::string> changed;
+  rename_tensors(catalog, [&](const std::string& name) {
+    std::string made = renamed(rules, name);
+    if (made != name) changed.push_back(made);
+    return made;
+  });
   for (const Rule& rule : rules)
     if (rule.used == 0)
-      throw unfaithful_error({rules_file, {}}, "'{}' matches no tensor",
-                             rule.text);
+      throw unfaithful_error(
+          {is_rule_text(rules_text) ? catalog.path : rules_text, {}},
+          "--rename: '{}' matches no tensor", rule.text)
+          .with_hint(catalog.tensors.empty()
+                         ? std::string()
+                         : "a name here: " + catalog.tensors.front().name);
+  return changed;
 }
 
 }  // namespace ckpt::library

@@ -90,6 +90,8 @@ class Chooser {
   bool left_out(size_t i) const { return left_out_[i]; }
   // After by_layers().
   const LayerCount& layer_count() const { return count_.value(); }
+  // The same: the layers in the order in which they were asked for.
+  const std::vector<uint32_t>& order() const { return order_; }
   Chosen chosen() { return std::move(chosen_); }
 
  private:
@@ -98,6 +100,7 @@ class Chooser {
   std::vector<bool> left_out_ = std::vector<bool>(catalog_.tensors.size());
   Chosen chosen_;
   std::optional<LayerCount> count_;
+  std::vector<uint32_t> order_;
   uint32_t stacked_ = 0;  // the most layers that a tensor stacks
 };
 
@@ -181,7 +184,6 @@ void Chooser::by_names() {
 
 void Chooser::by_layers() {
   if (options_.layers.empty()) return;
-  const std::set<uint32_t> wanted = parse_layers(options_.layers);
   const LayerCount& count = count_.emplace(catalog_, left_out_);
   std::set<uint32_t> held;
   for (const Tensor& tensor : catalog_.tensors) {
@@ -196,6 +198,13 @@ void Chooser::by_layers() {
                            "--layers {}: no tensor name has a layer number",
                            options_.layers)
         .with_hint("select by name with --keys instead");
+  if (const auto last = last_layers(options_.layers))
+    order_.assign(
+        std::prev(held.end(), std::min<ptrdiff_t>(*last, std::ssize(held))),
+        held.end());
+  else
+    order_ = parse_layer_order(options_.layers);
+  const std::set<uint32_t> wanted(order_.begin(), order_.end());
   for (const uint32_t layer : wanted)
     if (!held.contains(layer))
       throw unfaithful_error(
@@ -251,11 +260,6 @@ void leave_out_options(Catalog& catalog, const Selection& options,
       before));
 }
 
-std::vector<uint32_t> parse_order(const Selection& options) {
-  return options.layers.empty() ? std::vector<uint32_t>()
-                                : parse_layer_order(options.layers);
-}
-
 }  // namespace
 
 Chosen choose(Catalog& catalog, const Selection& options) {
@@ -286,12 +290,14 @@ Chosen choose(Catalog& catalog, const Selection& options) {
                            "the selection leaves none of the {} tensors",
                            before)
         .with_hint(of_tensors);
-  if (const auto order = parse_order(options); counts_anew(order)) {
+  const std::vector<uint32_t>& order = chooser.order();
+  if (!order.empty() && (counts_anew(order) || last_layers(options.layers))) {
     chosen.notes.push_back(
         order_layers(catalog, order, chooser.layer_count(), chosen.edits));
   } else if (!order.empty()) {
-    chosen.warning = keep_rows(catalog, parse_layers(options.layers),
-                               chooser.layer_count(), chosen.edits);
+    const std::set<uint32_t> layers(order.begin(), order.end());
+    chosen.warning =
+        keep_rows(catalog, layers, chooser.layer_count(), chosen.edits);
     // Rows of stacked tensors are counted anew, and the first layers alone are
     // a model: the configuration follows.
     if (!chosen.warning.empty() && order.back() + 1 != order.size()) {
@@ -299,7 +305,7 @@ Chosen choose(Catalog& catalog, const Selection& options) {
         chosen.warning +=
             fmt::format(". The configuration stays as it was: {}", why);
     } else {
-      follow_layers(catalog, parse_layers(options.layers));
+      follow_layers(catalog, layers);
     }
   }
   if (predicted && !predicts(catalog)) drop_prediction(catalog);

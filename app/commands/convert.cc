@@ -2,6 +2,7 @@
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
+#include <unordered_set>
 #include <utility>
 
 #include "api/places.h"
@@ -71,10 +72,12 @@ class Convert : public Command {
     const bool alone = is_adapter_alone(source);
     if (!alone) check_adapter(source);
     const bool any = !source.tensors.empty();
+    const std::string dialect(families::dialect_of(source));
     const Selection& select = request_.select;
     const bool partial = !select.keys.empty() || !select.exclude.empty() ||
                          !select.layers.empty() || !select.blocks.empty() ||
                          request_.counted;
+    dialect_.renamed = !request_.write.rename_file.empty();
     if (adapter_.any())
       source =
           with_adapters(std::move(source), partial || !select.experts.empty());
@@ -84,12 +87,30 @@ class Convert : public Command {
       source = into_dialect(std::move(source), dialect_,
                             request_.source.read.family, target_.to,
                             target_.vocab_size, request_.write.dtype, partial);
+    check_renamed(source, dialect);
     if (source.tensors.empty() && any)
       throw usage_error({request_.source_path, {}},
                         "--drop leaves no tensor: nothing would be written");
     const Layout layout = make_layout(request_, target_, source);
     source = with_state_as_asked(request_, std::move(source), layout);
     return write_checkpoint(request_, std::move(source), layout);
+  }
+
+  // What --rename asks for is what a container gets, or it is refused; names
+  // that were made those of another framework are on their way elsewhere.
+  void check_renamed(const Catalog& source, std::string_view dialect) const {
+    if (request_.renamed.empty() ||
+        !formats::traits_of(target_.to).is_container ||
+        (!dialect.empty() && dialect != "hf"))
+      return;
+    std::unordered_set<std::string_view> names;
+    for (const Tensor& tensor : source.tensors) names.insert(tensor.name);
+    for (const std::string& name : request_.renamed)
+      if (!names.contains(name))
+        throw unfaithful_error({source.path, name},
+                               "--rename gives this name, and the names of "
+                               "the target's model are others")
+            .with_hint("--dialect keep writes names as --rename gives them");
   }
 
   // For a format with this option, it belongs to the target: whose step the

@@ -100,6 +100,7 @@ Catalog into_dialect(Catalog source, const DialectOptions& options,
                              .allow_missing = options.allow_missing,
                              .allow_unsaid = options.allow_unsaid,
                              .strict_config = options.strict_config,
+                             .renamed = options.renamed,
                              .partial = partial,
                              .dtype = dtype,
                              .note = log_notes});

@@ -27,6 +27,7 @@ struct DialectOptions {
   std::vector<std::string> set;  // NAME=VALUE
   std::vector<std::string> drop;
   bool strict_config = false;
+  bool renamed = false;  // --rename was given
   std::vector<std::string> allow_missing;
   std::vector<std::string> allow_unsaid;
 };

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "api/edits.h"
 #include "app/options/options.h"
@@ -19,6 +20,8 @@ struct WriteRequest {
   WriteOptions write;
   OutputOptions output;
   library::Edits edits;  // set by open_for_write
+  bool part = false;     // likewise: less than the source's model is written
+  std::vector<std::string> renamed;  // likewise: the names that --rename gave
   // If not null, a part of the source is laid out and counted (within.h).
   struct Counted* counted = nullptr;
 };

@@ -53,9 +53,10 @@ class Reshard : public Command {
             !lost.empty())
           spdlog::warn("{}", lost);
     } else {
-      source = into_dialect(std::move(source), {}, request_.source.read.family,
-                            target_.to, target_.vocab_size,
-                            request_.write.dtype, true);
+      source = into_dialect(std::move(source),
+                            {.renamed = !request_.write.rename_file.empty()},
+                            request_.source.read.family, target_.to,
+                            target_.vocab_size, request_.write.dtype, true);
     }
     const Layout layout = make_layout(request_, target_, source);
     if (target_.to.empty() && source.run && layout.format == source.format &&

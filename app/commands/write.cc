@@ -242,18 +242,33 @@ void finish_dry_run(const WriteRequest& request,
     save_html(request.write.html_file, flow.page(report), request.output);
 }
 
+size_t count_weights(const Catalog& source) {
+  return static_cast<size_t>(
+      std::ranges::count(source.tensors, Kind::model, &Tensor::kind));
+}
+
+bool is_chosen_by_name(const Selection& select) {
+  return !select.keys.empty() || !select.exclude.empty() ||
+         !select.blocks.empty();
+}
+
 // Layers that an ascending list names keep their numbers: without the first
 // ones they are a part of a model, whatever is written of it.
-void warn_of_gaps(const Catalog& source, const std::string& layers) {
-  if (layers.empty()) return;
+bool leaves_gaps(const std::string& layers) {
+  if (layers.empty() || library::last_layers(layers)) return false;
   const auto order = library::parse_layer_order(layers);
-  if (library::counts_anew(order) || order.back() + 1 == order.size()) return;
+  return !library::counts_anew(order) && order.back() + 1 != order.size();
+}
+
+void warn_of_gaps(const Catalog& source, const std::string& layers) {
+  if (!leaves_gaps(layers)) return;
   if (std::ranges::none_of(source.sidecars, library::is_config_file) &&
       std::ranges::none_of(source.objects, library::is_config_object))
     return;
   spdlog::warn(
       "--layers {}: layers keep their numbers, and the configuration says as "
-      "many as before: the target is a part of the model",
+      "many as before: the target is a part of the model (last:N counts the "
+      "last N anew)",
       layers);
 }
 
@@ -330,7 +345,11 @@ Catalog open_for_write(WriteRequest& request) {
   Catalog source = open_source(request.source_path, request.source);
   library::apply_rules(source, request.source.read);
   const auto quantized = families::quantized_weights(source);
+  const size_t weights = count_weights(source);
   const library::Chosen selection = library::choose(source, request.select);
+  request.part =
+      leaves_gaps(request.select.layers) ||
+      (is_chosen_by_name(request.select) && count_weights(source) < weights);
   if (is_chosen(request.select)) library::accept_lost_layers(source);
   request.edits = selection.edits;
   families::check_scales(quantized, source);
@@ -346,7 +365,7 @@ Catalog open_for_write(WriteRequest& request) {
   else
     warn_of_gaps(source, request.select.layers);
   if (!request.write.rename_file.empty())
-    library::rename(source, request.write.rename_file);
+    request.renamed = library::rename(source, request.write.rename_file);
   return source;
 }
 
@@ -402,6 +421,7 @@ ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
                      .target = &prepared.target,
                      .target_path = request.target_path,
                      .single_file = prepared.single_file,
+                     .part_of_model = request.part,
                      .dry_run = request.write.dry_run,
                      .bytes_read = library::bytes_to_read(
                          prepared.source, prepared.plan.bytes_read),

@@ -269,9 +269,9 @@ void add_select_options(CLI::App& app, Selection& options) {
            "No tensors or objects of these names");
   valued(app, "--layers", "LIST",
          "Only these layers (0-15,20) and what is in no layer; repeats make a "
-         "deeper model",
+         "deeper model; last:4 are the last 4, counted anew",
          [&](const std::string& s) {
-           library::parse_layers(s);  // refused here, before anything is opened
+           library::check_layers(s);  // refused here, before anything is opened
            options.layers = s;
          })
       ->group("Selection");
@@ -443,8 +443,9 @@ void add_content_options(CLI::App& app, WriteOptions& options) {
         options.quantize = choice<bool>("--quantize", s, {{"fp8-block", true}});
       })
       ->group(kWriting);
-  names_file(app.add_option("--rename", options.rename_file,
-                            "JSON of new tensor names"))
+  names_rules(app.add_option("--rename", options.rename_file,
+                             "New names: a file of JSON, JSON, or 'a.=b.' for "
+                             "prefixes"))
       ->type_name("RULES.json")
       ->group(kWriting);
   valued(app, "--max-shard-size", "SIZE", "Split files above this (5GB)",

@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "api/edit/rename.h"
 #include "ckpt/error.h"
 #include "formats/runs/order.h"
 #include "formats/unrecognized.h"
@@ -48,6 +49,12 @@ void check_directory(const std::string& name, const std::string& path) {
 
 CLI::Option* names_file(CLI::Option* option) {
   return checked(option, check_file);
+}
+
+CLI::Option* names_rules(CLI::Option* option) {
+  return checked(option, [](const std::string& name, const std::string& text) {
+    if (!library::is_rule_text(text)) check_file(name, text);
+  });
 }
 
 CLI::Option* names_directory(CLI::Option* option) {

@@ -10,6 +10,8 @@ namespace ckpt::app {
 // Has the option refuse what isn't there, a directory in place of a file, and a
 // file in place of a directory. Returns the option.
 CLI::Option* names_file(CLI::Option* option);
+// The same for a file of rules that may stand in the option itself.
+CLI::Option* names_rules(CLI::Option* option);
 CLI::Option* names_directory(CLI::Option* option);
 CLI::Option* names_either(CLI::Option* option);
 // A rule of --assume-order, or a file.

@@ -259,8 +259,10 @@ std::string beside_text(const WriteReport& report,
       names.push_back(file.path);
   if (single && report.manifest) names.push_back(report.manifest->first);
   for (const auto& [path, bytes] : output.written->files) names.push_back(path);
-  if (names.empty()) return {};
-  return text::printable(fmt::format("; {} {}", single ? "beside it" : "and",
+  const std::string part = report.part_of_model ? "; a part of the model" : "";
+  if (names.empty()) return part;
+  return part +
+         text::printable(fmt::format("; {} {}", single ? "beside it" : "and",
                                      fmt::join(names, ", ")));
 }
 
@@ -303,6 +305,7 @@ void write_members(JsonWriter& json, const WriteReport& report,
   write_side(json, "source", report.source->path, *report.source);
   write_side(json, "target", report.target_path, report.target->catalog);
   json.member("tensors", uint64_t{report.target->catalog.tensors.size()});
+  json.member("part_of_model", report.part_of_model);
   json.member("bytes_read", report.bytes_read);
   json.member("header_bytes_read", report.header_bytes);
   json.member("bytes_written", report.bytes_written);

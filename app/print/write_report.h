@@ -25,6 +25,7 @@ struct WriteReport {
   const Target* target = nullptr;
   std::string target_path;
   bool single_file = false;
+  bool part_of_model = false;  // a selection left weights out
   bool dry_run = false;
   uint64_t bytes_read = 0;       // payload
   uint64_t header_bytes = 0;     // read before it: headers, indexes, pickles

@@ -151,6 +151,8 @@ struct Naming {
   std::vector<std::string> allow_missing;  // or may be missing,
   std::vector<std::string> allow_unsaid;   // and facts that may be left unsaid
   bool strict_config = false;  // refuse keys of config.json that are not known
+  // Names were given one by one: no prefix is taken off them for a container.
+  bool renamed = false;
   bool partial = false;  // tensors were left out before: others may be missing
   std::optional<DType> dtype;  // what config.json will say
   // Called with what was found and assumed on the way, and what can't be done.
