@@ -11,6 +11,7 @@ import shutil
 import torch
 from safetensors.torch import load_file
 
+from remote_servers import Server
 from support import DATA, Suite, check, check_equal
 
 CKPT = None
@@ -188,7 +189,8 @@ def test_beside(folder):
                                    ("convert", ["--to", "safetensors"]),
                                    ("unshard", []),
                                    ("convert", ["-n", "--dtype", "bf16"]),
-                                   ("convert", ["--if-exists", "skip"]),
+                                   ("convert", ["--if-exists", "skip",
+                                                "--dtype", "bf16"]),
                                    ("convert", ["--no-manifest"])):
                 shutil.rmtree(folder, ignore_errors=True)
                 shutil.copytree(LLAMA, folder / "src")
@@ -236,6 +238,24 @@ def test_beside_source(folder):
             continue
         check_equal(done.code, 5, str(done))
         check_equal(snapshot(folder), before, str(done))
+
+
+def test_fetch(folder):
+    """A file that differs stays, unless --overwrite is given; it is replaced
+    by the whole one."""
+    for at, mine in enumerate((b"mine", b"theirs?")):  # also of the same size
+        there, here = folder / f"there{at}", folder / f"here{at}"
+        there.mkdir()
+        here.mkdir()
+        (there / "config.json").write_bytes(b"theirs!")
+        (here / "config.json").write_bytes(mine)
+        with Server(folder) as server:
+            words = ["fetch", server.url + f"/there{at}/config.json", here]
+            done = CKPT.run(*words).want(5)
+            check_equal((here / "config.json").read_bytes(), mine, str(done))
+            check("--overwrite" in done.err, str(done))
+            CKPT.ok(*words, "--overwrite")
+        check_equal((here / "config.json").read_bytes(), b"theirs!", "bytes")
 
 
 def test_manifest_in_the_way(folder):
@@ -319,6 +339,7 @@ def prepare(suite, ckpt):
     suite.add("outputs of one run", test_outputs_apart)
     suite.add("files beside a single file", test_beside)
     suite.add("files beside a single file, of the source", test_beside_source)
+    suite.add("fetch", test_fetch)
     suite.add("a manifest in the way", test_manifest_in_the_way)
     suite.add("locks and journals", test_journals)
     suite.add("what was written is listed", test_written_list)
