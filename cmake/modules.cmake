@@ -122,6 +122,18 @@ foreach(module TORCH MPI CUDA)
   endif()
 endforeach()
 
+# ckpt_module_path(TARGET [DIRECTORY...]): where a module's libraries are, for
+# the build and for what is installed alike. Were they to differ, CMake would
+# pad the shorter list with ":", and the loader takes what is empty between two
+# of them for the current directory.
+function(ckpt_module_path target)
+  set(paths "$ORIGIN" ${ARGN})
+  set_target_properties(${target} PROPERTIES
+    BUILD_WITH_INSTALL_RPATH ON
+    INSTALL_RPATH "${paths}"
+    INSTALL_RPATH_USE_LINK_PATH ON)
+endfunction()
+
 # One line per thing that may or may not be there.
 function(ckpt_summary)
   message(STATUS "")

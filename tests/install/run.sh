@@ -21,6 +21,9 @@ export LD_LIBRARY_PATH=$work/prefix/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 "$work/build/consumer" "$checkpoint" | grep " bytes in "
 "$work/prefix/bin/ckpt" inspect "$checkpoint" >/dev/null
 
+# Nothing of it makes the loader look in the current directory.
+python3 "$here/elf.py" "$work/prefix"
+
 # What is installed opens where it lies now: libtorch is found by RUNPATH.
 if "$work/prefix/bin/ckpt" --version | grep "can't be opened"; then
   exit 1
