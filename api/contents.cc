@@ -2,15 +2,17 @@
 #include "api/contents.h"
 
 #include <algorithm>
-#include <array>
-#include <unordered_set>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <set>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "formats/stray.h"
-#include "lib/crc32.h"
 #include "lib/io/ahead.h"
 #include "lib/io/file.h"
 #include "lib/io/listed.h"
@@ -61,6 +63,11 @@ void add_contents(const Prepared& prepared, const std::string& root,
       if (ranges.empty() && file.size) continue;  // tensors and nothing else
       if (ranges == std::vector<uint64_t>{0, file.size}) ranges.clear();
     }
+    if (const auto why = prepared.unproven.files.find(file.path);
+        why != prepared.unproven.files.end()) {
+      manifest.contents[file.path] = {.unproven = why->second};
+      continue;
+    }
     const io::Handle handle = io::Handle::open_read(io::join(root, file.path));
     manifest.contents[file.path] = {sha256_of(handle, ranges), ranges};
   }
@@ -71,24 +78,58 @@ void add_contents(const Prepared& prepared, const std::string& root,
 
 void check_stored_crcs(const io::Handle& file) {
   if (!is_zip(file)) return;
-  std::vector<std::byte> block(1 << 20);
   const zip::Archive archive = zip::Archive::read(file);
-  for (const zip::Entry& entry : archive.entries()) {
-    if (entry.method != zip::kStored || entry.crc32 == 0) continue;
-    uint32_t sum = 0;
-    for (uint64_t done = 0; done < entry.size;) {
-      const auto part = std::span(block).first(
-          std::min<uint64_t>(entry.size - done, block.size()));
-      file.read(entry.data_offset + done, part);
-      sum = crc32(sum, part);
-      done += part.size();
+  for (const zip::Entry& entry : archive.entries())
+    zip::check_entry(file, entry);
+}
+
+namespace {
+
+bool is_within(const zip::Entry& entry, uint64_t begin, uint64_t end) {
+  return entry.data_offset >= begin && entry.data_offset <= end &&
+         entry.packed_size <= end - entry.data_offset;
+}
+
+// Checks what a range of a source's file holds: records of the archive that the
+// file is, or an archive of its own. A record that is carried in part has
+// tensors in it, with which it is checked.
+class CarriedCheck {
+ public:
+  explicit CarriedCheck(const Catalog& source) : source_(source) {}
+
+  void check(const CarriedRange& range) {
+    if (!file_ || range.source_file != index_) open(range.source_file);
+    const uint64_t begin = range.source_offset, end = begin + range.size;
+    if (archive_) {
+      for (const zip::Entry& entry : archive_->entries())
+        if (is_within(entry, begin, end)) zip::check_entry(*file_, entry);
+    } else if (range.size >= 22 && file_->read_string(begin, 4) == "PK\3\4") {
+      const io::Handle item = file_->slice(begin, range.size);
+      const zip::Archive archive = zip::Archive::read(item);
+      for (const zip::Entry& entry : archive.entries())
+        zip::check_entry(item, entry);
     }
-    if (sum != entry.crc32)
-      throw input_error({file.path(), {}},
-                        "record {} has CRC-32 {:08x}, the archive says {:08x}",
-                        entry.name, sum, entry.crc32)
-          .with_hint("copy or download the file again");
   }
+
+ private:
+  void open(uint32_t index) {
+    index_ = index;
+    archive_.reset();
+    file_.emplace(io::Handle::open_read(source_.files.at(index).path));
+    if (is_zip(*file_)) archive_.emplace(zip::Archive::read(*file_));
+  }
+
+  const Catalog& source_;
+  uint32_t index_ = 0;
+  std::optional<io::Handle> file_;
+  std::optional<zip::Archive> archive_;
+};
+
+}  // namespace
+
+void check_carried(const Catalog& source, const TargetFile& file) {
+  CarriedCheck checked(source);
+  for (const CarriedRange& range : file.carried) checked.check(range);
 }
 
 namespace {
@@ -114,35 +155,66 @@ void add_unreadable(Catalog& catalog, const SourceFile& file,
 
 }  // namespace
 
+namespace {
+
+// Adds the records of an archive that are in no list yet. `id`: the archive's
+// number among the files.
+void add_records(const io::Handle& file, uint32_t id, Catalog& catalog) {
+  std::set<std::string_view> known;
+  for (const StoredCrc& crc : catalog.crcs)
+    if (catalog.files[crc.file].path == file.path()) known.insert(crc.record);
+  const zip::Archive archive = zip::Archive::read(file);
+  std::vector<StoredCrc> added;
+  for (const zip::Entry& entry : archive.entries()) {
+    if (entry.crc32 == 0 || known.contains(entry.name)) continue;
+    StoredCrc crc{id, entry.data_offset, entry.data_offset + entry.size,
+                  entry.crc32, entry.name};
+    if (entry.method != zip::kStored) {
+      crc = {static_cast<uint32_t>(catalog.files.size()), 0, entry.size,
+             entry.crc32, entry.name};
+      catalog.files.push_back({.path = file.path(),
+                               .size = entry.size,
+                               .codec = Codec::kDeflate,
+                               .packed_offset = entry.data_offset,
+                               .packed_size = entry.packed_size});
+    }
+    added.push_back(std::move(crc));
+  }
+  catalog.crcs.insert(catalog.crcs.end(),
+                      std::make_move_iterator(added.begin()),
+                      std::make_move_iterator(added.end()));
+}
+
+}  // namespace
+
 void add_carried_crcs(Catalog& catalog) {
-  std::unordered_set<std::string> known;
-  for (const File& file : catalog.files) known.insert(file.path);
-  std::vector<std::string> carried;
+  std::map<std::string, uint32_t> known;
+  for (uint32_t i = 0; i < catalog.files.size(); ++i)
+    if (catalog.files[i].codec == Codec::kRaw)
+      known.emplace(catalog.files[i].path, i);
+  std::vector<std::string> paths;
   std::vector<const SourceFile*> listed;
   for (const SourceFile& file : catalog.file_list) {
-    std::string path = io::join(catalog.file_root, file.path);
-    if (known.contains(path)) continue;
-    carried.push_back(std::move(path));
+    paths.push_back(io::join(catalog.file_root, file.path));
     listed.push_back(&file);
   }
-  io::FilesAhead ahead(carried);
-  for (size_t i = 0; i < carried.size(); ++i) {
-    const std::string& path = carried[i];
+  io::FilesAhead ahead(paths);
+  for (size_t i = 0; i < paths.size(); ++i) {
+    const std::string& path = paths[i];
     ahead.reach(i);
+    const auto at = known.find(path);
     try {
       if (!io::is_file(path)) continue;
       const io::Handle file = io::Handle::open_read(path);
       if (!is_zip(file)) continue;
-      const auto id = static_cast<uint32_t>(catalog.files.size());
-      const zip::Archive archive = zip::Archive::read(file);
-      for (const zip::Entry& entry : archive.entries())
-        if (entry.method == zip::kStored && entry.crc32 != 0)
-          catalog.crcs.push_back({id, entry.data_offset,
-                                  entry.data_offset + entry.size, entry.crc32,
-                                  entry.name});
-      catalog.files.push_back({.path = path, .size = file.size()});
+      auto id = static_cast<uint32_t>(catalog.files.size());
+      if (at != known.end())
+        id = at->second;
+      else
+        catalog.files.push_back({.path = path, .size = file.size()});
+      add_records(file, id, catalog);
     } catch (const Error& error) {
-      add_unreadable(catalog, *listed[i], path, error);
+      if (at == known.end()) add_unreadable(catalog, *listed[i], path, error);
     }
   }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/manifests.h"
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <string_view>
@@ -8,6 +9,7 @@
 #include "api/contents.h"
 #include "api/decoded.h"
 #include "api/reread.h"
+#include "ckpt/error.h"
 #include "lib/io/file.h"
 #include "lib/manifest.h"
 #include "reshard/made.h"
@@ -35,6 +37,9 @@ Manifest manifest_of(const Prepared& prepared,
     entry.dtype = tensor.dtype;
     entry.shape = tensor.shape;
     entry.digest = result.target[i];
+    if (const auto why = prepared.unproven.tensors.find(tensor.name);
+        why != prepared.unproven.tensors.end())
+      entry.unproven = why->second;
     if (plan.tensors[i].casts() && !decoded.contains(plan.tensors[i].name))
       entry.source = {plan.tensors[i].source_dtype, result.source[i]};
   }
@@ -90,19 +95,43 @@ bool may_be_arranged(std::string_view name) {
 
 }  // namespace
 
+// Under another name it may be a part of anything.
+void each_unproven(
+    const Prepared& prepared,
+    const std::function<void(size_t, const std::string&)>& tell) {
+  const std::string path = source_manifest(prepared.source);
+  if (path.empty()) return;
+  const Manifest manifest = read_manifest(path);
+  std::vector<std::string> stored;
+  for (const reshard::PlannedTensor& tensor : prepared.plan.tensors)
+    stored.push_back(edit_of(prepared.edits, tensor.name).stored);
+  const bool same_names = std::ranges::any_of(
+      stored,
+      [&](const std::string& name) { return manifest.tensors.contains(name); });
+  for (const auto& [name, entry] : manifest.tensors) {
+    if (entry.unproven.empty()) continue;
+    for (size_t i = 0; i < stored.size(); ++i)
+      if (!same_names || stored[i] == name)
+        tell(i, fmt::format("{} is unproven in the source: {}", name,
+                            entry.unproven));
+  }
+}
+
 // If the source was written by ckpt, its manifest says what was written.
 // Tensors are found by their stored name or, if names have changed, by any
 // equal digest. Those that remain were cut, taken apart or put together on the
 // way, and are read again as stored.
 void check_source_manifest(const Prepared& prepared,
                            const reshard::RunResult& result,
-                           const reshard::RunOptions& options) {
+                           const reshard::RunOptions& options,
+                           const OnWrong& wrong) {
   const std::string path = source_manifest(prepared.source);
   if (path.empty()) return;
   const Manifest manifest = read_manifest(path);
   std::set<std::string> unseen;
   std::map<std::string, std::vector<std::string>> by_digest;
   for (const auto& [name, entry] : manifest.tensors) {
+    if (!entry.unproven.empty()) continue;
     unseen.insert(name);
     by_digest[entry.digest.hex()].push_back(name);
   }
@@ -130,6 +159,7 @@ void check_source_manifest(const Prepared& prepared,
       continue;
     }
     const Manifest::Entry& written = entry->second;
+    if (!written.unproven.empty()) continue;
     const Digest& found = result.source[i];
     const Shape& shape = prepared.plan.tensors[i].shape;
     const bool same = written.digest == found;
@@ -138,12 +168,19 @@ void check_source_manifest(const Prepared& prepared,
         (!same && may_be_arranged(name)))
       cut.insert(edit.stored);
     else if (!same && !padded)
-      throw differs(prepared.source, edit.stored, found, written.digest, path);
+      wrong(i,
+            differs(prepared.source, edit.stored, found, written.digest, path));
     unseen.erase(edit.stored);
   }
   if (rearranged) cut.merge(unseen);
-  if (!cut.empty())
+  if (cut.empty()) return;
+  try {
     check_by_reading(prepared.source, manifest, path, cut, options);
+  } catch (const Error& error) {
+    // Nobody knows into which tensors it was put.
+    if (error.code() != ExitCode::kDamaged) throw;
+    for (size_t i = 0; i < prepared.plan.tensors.size(); ++i) wrong(i, error);
+  }
 }
 
 }  // namespace ckpt::library

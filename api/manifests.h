@@ -2,9 +2,11 @@
 // The manifests of a run: the target's, and the source's if it has one.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "api/prepared.h"
+#include "ckpt/error.h"
 #include "lib/io/staging.h"
 #include "reshard/engine.h"
 
@@ -17,9 +19,20 @@ uint64_t write_manifest(const Prepared& prepared,
 // The manifest beside the source; "" if it is absent or stale.
 std::string source_manifest(const Catalog& source);
 
-// Throws input_error if ckpt wrote the source and it has changed since.
+// Calls `tell` with the planned tensors that are made of what the source's
+// manifest has no digest of, and with the reason.
+void each_unproven(
+    const Prepared& prepared,
+    const std::function<void(size_t tensor, const std::string& why)>& tell);
+
+// Gets the index of a planned tensor that is not what it should be, and why.
+using OnWrong = std::function<void(size_t tensor, const Error& error)>;
+
+// Calls `wrong` with the input_error of each tensor that has changed since ckpt
+// wrote the source.
 void check_source_manifest(const Prepared& prepared,
                            const reshard::RunResult& result,
-                           const reshard::RunOptions& options);
+                           const reshard::RunOptions& options,
+                           const OnWrong& wrong);
 
 }  // namespace ckpt::library

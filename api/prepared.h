@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 
@@ -31,6 +32,13 @@ struct Prepared {
   // What the manifest says of tensors that are not in `plan`, where whole files
   // are copied, and where they come from.
   std::optional<Manifest> known;
+  // Tensors and files of the target that are written although something says
+  // that they are wrong, and what does. They get no digest.
+  struct Unproven {
+    std::map<std::string, std::string> tensors;
+    std::map<std::string, std::string> files;
+  };
+  Unproven unproven;
 
   // Of the manifest that was written, if one was.
   std::optional<uint64_t> manifest_bytes = {};

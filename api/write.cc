@@ -40,6 +40,7 @@
 #include "lib/io/watch.h"
 #include "lib/trace.h"
 #include "reshard/cast.h"
+#include "reshard/crc_check.h"
 #include "reshard/journal.h"
 #include "reshard/made.h"
 #include "reshard/parts.h"
@@ -134,6 +135,49 @@ void copy_sidecar(const TargetFile& file, const std::string& root) {
   io::copy_range(from, 0, to, 0, file.size);
 }
 
+// Refuses what was read if a checksum, a copy or the source's manifest says
+// that it is wrong; or notes it, if it is wanted all the same.
+void check_read(Prepared& prepared, const reshard::RunResult& result,
+                const reshard::RunOptions& run, const SaveOptions& options) {
+  const auto note = [&](size_t tensor, std::string why) {
+    prepared.unproven.tensors.try_emplace(
+        prepared.target.catalog.tensors.at(tensor).name, std::move(why));
+  };
+  if (options.allow_replica_mismatch) {
+    for (const reshard::ReplicaCheck& check : prepared.plan.replicas)
+      if (result.source[check.first] != result.source[check.second])
+        note(check.tensor, "its copies differ");
+  } else {
+    reshard::check_replicas(prepared.plan, result, prepared.source);
+  }
+  if (options.ignore_checksums) {
+    for (const uint32_t tensor :
+         reshard::tensors_of(prepared.plan, prepared.source, result.wrong_crcs))
+      note(tensor, "a record that it was read from has another CRC-32");
+  } else {
+    reshard::check_crcs(result, prepared.plan, prepared.source);
+  }
+  each_unproven(prepared, note);
+  if (options.ignore_checksums && !run.digest) return;
+  check_source_manifest(prepared, result, run,
+                        [&](size_t tensor, const Error& error) {
+                          if (!options.ignore_checksums) throw error;
+                          note(tensor, error.problem());
+                        });
+}
+
+// The same for a file that is copied, wholly or in part.
+void check_copied(Prepared& prepared, const TargetFile& file,
+                  const SaveOptions& options,
+                  const std::function<void()>& check) {
+  try {
+    check();
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kDamaged || !options.ignore_checksums) throw;
+    prepared.unproven.files.try_emplace(file.path, error.problem());
+  }
+}
+
 reshard::RunResult fill(Prepared& prepared, io::Staging& staging,
                         reshard::Journal& journal, uint64_t work,
                         const SaveOptions& options, const Progress& progress) {
@@ -141,7 +185,8 @@ reshard::RunResult fill(Prepared& prepared, io::Staging& staging,
   reshard::RunOptions run = run_options(prepared, options);
   run.progress = progress;
   run.journal = &journal;
-  run.check_crcs = !options.ignore_checksums;
+  // A manifest tells what is unproven; without one nobody asks.
+  run.check_crcs = !options.ignore_checksums || options.manifest;
   leave_room(prepared.source, run);
   run.digest = wants_sums(prepared, options) || !prepared.plan.replicas.empty();
   const auto sending = Sending::begin(prepared, staging);
@@ -161,12 +206,7 @@ reshard::RunResult fill(Prepared& prepared, io::Staging& staging,
                   .work = work,
                   .sync = options.sync});
   check_losses(prepared.path, prepared.plan, result, options.overflow);
-  if (!options.allow_replica_mismatch)
-    reshard::check_replicas(prepared.plan, result, prepared.source);
-  if (!options.ignore_checksums) {
-    reshard::check_crcs(result, prepared.plan, prepared.source);
-    check_source_manifest(prepared, result, run);
-  }
+  check_read(prepared, result, run, options);
   std::vector<const TargetFile*> copies;
   std::vector<std::string> paths;
   for (const TargetFile& file : target.files) {
@@ -177,10 +217,15 @@ reshard::RunResult fill(Prepared& prepared, io::Staging& staging,
   io::FilesAhead ahead(std::move(paths));
   for (size_t i = 0; i < copies.size(); ++i) {
     ahead.reach(i);
-    if (!options.ignore_checksums)
+    check_copied(prepared, *copies[i], options, [&] {
       check_stored_crcs(io::Handle::open_read(copies[i]->copy_of));
+    });
     copy_sidecar(*copies[i], staging.root());
   }
+  for (const TargetFile& file : target.files)
+    if (!file.carried.empty())
+      check_copied(prepared, file, options,
+                   [&] { check_carried(prepared.source, file); });
   // Possibly for the second time: files that are not sent in parts lack CRCs.
   write_rest(prepared, output, staging.root(), !sending);
   progress.end();
@@ -228,7 +273,7 @@ bool has_made_files(const Catalog& source) {
 void make_plan(Catalog& source, Prepared& prepared, const SaveOptions& options,
                const PlanSeen& seen) {
   constexpr uint64_t kCounted = 1 << 17;
-  const bool compare = !options.allow_replica_mismatch;
+  const bool compare = !options.allow_replica_mismatch || options.manifest;
   reshard::PlanSize& size = prepared.plan_size;
   const bool large =
       reshard::piece_count(source, prepared.target.catalog) >= kCounted;

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "ckpt/error.h"
 #include "ckpt/layout.h"
 
 namespace ckpt {
@@ -46,6 +47,11 @@ uint64_t byte_size(const Tensor& tensor) {
 uint64_t element_size(DType dtype) {
   const uint32_t bits = info(dtype).bits;
   return bits % 8 == 0 ? bits / 8 : 0;
+}
+
+const std::string& Content::bytes() const {
+  if (damage_) throw *damage_;
+  return bytes_;
 }
 
 const Tensor* Catalog::find(std::string_view name) const {

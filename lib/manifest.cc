@@ -213,11 +213,14 @@ std::string to_json(const Manifest& manifest) {
   text += "\n },\n \"tensors\": {";
   separator = "\n";
   for (const auto& [name, tensor] : manifest.tensors) {
-    text += fmt::format(
-        "{}  {}: {{\"dtype\": \"{}\", \"shape\": {}, \"digest\": \"{}\"",
-        separator, quoted(name), ckpt::name(tensor.dtype),
-        to_string(tensor.shape), tensor.digest.hex());
-    if (tensor.source)
+    text += fmt::format("{}  {}: {{\"dtype\": \"{}\", \"shape\": {}, ",
+                        separator, quoted(name), ckpt::name(tensor.dtype),
+                        to_string(tensor.shape));
+    if (!tensor.unproven.empty())
+      text += fmt::format("\"unproven\": {}", quoted(tensor.unproven));
+    else
+      text += fmt::format("\"digest\": \"{}\"", tensor.digest.hex());
+    if (tensor.source && tensor.unproven.empty())
       text += fmt::format(
           ", \"source\": {{\"dtype\": \"{}\", \"digest\": \"{}\"}}",
           ckpt::name(tensor.source->first), tensor.source->second.hex());
@@ -227,8 +230,11 @@ std::string to_json(const Manifest& manifest) {
   text += "\n },\n \"contents\": {";
   separator = "\n";
   for (const auto& [path, content] : manifest.contents) {
-    text += fmt::format("{}  {}: {{\"sha256\": \"{}\"", separator, quoted(path),
-                        content.sha256);
+    text += fmt::format("{}  {}: {{", separator, quoted(path));
+    if (!content.unproven.empty())
+      text += fmt::format("\"unproven\": {}", quoted(content.unproven));
+    else
+      text += fmt::format("\"sha256\": \"{}\"", content.sha256);
     if (!content.ranges.empty())
       text +=
           fmt::format(", \"ranges\": [{}]", fmt::join(content.ranges, ", "));
@@ -362,10 +368,13 @@ class ManifestReader {
         entry.digest = read_digest();
       else if (key == "source")
         entry.source = read_sum(name);
+      else if (key == "unproven")
+        entry.unproven = scan_.string();
       else
         scan_.skip();
     });
-    need(seen, name, {"dtype", "shape", "digest"});
+    need(seen, name, {"dtype", "shape"});
+    if (entry.unproven.empty()) need(seen, name, {"digest"});
     return entry;
   }
 
@@ -395,10 +404,12 @@ class ManifestReader {
           content.sha256 = scan_.string();
         else if (key == "ranges")
           content.ranges = read_numbers("a range");
+        else if (key == "unproven")
+          content.unproven = scan_.string();
         else
           scan_.skip();
       });
-      need(seen, name, {"sha256"});
+      if (content.unproven.empty()) need(seen, name, {"sha256"});
       if (content.ranges.size() % 2 || !std::ranges::is_sorted(content.ranges))
         throw input_error({path_, {}}, "ranges are pairs in order");
       if (!manifest_.contents.emplace(name, std::move(content)).second)

@@ -14,6 +14,10 @@
 //                 "samples": "8 hex digits for each of up to 64 blocks"},
 //    "self": "SHA-256 of all bytes before this line's comma"}
 //
+// What was written although a checksum, a copy or a manifest contradicted it
+// has
+// {"unproven": "why"} instead of a digest: nothing can be certified of it.
+//
 // A tensor has "source" if it was cast: what was read. "contents" covers all
 // bytes that no tensor's digest covers: whole files, or the ranges between the
 // tensors of a file, [begin, end) after [begin, end). SHA-256, since sha256sum
@@ -41,10 +45,12 @@ struct Manifest {
     Shape shape;
     Digest digest;
     std::optional<std::pair<DType, Digest>> source;
+    std::string unproven;  // if not empty, why there is no digest
   };
   struct Content {
     std::string sha256;
     std::vector<uint64_t> ranges;  // begin, end, begin, end …; none: all of it
+    std::string unproven = {};     // if not empty, why there is no sha256
     friend bool operator==(const Content&, const Content&) = default;
   };
   struct Identity {

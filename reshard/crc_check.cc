@@ -214,6 +214,36 @@ std::string tensor_in(const Plan& plan, const StoredCrc& range) {
   return found ? found->name : "";
 }
 
+std::set<uint32_t> tensors_of(const Plan& plan, const Catalog& catalog,
+                              const std::vector<uint32_t>& which) {
+  std::set<uint32_t> tensors;
+  if (which.empty()) return tensors;
+  const auto see = [&](uint32_t file, uint64_t begin, uint64_t end,
+                       uint32_t tensor) {
+    for (const uint32_t index : which) {
+      const StoredCrc& crc = catalog.crcs[index];
+      if (crc.file == file && begin < crc.end && crc.begin < end)
+        tensors.insert(tensor);
+    }
+  };
+  for (const Job& job : plan.jobs)
+    for (uint32_t i = 0; i < job.sources; ++i) {
+      const Lane& lane = plan.lanes[job.first_source + i];
+      const uint64_t rows = job.rows == 0 ? 0 : job.rows - 1;
+      see(lane.file, lane.offset,
+          lane.offset + rows * lane.row_stride + lane.width, job.tensor);
+    }
+  for (const Gather& gather : plan.gathers) {
+    uint64_t end = gather.source_offset +
+                   element_size(plan.tensors[gather.tensor].source_dtype);
+    for (size_t d = 0; d < gather.shape.size(); ++d)
+      if (gather.shape[d] > 1)
+        end += (gather.shape[d] - 1) * gather.source_strides[d];
+    see(gather.source_file, gather.source_offset, end, gather.tensor);
+  }
+  return tensors;
+}
+
 std::vector<Problem> check_crcs(const Catalog& catalog,
                                 const RunOptions& options) {
   std::vector<uint32_t> all(catalog.crcs.size());

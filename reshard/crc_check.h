@@ -2,6 +2,7 @@
 // Checking the checksums that a container stores (zip records).
 #pragma once
 
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,6 +35,10 @@ std::vector<std::string> tensors_in(const Catalog& catalog,
 
 // The same of a range that a plan reads.
 std::string tensor_in(const Plan& plan, const StoredCrc& range);
+
+// The tensors of a plan that are read from any of these records, by index.
+std::set<uint32_t> tensors_of(const Plan& plan, const Catalog& catalog,
+                              const std::vector<uint32_t>& which);
 
 // Bytes that check_crcs reads.
 uint64_t crc_bytes(const Catalog& catalog);

@@ -39,11 +39,12 @@ class SourceCrcs {
   // once, and do not have their checksum.
   std::vector<uint32_t> wrong(const Plan& plan) const;
   // Records that were not read so, although the plan takes at least half of
-  // what is in them: padded storages, strided tensors, work that an earlier
-  // run did. They have to be read on their own. Of records that the plan
-  // takes less of, nothing is said: tensors were left out.
+  // what is in them, or anything of a small one: padded storages, strided
+  // tensors, work that an earlier run did. They have to be read on their own.
+  // Of large records that the plan takes less of, nothing is said: tensors were
+  // left out.
   std::vector<uint32_t> unsure(const Plan& plan) const;
-  // Those others: of which the plan takes less than half, or nothing.
+  // Those others.
   std::vector<uint32_t> left_out(const Plan& plan) const;
 
  private:
@@ -58,9 +59,11 @@ class SourceCrcs {
                   std::vector<uint64_t>& planned) const;
   // What the plan takes of each record of records_.
   std::vector<uint64_t> planned_bytes(const Plan& plan) const;
-  // True if that is enough to judge a record of so many bytes.
+  // True if what is taken of a record of so many bytes is worth reading it
+  // whole.
+  static constexpr uint64_t kSmall = uint64_t{64} << 20;
   static bool is_taken(uint64_t planned, uint64_t size) {
-    return planned != 0 && planned >= size / 2;
+    return planned != 0 && (planned >= size / 2 || size <= kSmall);
   }
 
   struct Record {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "api/check/compare.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 #include <unordered_set>
 
 #include "api/check/arrangement.h"
+#include "api/check/compare.h"
 #include "api/check/explain.h"
 #include "api/check/read_all.h"
 #include "ckpt/ckpt.h"
@@ -277,8 +276,10 @@ bool in_object(const Catalog& catalog, const Tensor& lonely,
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()),
                               bytes.size());
   return std::ranges::any_of(
-      other.skeleton->storages,
-      [&](const auto& storage) { return storage.second == text; });
+      other.skeleton->storages, [&](const auto& storage) {
+        const Content& content = storage.second;
+        return !content.damage() && content.bytes() == text;
+      });
 }
 
 // Proves that what was left out to bring both to the same names is what it

@@ -207,6 +207,7 @@ class Check {
     const Manifest manifest = read_manifest(path);
     const std::string root = io::parent(path);
     for (const auto& [name, content] : manifest.contents) {
+      if (!content.unproven.empty()) continue;
       const std::string full = io::join(root, name);
       try {
         if (io::file_size(full) != manifest.files.at(name)) continue;  // told
@@ -256,6 +257,19 @@ class Check {
       if (!manifest.files.contains(file.path))
         add(remark("unlisted_file", {io::join(path_, file.path), {}},
                    "the manifest does not list it: it came later"));
+  }
+
+  // What was wrong when it was written, and was written all the same.
+  void unproven(const std::string& path) {
+    const Manifest manifest = read_manifest(path);
+    const auto tell = [&](const Where& where, const std::string& why) {
+      if (!why.empty())
+        add(damage("unproven", where, "was written unproven: {}", why));
+    };
+    for (const auto& [name, tensor] : manifest.tensors)
+      tell({path_, name}, tensor.unproven);
+    for (const auto& [name, content] : manifest.contents)
+      tell({io::join(io::parent(path), name), {}}, content.unproven);
   }
 
   size_t problems() const { return report_.problems.size(); }
@@ -345,7 +359,8 @@ class Check {
         if (!is_listed_content(manifest, root, catalog, tensor))
           add(warning("unlisted_tensor", {path, tensor.name},
                       "the manifest does not list it"));
-      } else if (entry->second.digest != reading.digests[i] && !edit.cut &&
+      } else if (entry->second.unproven.empty() &&
+                 entry->second.digest != reading.digests[i] && !edit.cut &&
                  !(selected_ && is_part(tensor.shape, entry->second)))
         add(damage("digest", {first_file(catalog, tensor), tensor.name},
                    "the content has digest {}, it was written with {}",
@@ -476,6 +491,7 @@ Report check_integrity(const std::string& path, const Selection& selection,
     check.contents(catalog, options);
     const std::string manifest = check.manifest_of(catalog);
     if (!manifest.empty() && !options.quick) check.files(manifest);
+    if (!manifest.empty()) check.unproven(manifest);
     if (options.deep) check.claims(catalog);
     check.pickles_again();
   } catch (const Error& error) {

@@ -433,6 +433,9 @@ ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
     const reshard::RunResult result =
         library::execute(prepared, options, progress);
     report.bytes_read = result.bytes_read;
+    for (const auto* some :
+         {&prepared.unproven.tensors, &prepared.unproven.files})
+      for (const auto& [name, why] : *some) report.unproven.push_back(name);
     say_losses(prepared.plan, result);
     if (request.write.verify)
       verify_written(request, layout, prepared.target, result);

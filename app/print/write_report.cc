@@ -346,9 +346,30 @@ void write_members(JsonWriter& json, const WriteReport& report,
   json.key("load_in_code");
   json.tree(nlohmann::ordered_json(families::load_code(target)));
   write_program(json, families::megatron_model(target));
+  if (!report.unproven.empty()) {
+    json.key("unproven").begin_array();
+    for (const std::string& name : report.unproven) json.value(name);
+    json.end_array();
+  }
   write_lines(json, report);
   write_ranks(json);
 }
+
+namespace {
+
+// "; unproven: a, b and 3 others"
+std::string unproven_text(const std::vector<std::string>& names) {
+  constexpr size_t kNamed = 3;
+  std::string text;
+  for (size_t i = 0; i < std::min(names.size(), kNamed); ++i)
+    text += (i == 0 ? "; unproven: " : ", ") + text::printable(names[i]);
+  if (names.size() > kNamed)
+    text +=
+        fmt::format(" and {}", text::counted(names.size() - kNamed, "other"));
+  return text;
+}
+
+}  // namespace
 
 void show(const WriteReport& report, const OutputOptions& output) {
   end_trace(output);
@@ -371,7 +392,7 @@ void show(const WriteReport& report, const OutputOptions& output) {
         text::iec_size(peak_memory()), beside_text(report, output),
         report.verified ? ", verified; next: ckpt inspect "
                         : "; next: ckpt verify ",
-        text::shell_path(report.target_path)));
+        text::shell_path(report.target_path), unproven_text(report.unproven)));
     say_loading(report);
   }
 }

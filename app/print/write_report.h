@@ -36,6 +36,8 @@ struct WriteReport {
   bool verified = false;         // --verify: read back and compared
   // The manifest of the target, below it or beside it; nothing if there is none
   std::optional<std::pair<std::string, uint64_t>> manifest;
+  // Tensors and files that were written although something contradicts them.
+  std::vector<std::string> unproven;
 };
 
 // Reads and writes for 0.6 s. Nothing if the run is short, or not between disks

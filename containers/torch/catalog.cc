@@ -56,20 +56,6 @@ class Ties {
   std::map<Identity, Group> groups_;
 };
 
-std::string read_storage(const Catalog& catalog, const Container& container,
-                         const StorageUse& use) {
-  const Storage& storage = container.storages.all[use.storage];
-  TensorRef ref;
-  ref.dtype = use.dtype.value_or(DType::u8);
-  ref.shape = {use.bytes / element_size(ref.dtype)};
-  ref.extent = {.offset = storage.offset + use.begin,
-                .strides = {},
-                .file = storage.file};
-  if (container.storages.big_endian && info(ref.dtype).swap > 1)
-    ref.transform = kSwapBytes;
-  return read_content(catalog, ref, kMaxLoose);
-}
-
 void add_loose_storages(Catalog& catalog, const Container& container,
                         const Tree& tree, Skeleton& skeleton) {
   uint64_t sum = 0;
@@ -87,7 +73,7 @@ void add_loose_storages(Catalog& catalog, const Container& container,
     }
     sum += use->bytes;
     skeleton.storages.emplace_back(node,
-                                   read_storage(catalog, container, *use));
+                                   storage_content(catalog, container, node));
   }
 }
 

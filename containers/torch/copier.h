@@ -24,7 +24,7 @@ class Copier {
   // Replaces a tensor's node by slots[slot], inside the wrappers that it had.
   void set_tensor(pickle::Id node, size_t slot) { tensors_[node] = slot; }
   // Sets the content of a storage that has no tensor.
-  void set_storage(pickle::Id node, const std::string& content) {
+  void set_storage(pickle::Id node, const Content& content) {
     storages_[node] = &content;
   }
   // Leaves out entry `index` of a mapping, or gives it another key.
@@ -67,7 +67,7 @@ class Copier {
   std::span<const TensorSlot> slots_;
   pickle::Document out_;
   std::unordered_map<pickle::Id, size_t> tensors_;
-  std::unordered_map<pickle::Id, const std::string*> storages_;
+  std::unordered_map<pickle::Id, const Content*> storages_;
   std::map<std::pair<pickle::Id, size_t>, Edit> edits_;
   std::vector<pickle::Id> copies_;        // by source node
   std::unordered_set<pickle::Id> begun_;  // being made

@@ -5,9 +5,11 @@
 #include <unordered_map>
 
 #include "ckpt/error.h"
+#include "containers/torch/inline.h"
 #include "containers/torch/same_lists.h"
 #include "lib/io/file.h"
 #include "lib/pickle/encode.h"
+#include "lib/pickle/parts.h"
 #include "lib/text/format.h"
 #include "lib/zip/archive.h"
 
@@ -23,6 +25,10 @@ using pickle::Type;
 // with "storage".
 constexpr std::string_view kStorageSlot = "storage slot";
 constexpr std::string_view kInline = "inline storage";
+// Of a known content: what, dtype, bytes. Of damage: path, tensor, problem and
+// hint, too.
+constexpr size_t kKnown = 3;
+constexpr size_t kDamage = 7;
 
 // A storage of the file: one record data/<key>.
 struct Record {
@@ -42,9 +48,15 @@ class Composer {
 
   std::string encode(Id root) {
     std::unordered_map<Id, Id> substitutes;
-    for (Id node = 0; node < tree_.size(); ++node)
-      if (tree_.type(node) == Type::kPersistent)
+    std::vector<Id> damaged;
+    for (Id node = 0; node < tree_.size(); ++node) {
+      if (tree_.type(node) != Type::kPersistent) continue;
+      if (is_damaged(node))
+        damaged.push_back(node);
+      else
         substitutes[node] = replace(tree_.items(node)[0]);
+    }
+    if (!damaged.empty()) check_damaged(root, damaged);
     out_.set_root(out_.import(tree_, root, substitutes));
     return pickle::encode(out_);
   }
@@ -72,6 +84,18 @@ class Composer {
     slot_records_.push_back(record);
   }
 
+  bool is_damaged(Id node) const {
+    return is_inline_storage(tree_, node) &&
+           tree_.items(tree_.items(node)[0]).size() == kDamage;
+  }
+  // Values that are not written may hold anything.
+  void check_damaged(Id root, const std::vector<Id>& damaged) const {
+    for (const Id node : pickle::storages_below(tree_, root)) {
+      if (std::ranges::find(damaged, node) != damaged.end())
+        throw *inline_content(tree_, node)->damage();
+    }
+  }
+
   // What replaces a placeholder's persistent id.
   Id replace(Id id) {
     if (tree_.is(id, Type::kInt)) return tensor(slot_at(id));
@@ -82,7 +106,8 @@ class Composer {
         const size_t slot = slot_at(items[1]);
         return storage(slot_records_[slot], slots_[slot].dtype);
       }
-      if (what == kInline && items.size() == 3) return inline_storage(items);
+      if (what == kInline && items.size() == kKnown)
+        return inline_storage(items);
     }
     throw bug_error({}, "a persistent id that is not a placeholder");
   }
@@ -201,19 +226,40 @@ Id add_storage_placeholder(Document& document, uint64_t slot) {
                      document.add_int(static_cast<int64_t>(slot))}));
 }
 
-Id add_inline_storage(Document& document, DType dtype, std::string content) {
-  return document.add_persistent(document.add_container(
-      Type::kTuple,
-      {document.add_string(kInline), document.add_string(name(dtype)),
-       document.add_text(Type::kBytes, content)}));
+Id add_inline_storage(Document& document, DType dtype, const Content& content) {
+  std::vector<Id> items{document.add_string(kInline),
+                        document.add_string(name(dtype))};
+  if (const auto& damage = content.damage()) {
+    items.push_back(document.add_none());
+    for (const std::string* text :
+         {&damage->where().path, &damage->where().tensor, &damage->problem(),
+          &damage->hint()})
+      items.push_back(document.add_string(*text));
+  } else {
+    items.push_back(document.add_text(Type::kBytes, content.bytes()));
+  }
+  return document.add_persistent(document.add_container(Type::kTuple, items));
 }
 
 bool is_inline_storage(const Document& document, Id node) {
   if (!document.is(node, Type::kPersistent)) return false;
   const Id id = document.items(node)[0];
-  return document.is(id, Type::kTuple) && document.items(id).size() == 3 &&
-         document.is(document.items(id)[0], Type::kString) &&
-         document.text(document.items(id)[0]) == kInline;
+  if (!document.is(id, Type::kTuple)) return false;
+  const auto items = document.items(id);
+  return (items.size() == kKnown || items.size() == kDamage) &&
+         document.is(items[0], Type::kString) &&
+         document.text(items[0]) == kInline;
+}
+
+std::optional<Content> inline_content(const Document& document, Id node) {
+  if (!is_inline_storage(document, node)) return std::nullopt;
+  const auto items = document.items(document.items(node)[0]);
+  const auto text = [&](size_t i) {
+    return std::string(document.text(items[i]));
+  };
+  if (items.size() == kKnown) return Content(text(2));
+  return Content(std::make_shared<const Error>(
+      ExitCode::kDamaged, Where{text(3), text(4)}, text(5), text(6)));
 }
 
 FilePlan plan_file(const Document& tree, Id root,

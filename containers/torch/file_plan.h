@@ -18,6 +18,7 @@
 #include <string_view>
 #include <vector>
 
+#include "ckpt/catalog.h"
 #include "ckpt/layout.h"
 #include "lib/pickle/value.h"
 
@@ -42,9 +43,10 @@ pickle::Id add_placeholder(pickle::Document& document, uint64_t slot);
 // Stands for the slot's storage alone: an argument of a rebuild call made by
 // hand.
 pickle::Id add_storage_placeholder(pickle::Document& document, uint64_t slot);
-// A storage whose content is already known (a small tensor's).
+// A storage whose content is already known (a small tensor's). If it is an
+// error, plan_file throws that where `root` holds the storage.
 pickle::Id add_inline_storage(pickle::Document& document, DType dtype,
-                              std::string content);
+                              const Content& content);
 
 // True for such a storage; its copies count as inline too.
 bool is_inline_storage(const pickle::Document& document, pickle::Id node);

@@ -272,8 +272,10 @@ OpenedObject open_archive(const Catalog& catalog, const Object& object,
     else if (item.size() <= kSmallObject)  // one read instead of seven
       item =
           io::Handle::of_memory(item.read_string(0, item.size()), file.path());
-    Container container = open_item(item, object.file, 0);
-    return {std::move(item), std::move(container)};
+    std::vector<StoredCrc> crcs;
+    Container container = open_item(item, object.file, 0, &crcs);
+    return {std::move(item), std::move(container), std::move(crcs),
+            object.name};
   } catch (const Error& error) {
     rethrow(error, file.path(), at, object.name);
   }
@@ -332,19 +334,6 @@ void ask_for_objects(const Catalog& catalog, std::vector<size_t> ids) {
       continue;
     }
   }
-}
-
-std::string storage_content(const OpenedObject& object, const StorageUse& use) {
-  const Storages& storages = object.container.storages;
-  const Storage& storage = storages.all.at(use.storage);
-  std::string bytes =
-      object.item.read_string(storage.offset + use.begin, use.bytes);
-  const uint32_t unit =
-      storages.big_endian && use.dtype ? info(*use.dtype).swap : 1;
-  for (size_t at = 0; unit > 1 && at + unit <= bytes.size(); at += unit)
-    std::reverse(bytes.begin() + static_cast<std::ptrdiff_t>(at),
-                 bytes.begin() + static_cast<std::ptrdiff_t>(at + unit));
-  return bytes;
 }
 
 }  // namespace ckpt::torch

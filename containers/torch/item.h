@@ -99,6 +99,8 @@ LocatedTensor locate_tensor(const io::Handle& item, uint32_t file,
 struct OpenedObject {
   io::Handle item;
   Container container;
+  std::vector<StoredCrc> crcs;  // counted as storages are
+  std::string name;             // of the object
 };
 // `file` is files[object.file], opened.
 OpenedObject open_archive(const Catalog& catalog, const Object& object,
@@ -112,7 +114,7 @@ void open_object(const Catalog& catalog, Object& object);
 // MiB go: read one after the other, each would be a round trip. Fails silently.
 void ask_for_objects(const Catalog& catalog, std::vector<size_t> ids);
 
-// Bytes of a storage of an opened object, little-endian.
-std::string storage_content(const OpenedObject& object, const StorageUse& use);
+// What a persistent id of an opened object refers to, little-endian.
+Content storage_content(const OpenedObject& object, pickle::Id node);
 
 }  // namespace ckpt::torch

@@ -72,7 +72,17 @@ std::optional<std::vector<int64_t>> as_ints(const pickle::Document& document,
 // is larger than `limit` bytes.
 std::string read_content(const Catalog& catalog, const TensorRef& ref,
                          uint64_t limit = 1 << 20);
-std::string read_content(const File& file, uint64_t offset, uint64_t size);
+
+// Bytes of catalog.files[file]. Throws input_error if the record that they are
+// a part of does not have its checksum (catalog.crcs), so that no checksum is
+// ever made of what failed one.
+std::string read_content(const Catalog& catalog, uint32_t file, uint64_t offset,
+                         uint64_t size);
+
+// What a persistent id of `container` refers to, little-endian. Of a record
+// without its checksum the content is an error, which names the value.
+Content storage_content(const Catalog& catalog, const Container& container,
+                        pickle::Id node);
 // The element of a count or another scalar, where it is stored as it is: f32,
 // f64, i64 or i32. Nothing for another dtype and for a transform.
 std::optional<double> read_number(const Catalog& catalog, DType dtype,

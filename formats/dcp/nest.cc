@@ -245,7 +245,7 @@ class ObjectTaker {
       return;
     }
     sum_ += use.bytes;
-    storages_.emplace_back(copy, torch::storage_content(opened, use));
+    storages_.emplace_back(copy, torch::storage_content(opened, node));
   }
 
   Catalog& catalog_;
@@ -253,7 +253,7 @@ class ObjectTaker {
   std::shared_ptr<Document> document_;
   std::vector<Id> values_;  // by entry
   std::vector<std::pair<size_t, Id>> taken_;
-  std::vector<std::pair<Id, std::string>> storages_;
+  std::vector<std::pair<Id, Content>> storages_;
   uint64_t sum_ = 0;
 };
 

@@ -30,6 +30,17 @@ void open_run(const Catalog& catalog, std::span<const size_t> ids, size_t first,
   }
 }
 
+// For those who check all that is stored.
+void add_crcs(const torch::OpenedObject& opened, const Object& object,
+              Catalog& catalog) {
+  if (catalog.files.at(object.file).codec != Codec::kRaw) return;
+  for (StoredCrc crc : opened.crcs) {
+    crc.begin += object.offset;
+    crc.end += object.offset;
+    catalog.crcs.push_back(std::move(crc));
+  }
+}
+
 void open_batch(Catalog& catalog, std::span<const size_t> batch,
                 bool restricted, const TakeObject& take) {
   std::vector<size_t> order(batch.begin(), batch.end());
@@ -53,6 +64,7 @@ void open_batch(Catalog& catalog, std::span<const size_t> batch,
       if (!std::ranges::binary_search(catalog.globals, global))
         torch::add_globals(catalog, {global});
     Object& object = catalog.objects[id];
+    add_crcs(one, object, catalog);
     object.document = one.container.document;
     object.node = object.document->root();
     take(id, one);

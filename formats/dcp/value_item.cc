@@ -15,8 +15,8 @@ using pickle::Document;
 using pickle::Id;
 using pickle::Type;
 
-const std::string* content_of(const Catalog& source, const Document& document,
-                              Id node) {
+const Content* content_of(const Catalog& source, const Document& document,
+                          Id node) {
   if (!source.skeleton || source.skeleton->document.get() != &document)
     return nullptr;
   for (const auto& [id, content] : source.skeleton->storages)
@@ -48,7 +48,7 @@ std::string value_item(const Catalog& source, const std::string& name,
   Document tree;
   std::unordered_map<Id, Id> inlined;
   for (const Id id : pickle::storages_below(document, node)) {
-    const std::string* content = content_of(source, document, id);
+    const Content* content = content_of(source, document, id);
     if (!content)
       throw unfaithful_error({source.path, text::printable(name)},
                              "this object holds tensors, and a value beside "

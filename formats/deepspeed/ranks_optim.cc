@@ -117,8 +117,8 @@ void Ranks::check_alike(const Parameters& group,
   for (const NamedShape& one : group) {
     const Tensor& tensor = tensor_of(one.name, state);
     const Extent& extent = tensor.pieces.at(0).extent;
-    std::string now = torch::read_content(source_.files.at(extent.file),
-                                          extent.offset, byte_size(tensor));
+    std::string now = torch::read_content(source_, extent.file, extent.offset,
+                                          byte_size(tensor));
     if (&one == &group.front()) first = now;
     if (now != first)
       refuse(optim_->path, one.name,

@@ -68,20 +68,11 @@ Id import_value(const torch::Container& container, const Catalog& catalog,
   Document& document = *values.document;
   std::unordered_map<Id, Id> substitutes;
   for (const auto& [node, use] : container.storages.uses) {
-    const torch::Storage& storage = container.storages.all[use.storage];
     const Id copy =
         document.add_persistent(document.import(source, source.items(node)[0]));
     substitutes[node] = copy;
-    torch::TensorRef ref;
-    ref.dtype = use.dtype.value_or(DType::u8);
-    ref.shape = {use.bytes / std::max<uint64_t>(1, element_size(ref.dtype))};
-    ref.extent = {.offset = storage.offset + use.begin,
-                  .strides = {},
-                  .file = storage.file};
-    if (container.storages.big_endian && info(ref.dtype).swap > 1)
-      ref.transform = kSwapBytes;
-    values.storages.emplace_back(copy,
-                                 torch::read_content(catalog, ref, kMaxInside));
+    values.storages.emplace_back(
+        copy, torch::storage_content(catalog, container, node));
   }
   return document.import(source, source.root(), substitutes);
 }
@@ -139,7 +130,8 @@ Id import_pickle(const Document& source, const std::string& path,
         document.import(*inner.document, inner.document->items(root)[0]));
     substitutes[node] = copy;
     values.storages.emplace_back(
-        copy, bytes->substr(storage.offset + use->begin, use->bytes));
+        copy,
+        std::string(bytes->substr(storage.offset + use->begin, use->bytes)));
   }
   return document.import(source, source.root(), substitutes);
 }

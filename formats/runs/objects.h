@@ -15,7 +15,7 @@ namespace ckpt::runs {
 struct Values {
   std::shared_ptr<pickle::Document> document =
       std::make_shared<pickle::Document>();
-  std::vector<std::pair<uint32_t, std::string>> storages;  // as in Skeleton
+  std::vector<std::pair<uint32_t, Content>> storages;  // as in Skeleton
 };
 
 // Adds the file's value as the object `name`: JSON, a pickle, or a torch file,

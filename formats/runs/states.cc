@@ -50,6 +50,7 @@ std::optional<uint64_t> count_of(const Catalog& source, size_t index) {
   Catalog aside;
   aside.path = source.path;
   aside.files = source.files;
+  aside.crcs = source.crcs;
   aside.tensors = {source.tensors[index]};
   aside.archive_opener = source.archive_opener;
   ckpt::locate(aside);
@@ -87,7 +88,7 @@ std::optional<Id> import_value(Document& to, const Catalog& source,
   if (!inside.empty()) {
     if (!source.skeleton || source.skeleton->document.get() != &from)
       return std::nullopt;
-    std::unordered_map<Id, const std::string*> known;
+    std::unordered_map<Id, const Content*> known;
     for (const auto& [storage, content] : source.skeleton->storages)
       known.emplace(storage, &content);
     for (const Id storage : inside) {

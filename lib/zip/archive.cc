@@ -75,7 +75,7 @@ void read_zip64(const io::Handle& file, std::string_view extra, Entry& entry) {
 // In a zip64 archive the disk may be in the extra field instead.
 constexpr uint16_t kNoDisk = 0xffff;
 
-void check_entry(const io::Handle& file, const Entry& entry) {
+void check_fields(const io::Handle& file, const Entry& entry) {
   constexpr uint16_t kRefused =
       kFlagEncrypted | kFlagPatch | kFlagStrongEncryption | kFlagMasked;
   if (entry.flags & kRefused)
@@ -143,7 +143,7 @@ std::vector<Entry> read_entries(const io::Handle& file,
     read_zip64(file,
                rest.substr(kDirectoryEntrySize + name_length, extra_length),
                entry);
-    check_entry(file, entry);
+    check_fields(file, entry);
     // torch's reader copies nothing for it, so its content is whatever memory
     // held.
     const bool folder = (load<uint32_t>(rest, 38) & kDosDirectory) != 0 ||
@@ -334,6 +334,52 @@ void check_headers(const io::Handle& file) {
   }
 }
 
+namespace {
+
+codec::Stream inflated(const io::Handle& file, const Entry& entry) {
+  // The handle outlives the reader, so nothing has to own it.
+  const std::shared_ptr<const io::Handle> borrowed(std::shared_ptr<void>(),
+                                                   &file);
+  return codec::Stream(borrowed,
+                       {.path = file.path(),
+                        .size = entry.size,
+                        .codec = Codec::kDeflate,
+                        .packed_offset = entry.data_offset,
+                        .packed_size = entry.packed_size},
+                       entry.name);
+}
+
+void compare(const io::Handle& file, const Entry& entry, uint32_t found) {
+  if (entry.crc32 == 0 || found == entry.crc32) return;
+  throw input_error(where(file, entry.name),
+                    "zip record has CRC-32 {:08x}, its bytes have {:08x}",
+                    entry.crc32, found)
+      .with_hint(
+          "the bytes changed after they were written; copy or download the "
+          "file again");
+}
+
+}  // namespace
+
+void check_entry(const io::Handle& file, const Entry& entry) {
+  if (entry.crc32 == 0) return;
+  std::optional<codec::Stream> reader;
+  if (entry.method != kStored) reader.emplace(inflated(file, entry));
+  std::vector<std::byte> block(std::min<uint64_t>(entry.size, 1 << 20));
+  uint32_t sum = 0;
+  for (uint64_t done = 0; done < entry.size;) {
+    const auto part = std::span(block).first(
+        std::min<uint64_t>(entry.size - done, block.size()));
+    if (reader)
+      reader->read(done, part);
+    else
+      file.read(entry.data_offset + done, part);
+    sum = crc32(sum, part);
+    done += part.size();
+  }
+  compare(file, entry, sum);
+}
+
 std::string read_entry(const io::Handle& file, const Entry& entry,
                        uint64_t limit) {
   if (entry.size > limit)
@@ -344,27 +390,11 @@ std::string read_entry(const io::Handle& file, const Entry& entry,
   if (entry.method == kStored) {
     content = file.read_string(entry.data_offset, entry.size);
   } else {
-    // The handle outlives the reader, so nothing has to own it.
-    const std::shared_ptr<const io::Handle> borrowed(std::shared_ptr<void>(),
-                                                     &file);
-    codec::Stream reader(borrowed,
-                         {.path = file.path(),
-                          .size = entry.size,
-                          .codec = Codec::kDeflate,
-                          .packed_offset = entry.data_offset,
-                          .packed_size = entry.packed_size},
-                         entry.name);
+    codec::Stream reader = inflated(file, entry);
     content.resize(entry.size);
     reader.read(0, std::as_writable_bytes(std::span(content)));
   }
-  const uint32_t found = crc32(0, std::as_bytes(std::span(content)));
-  if (entry.crc32 != 0 && found != entry.crc32)
-    throw input_error(where(file, entry.name),
-                      "zip record has CRC-32 {:08x}, its bytes have {:08x}",
-                      entry.crc32, found)
-        .with_hint(
-            "the bytes changed after they were written; copy or "
-            "download the file again");
+  compare(file, entry, crc32(0, std::as_bytes(std::span(content))));
   return content;
 }
 

@@ -76,6 +76,10 @@ void check_headers(const io::Handle& file);
 std::string read_entry(const io::Handle& file, const Entry& entry,
                        uint64_t limit);
 
+// Checks the CRC of a record of any size, block by block, unless it is 0.
+// Throws input_error that names the record.
+void check_entry(const io::Handle& file, const Entry& entry);
+
 // --- writing ---
 struct Record {
   std::string name;  // below the root

@@ -41,11 +41,9 @@ class Importer {
       if (!use || rank_.file.storages.big_endian) return std::nullopt;
       bytes += std::min(use->bytes, kMaxInline + 1);
       if (bytes > kMaxInline) return std::nullopt;
-      const torch::Storage& from = rank_.file.storages.all[use->storage];
       substitutes[storage] = torch::add_inline_storage(
           to, use->dtype.value_or(DType::u8),
-          torch::read_content(catalog_.files.at(from.file),
-                              from.offset + use->begin, use->bytes));
+          torch::storage_content(catalog_, rank_.file, storage));
     }
     return to.import(rank_.document(), node, substitutes);
   }

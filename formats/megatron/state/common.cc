@@ -71,9 +71,10 @@ Common read_common_item(const torch::OpenedObject& opened,
       continue;
     }
     sum += use.bytes;
-    skeleton.storages.emplace_back(node, torch::storage_content(opened, use));
+    skeleton.storages.emplace_back(node, torch::storage_content(opened, node));
   }
-  std::ranges::sort(skeleton.storages);
+  std::ranges::sort(skeleton.storages, {},
+                    [](const auto& storage) { return storage.first; });
   catalog.skeleton = std::move(skeleton);
   return {container.document, root, path};
 }

@@ -33,7 +33,7 @@ std::unordered_map<Id, Id> inline_storages(const torch::OpenedObject& opened,
     if (fresh)
       at->second =
           torch::add_inline_storage(document, use.dtype.value_or(kUntyped),
-                                    torch::storage_content(opened, use));
+                                    torch::storage_content(opened, node));
     inlined[node] = at->second;
   }
   return inlined;

@@ -36,7 +36,7 @@ CommonEditor::CommonEditor(Catalog& catalog)
     for (const auto& [node, content] : catalog.skeleton->storages) {
       const Id copy = document_->import(*old, node);
       copied[node] = copy;
-      storages_[copy] = content;
+      storages_.insert_or_assign(copy, content);
     }
   for (const Object& object : catalog.objects) {
     if (!is_common(catalog, object) || !object.document) continue;
@@ -69,7 +69,7 @@ Id CommonEditor::import_object(const Object& object) {
   for (const auto& [node, use] : opened.container.storages.uses) {
     const Id copy = document_->import(from, node);
     copied[node] = copy;
-    storages_[copy] = torch::storage_content(opened, use);
+    storages_.insert_or_assign(copy, torch::storage_content(opened, node));
   }
   Id value = from.root();
   // torch_dist stores values in a list of one.
@@ -95,10 +95,14 @@ std::optional<double> CommonEditor::scalar(Id value) const {
   if (id.size() < 2 || !document.is(id[1], Type::kGlobal)) return std::nullopt;
   const auto index = static_cast<uint64_t>(*offset);
   const auto dtype = dtype_from_storage(document.text(id[1]));
-  if (dtype == DType::f32) return element<float>(content->second, index);
-  if (dtype == DType::f64) return element<double>(content->second, index);
-  if (dtype == DType::i32) return element<int32_t>(content->second, index);
-  if (dtype == DType::i64) return element<int64_t>(content->second, index);
+  if (dtype == DType::f32)
+    return element<float>(content->second.bytes(), index);
+  if (dtype == DType::f64)
+    return element<double>(content->second.bytes(), index);
+  if (dtype == DType::i32)
+    return element<int32_t>(content->second.bytes(), index);
+  if (dtype == DType::i64)
+    return element<int64_t>(content->second.bytes(), index);
   return std::nullopt;
 }
 

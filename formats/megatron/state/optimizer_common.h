@@ -39,7 +39,7 @@ class CommonEditor {
  private:
   Catalog& catalog_;
   std::shared_ptr<pickle::Document> document_;
-  std::unordered_map<pickle::Id, std::string> storages_;  // bytes, by node
+  std::unordered_map<pickle::Id, Content> storages_;  // bytes, by node
   std::unordered_map<std::string, pickle::Id> entries_;
   std::vector<std::string> added_;
 };

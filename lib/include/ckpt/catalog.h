@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ckpt/box.h"
@@ -22,6 +23,7 @@
 
 namespace ckpt {
 
+class Error;
 namespace pickle {
 class Document;
 }
@@ -182,6 +184,23 @@ struct SourceFile {
   bool sidecar = false;  // it was among the sidecars when it was listed
 };
 
+// The bytes of a storage that a value holds. Those of a record that does not
+// have its checksum are an error for whoever takes them, a writer, and not for
+// a reader that opens what is sound beside them.
+class Content {
+ public:
+  Content(std::string bytes) : bytes_(std::move(bytes)) {}
+  explicit Content(std::shared_ptr<const Error> damage)
+      : damage_(std::move(damage)) {}
+
+  const std::string& bytes() const;  // throws the error
+  const std::shared_ptr<const Error>& damage() const { return damage_; }
+
+ private:
+  std::string bytes_;
+  std::shared_ptr<const Error> damage_;
+};
+
 // The nesting that dotted names came from: a value tree with the tensors in
 // it, so that a torch file can be written back as it was.
 struct Skeleton {
@@ -193,7 +212,7 @@ struct Skeleton {
   std::vector<std::pair<uint32_t, std::string>> tensors;
   // document node of a storage that no tensor of the catalog covers (scales
   // of quantized tensors, bare storages) -> its bytes, little-endian
-  std::vector<std::pair<uint32_t, std::string>> storages;
+  std::vector<std::pair<uint32_t, Content>> storages;
 };
 
 // A stored checksum of a range of a file (a zip record).
