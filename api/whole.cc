@@ -2,12 +2,16 @@
 // Operations on a checkpoint as a whole.
 #include <algorithm>
 #include <functional>
+#include <optional>
+#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "ckpt/ckpt.h"
 #include "ckpt/trees.h"
+#include "containers/torch/inline.h"
 #include "lib/pickle/json.h"
+#include "lib/pickle/parts.h"
 
 namespace ckpt {
 namespace {
@@ -17,10 +21,15 @@ std::string text_of(const Object& object) {
       .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-// The objects, opened. Doesn't copy the rest of the catalog, which may have
-// millions of pieces.
-std::vector<Object> opened_objects(const Catalog& catalog) {
-  if (!catalog.object_opener) return catalog.objects;
+// The objects, opened, with the bytes of what they hold. Doesn't copy the rest
+// of the catalog, which may have millions of pieces.
+struct Values {
+  std::vector<Object> objects;
+  std::optional<Skeleton> skeleton;
+};
+
+Values opened_values(const Catalog& catalog) {
+  if (!catalog.object_opener) return {catalog.objects, catalog.skeleton};
   Catalog opened;
   opened.format = catalog.format;
   opened.path = catalog.path;
@@ -30,7 +39,52 @@ std::vector<Object> opened_objects(const Catalog& catalog) {
   opened.skeleton = catalog.skeleton;
   opened.object_opener = catalog.object_opener;
   load_objects(opened);
-  return std::move(opened.objects);
+  return {std::move(opened.objects), std::move(opened.skeleton)};
+}
+
+uint64_t count_differing(std::string_view a, std::string_view b) {
+  uint64_t count = std::max(a.size(), b.size()) - std::min(a.size(), b.size());
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i)
+    count += a[i] != b[i];
+  return count;
+}
+
+// What the storages below a value hold, in its order. Nothing for those that
+// nobody keeps: they were too large, or their reader leaves them in their file.
+std::vector<std::optional<Content>> contents_of(const Values& values,
+                                                const Object& object) {
+  const pickle::Document& document = *object.document;
+  std::unordered_map<uint32_t, const Content*> known;
+  if (values.skeleton && values.skeleton->document == object.document)
+    for (const auto& [node, content] : values.skeleton->storages)
+      known.emplace(node, &content);
+  std::vector<std::optional<Content>> contents;
+  for (const pickle::Id node : pickle::storages_below(document, object.node)) {
+    const auto found = known.find(node);
+    if (found != known.end())
+      contents.emplace_back(*found->second);
+    else
+      contents.push_back(torch::inline_content(document, node));
+  }
+  return contents;
+}
+
+// Why the bytes inside two values that look alike are not the same; "" if they
+// are, or if nobody keeps them.
+std::string differing_bytes(const Values& left, const Object& a,
+                            const Values& right, const Object& b) {
+  const auto x = contents_of(left, a), y = contents_of(right, b);
+  for (size_t i = 0; i < std::min(x.size(), y.size()); ++i) {
+    if (!x[i] || !y[i]) continue;
+    for (const auto* one : {&x[i], &y[i]})
+      if (const auto& damage = (*one)->damage()) return damage->what();
+    if (x[i]->bytes() != y[i]->bytes())
+      return fmt::format(
+          "tensor {} of {} inside has other values ({} of {} bytes differ)",
+          i + 1, x.size(), count_differing(x[i]->bytes(), y[i]->bytes()),
+          x[i]->bytes().size());
+  }
+  return {};
 }
 
 using ObjectIndex = std::map<std::string, const Object*>;
@@ -132,12 +186,13 @@ void replace_prefix(Catalog& catalog, const std::string& prefix,
 
 std::vector<ObjectDifference> diff_objects(const Catalog& left,
                                            const Catalog& right) {
-  const std::vector<Object> left_objects = opened_objects(left);
-  const std::vector<Object> right_objects = opened_objects(right);
-  const ObjectIndex a = index_of(left_objects), b = index_of(right_objects);
+  const Values left_values = opened_values(left);
+  const Values right_values = opened_values(right);
+  const ObjectIndex a = index_of(left_values.objects);
+  const ObjectIndex b = index_of(right_values.objects);
   std::vector<ObjectDifference> differences;
   for (const auto& [name, object] : a) {
-    const std::string text = text_of(*object);
+    std::string text = text_of(*object);
     const auto other = b.find(name);
     if (other == b.end()) {
       differences.push_back({name, text, ""});
@@ -146,6 +201,11 @@ std::vector<ObjectDifference> diff_objects(const Catalog& left,
     std::string other_text = text_of(*other->second);
     if (!same_values(*object, text, *other->second, other_text))
       differences.push_back({name, text, std::move(other_text)});
+    else if (std::string why = differing_bytes(left_values, *object,
+                                               right_values, *other->second);
+             !why.empty())
+      differences.push_back(
+          {name, std::move(text), std::move(other_text), std::move(why)});
   }
   for (const auto& [name, object] : b)
     if (!a.contains(name)) differences.push_back({name, "", text_of(*object)});

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "api/check/compare.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,7 +10,7 @@
 #include <unordered_set>
 
 #include "api/check/arrangement.h"
-#include "api/check/compare.h"
+#include "api/check/beside.h"
 #include "api/check/explain.h"
 #include "api/check/read_all.h"
 #include "ckpt/ckpt.h"
@@ -199,15 +201,19 @@ bool is_container_habit(const ObjectDifference& object) {
   return true;
 }
 
-void compare_objects(const Catalog& a, const Catalog& b,
+// `both`: of those that only one has, nothing is said.
+void compare_objects(const Catalog& a, const Catalog& b, bool both,
                      std::vector<Difference>& differences) {
   const auto cut = [](const std::string& text) {
     return text.size() <= 60 ? text : text.substr(0, 57) + "...";
   };
   for (const ObjectDifference& object : diff_objects(a, b)) {
     if (is_container_habit(object)) continue;
+    if (both && (object.left.empty() || object.right.empty())) continue;
     std::string message;
-    if (object.right.empty())
+    if (!object.why.empty())
+      message = object.why;
+    else if (object.right.empty())
       message = "only in A: " + cut(object.left);
     else if (object.left.empty())
       message = "only in B: " + cut(object.right);
@@ -508,7 +514,10 @@ Comparison compare(Catalog a, Catalog b, const CompareOptions& options,
   result.bytes = from_a.bytes + from_b.bytes;
   compare_values(a, from_a, b, from_b, options, engine, result.differences);
   add_sides(a, b, result.differences);
-  if (options.objects) compare_objects(a, b, result.differences);
+  if (options.objects || options.both_objects) {
+    compare_objects(a, b, !options.objects, result.differences);
+    compare_files(a, b, result.differences);
+  }
   mark_not_compared(not_compared, result.differences);
   return result;
 }

@@ -10,11 +10,12 @@ namespace ckpt::library {
 struct CompareOptions {
   double rtol = 0;
   double atol = 0;
-  bool numeric = false;   // --rtol or --atol was given: values may differ so
-                          // much, and dtypes may differ
-  bool objects = false;   // compare values that are not tensors too
-  bool describe = false;  // say how far values are apart
-  bool casts = false;     // whether a cast makes other dtypes equal
+  bool numeric = false;  // --rtol or --atol was given: values may differ so
+                         // much, and dtypes may differ
+  bool objects = false;  // compare values that are not tensors too
+  bool both_objects = false;  // only those that both have
+  bool describe = false;      // say how far values are apart
+  bool casts = false;         // whether a cast makes other dtypes equal
   bool arrangements = false;  // and which rearrangement makes them equal
   uint64_t vocabulary = 0;    // entries that are in use, if known
 };

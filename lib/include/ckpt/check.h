@@ -75,11 +75,11 @@ struct Side {
 };
 
 struct Difference {
-  // only_in_a, only_in_b, dtype, shape, values, arrangement, object; fact: the
-  // configurations mean two models; replica: copies within one of the two
-  // differ; padding: one has more rows at the end, all of them zero; tied: one
-  // has a tensor a second time; not_compared: state of training, and B holds
-  // weights alone
+  // only_in_a, only_in_b, dtype, shape, values, arrangement, object, file;
+  // fact: the configurations mean two models; replica: copies within one of the
+  // two differ; padding: one has more rows at the end, all of them zero; tied:
+  // one has a tensor a second time; not_compared: state of training, and B
+  // holds weights alone
   std::string kind;
   std::string tensor;  // or the name of the object or fact
   std::string message;

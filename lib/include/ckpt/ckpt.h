@@ -283,8 +283,9 @@ void rename_tensors(
 // A value that is not a tensor and differs, by its dotted name.
 struct ObjectDifference {
   std::string name;
-  std::string left;   // canonical JSON; "" if only the right side has it
-  std::string right;  // likewise
+  std::string left;      // canonical JSON; "" if only the right side has it
+  std::string right;     // likewise
+  std::string why = {};  // if these are the same: what differs inside
 };
 std::vector<ObjectDifference> diff_objects(const Catalog& left,
                                            const Catalog& right);
