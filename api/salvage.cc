@@ -2,11 +2,15 @@
 #include "api/salvage.h"
 
 #include <algorithm>
+#include <set>
+#include <string_view>
 #include <unordered_map>
 
+#include "api/check/integrity.h"
 #include "api/replace.h"
 #include "api/salvager.h"
 #include "api/write.h"
+#include "lib/interrupt.h"
 #include "lib/io/file.h"
 #include "lib/text/shell.h"
 #include "reshard/planner.h"
@@ -64,8 +68,12 @@ void Salvager::work() {
   from_tied();
   from_like();
   list_gone();
+  list_lost_values();
   check_names();
-  if (writes()) seal();
+  if (writes()) {
+    seal();
+    verify_result();
+  }
   finish();
 }
 
@@ -146,12 +154,21 @@ void Salvager::check_names() {
   std::unordered_map<std::string_view, bool> there;
   for (const Tensor& tensor : catalog_.tensors) there[tensor.name] = true;
   for (const auto& [name, entry] : manifest_->tensors)
-    if (!there.contains(name))
+    if (!entry.unproven.empty())
+      report_.lost.push_back({"",
+                              fmt::format("tensor {}: was written unproven: {}",
+                                          name, entry.unproven),
+                              false});
+    else if (!there.contains(name))
       report_.lost.push_back(
           {"",
            fmt::format("tensor {} {}{}: no file holds it", name,
                        ckpt::name(entry.dtype), to_string(entry.shape)),
            false});
+  for (const auto& [file, content] : manifest_->contents)
+    if (!content.unproven.empty())
+      report_.lost.push_back(
+          {file, "was written unproven: " + content.unproven, false});
 }
 
 // Checks it as any reader sees it: every element is in place exactly once.
@@ -165,17 +182,45 @@ void Salvager::prove() {
   const reshard::Plan plan = reshard::make_read_plan(whole, true);
   reshard::Output nowhere;
   const reshard::RunResult result = reshard::run(plan, whole, nowhere, run_);
-  // Gaps are filled, so replicas differ and digests prove nothing.
-  if (!report_.whole()) return;
-  reshard::check_replicas(plan, result, whole);
+  // Gaps are filled, so replicas differ.
+  if (report_.whole()) reshard::check_replicas(plan, result, whole);
+  std::set<std::string_view> gone;
+  for (const GoneElements& range : report_.gone) gone.insert(range.tensor);
   proven_.format = proven_.source_format = report_.format;
   proven_.source_path =
       options_.source_name.empty() ? source_ : options_.source_name;
-  for (size_t i = 0; i < whole.tensors.size(); ++i)
-    proven_.tensors[whole.tensors[i].name] = {.dtype = whole.tensors[i].dtype,
-                                              .shape = whole.tensors[i].shape,
-                                              .digest = result.source[i],
-                                              .source = {}};
+  for (size_t i = 0; i < whole.tensors.size(); ++i) {
+    Manifest::Entry& entry = proven_.tensors[whole.tensors[i].name];
+    entry.dtype = whole.tensors[i].dtype;
+    entry.shape = whole.tensors[i].shape;
+    entry.digest = result.source[i];
+    if (gone.contains(whole.tensors[i].name))
+      entry.unproven = "elements of it were lost, and filled";
+  }
+}
+
+// The result must pass like any other checkpoint. What `scan` says of it holds
+// for the source, too.
+void Salvager::verify_result() {
+  const Report found = check_integrity(
+      files_.path(), {},
+      {.from = catalog_.run ? options_.from : catalog_.format,
+       .read = options_.read},
+      {.threads = options_.save.threads, .max_mem = options_.save.max_mem});
+  for (const Problem& problem : found.problems) {
+    if (problem.severity != Problem::Severity::kDamage ||
+        problem.kind == "executes")
+      continue;
+    const std::string what = shown(problem.message);
+    const bool told = std::ranges::any_of(
+        report_.lost,
+        [&](const salvage::Note& note) { return note.what == what; });
+    if (!told)
+      report_.lost.push_back(
+          {shown(problem.file),
+           problem.tensor.empty() ? what : problem.tensor + ": " + what,
+           false});
+  }
 }
 
 // Writes the checksums of records that were filled or came from elsewhere.
@@ -183,6 +228,22 @@ void Salvager::seal() {
   for (const auto& [file, ranges] : files_.crcs) {
     files_.edit(file);
     files_.shadow().seal(file, ranges);
+  }
+}
+
+// What is lost of a file, or with it, is no longer certified of it; "." is the
+// whole.
+void Salvager::mark_lost(library::Prepared& prepared) {
+  const std::string one = files_.is_single() ? io::base_name(target_) : "";
+  for (const salvage::Note& note : report_.lost) {
+    std::string file = note.file.empty() ? "." : note.file;
+    if (!one.empty()) file = one;
+    prepared.unproven.files.emplace(file, note.what);
+    const auto& files = prepared.target.files;
+    if (one.empty() &&
+        std::ranges::find(files, file, &TargetFile::path) == files.end())
+      proven_.contents[file] = {
+          .sha256 = {}, .ranges = {}, .unproven = note.what};
   }
 }
 
@@ -202,9 +263,8 @@ void Salvager::finish() {
   report_.files = prepared.target.files.size();
   if (!writes()) return;
   prove();
-  SaveOptions save = options_.save;
-  // It would call a partial checkpoint whole.
-  save.manifest = save.manifest && report_.whole();
+  const SaveOptions& save = options_.save;
+  mark_lost(prepared);
   prepared.known = std::move(proven_);
   if (options_.dry_run) {
     check_target(prepared, save);
@@ -218,7 +278,11 @@ Salvaged salvage_checkpoint(const std::string& source,
                             const std::string& target,
                             const SalvageOptions& options,
                             const Progress& progress) {
-  return Salvager(source, target, options, progress).run();
+  const InterruptScope scope;
+  Salvaged result = Salvager(source, target, options, progress).run();
+  if (interrupted() && !result.written)
+    throw Interrupted("stopped; " + target + " was not touched");
+  return result;
 }
 
 }  // namespace ckpt::library

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <functional>
+#include <map>
 
 #include "api/salvager.h"
 #include "lib/io/file.h"
@@ -99,7 +100,7 @@ const Manifest* Salvager::manifest() {
 const Manifest::Entry* Salvager::entry_of(const Tensor& tensor) {
   if (!manifest()) return nullptr;
   const auto entry = manifest_->tensors.find(tensor.name);
-  return entry == manifest_->tensors.end() ||
+  return entry == manifest_->tensors.end() || !entry->second.unproven.empty() ||
                  entry->second.dtype != tensor.dtype ||
                  entry->second.shape != tensor.shape
              ? nullptr
@@ -230,6 +231,34 @@ void Salvager::list_gone() {
         return bytes;
       });
     }
+  }
+}
+
+// Bytes that no tensor has: those of values. There is nothing to fill them with
+// that would be right.
+void Salvager::list_lost_values() {
+  std::map<std::string, std::vector<salvage::Range>> held;
+  for (const Tensor& tensor : catalog_.tensors)
+    for (const Piece& piece : tensor.pieces) {
+      const std::string file = file_of(piece.extent.file);
+      if (file.empty() || !files_.gone.contains(file)) continue;
+      for_each_run(tensor, piece, {{0, element_count(piece)}},
+                   [&](uint64_t, uint64_t offset, uint64_t many) {
+                     held[file].push_back(
+                         {offset, offset + many * element_size(tensor.dtype)});
+                   });
+    }
+  for (const auto& [file, gone] : files_.gone) {
+    const auto own = salvage::normalized(held[file]);
+    uint64_t bytes = 0;
+    for (const salvage::Range& range : gone)
+      for (const salvage::Range& rest : salvage::without(range, own))
+        bytes += rest.end - rest.begin;
+    if (bytes)
+      report_.lost.push_back(
+          {file,
+           fmt::format("{} bytes of values that are no tensors by name", bytes),
+           false});
   }
 }
 

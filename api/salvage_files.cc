@@ -238,7 +238,10 @@ bool SalvageFiles::repair_contents(const std::string& file) {
     if (repair) take(file, *repair);
     return repair.has_value();
   }
-  if (is_torch(file)) {
+  // Accelerate's random states are zips, too: random_states_0.pkl.
+  const bool zip = !file.ends_with(".distcp") &&
+                   torch::sniff(path).what == torch::Sniffed::kTorchZip;
+  if (is_torch(file) || zip) {
     const torch::Sniffed what = torch::sniff(path).what;
     if (what != torch::Sniffed::kTorchZip && !has_local_header(handle)) {
       if (what == torch::Sniffed::kNothing && !other.empty())

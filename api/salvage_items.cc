@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <iterator>
 
 #include "api/salvager.h"
 #include "lib/io/file.h"
@@ -47,6 +48,7 @@ void Salvager::check_objects() {
   try {
     Catalog all = catalog_;
     load_objects(all);
+    catalog_.crcs = std::move(all.crcs);  // with those of values
     return;
   } catch (const Error& error) {
     if (!is_answer(error)) throw;
@@ -63,6 +65,7 @@ void Salvager::check_objects() {
       replace_object(object, error);
     }
   }
+  std::ranges::move(one.crcs, std::back_inserter(catalog_.crcs));
 }
 
 void Salvager::replace_object(const Object& object, const Error& error) {

@@ -16,7 +16,13 @@ namespace fs = std::filesystem;
 Manifest SalvageFiles::manifest_of_source() const {
   try {
     const std::string path = manifest_path(source_);
-    if (io::is_file(path)) return read_manifest(path);
+    if (!io::is_file(path)) return {};
+    Manifest manifest = read_manifest(path);
+    // These have no digest that something could be found by.
+    std::erase_if(manifest.tensors, [](const auto& entry) {
+      return !entry.second.unproven.empty();
+    });
+    return manifest;
   } catch (const Error& error) {
     if (error.code() == ExitCode::kIo) throw;
   }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "api/gone.h"
+#include "api/prepared.h"
 #include "api/salvage.h"
 #include "api/salvage_files.h"
 #include "ckpt/error.h"
@@ -37,8 +38,10 @@ class Salvager {
   std::string next_step() const;
   void open();
   void check_names();
+  void verify_result();
   void prove();
   void seal();
+  void mark_lost(library::Prepared& prepared);
   void finish();
 
   // salvage_items.cc
@@ -65,6 +68,7 @@ class Salvager {
   bool take_same(const Catalog& from, const Tensor& other, size_t t);
   void take_piece(const Catalog& from, const Tensor& other, size_t t, size_t p);
   void list_gone();
+  void list_lost_values();
   void list(const Tensor& tensor, const Piece& piece, const Elements& elements);
   bool is_gone(size_t t) const;
 

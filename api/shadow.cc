@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/shadow.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstdlib>
 #include <filesystem>
+#include <string_view>
+#include <system_error>
 
 #include "ckpt/error.h"
+#include "lib/interrupt.h"
 #include "lib/io/file.h"
+#include "lib/io/remove.h"
 #include "lib/io/staging.h"
 
 namespace ckpt::library {
@@ -17,23 +17,32 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// The directory is this name with a dot before it, and so is the lock.
+std::string name_beside(const std::string& target, std::string_view before) {
+  const std::string place = io::staging_place(target);
+  return io::join(io::parent(place),
+                  std::string(before) + io::base_name(place) + ".ckpt-salvage");
+}
+
 }  // namespace
 
-Shadow::Shadow(const std::string& target) {
-  const std::string place = io::staging_place(target);
-  std::string pattern = io::join(
-      io::parent(place), "." + io::base_name(place) + ".ckpt-salvage-XXXXXX");
-  if (::mkdtemp(pattern.data()) == nullptr)
-    throw Error(ExitCode::kIo, {pattern, {}},
-                io_error("", "mkdir", errno).problem(),
+Shadow::Shadow(const std::string& target)
+    : root_(name_beside(target, ".")), lock_(name_beside(target, "")) {
+  std::error_code failed;
+  const fs::file_status before = fs::symlink_status(root_, failed);
+  if (fs::exists(before) && !fs::is_directory(before))
+    throw unsafe_error({root_, {}}, "is no directory that salvage made")
+        .with_hint("remove it, or choose another target");
+  // Of a run that was killed.
+  if (fs::exists(before)) failed = io::remove_tree(root_);
+  if (!failed || failed == std::errc::no_such_file_or_directory)
+    fs::create_directory(root_, failed);
+  if (failed)
+    throw Error(ExitCode::kIo, {root_, {}}, "mkdir: " + failed.message(),
                 "salvage puts rebuilt files beside DST first");
-  root_ = pattern;
 }
 
-Shadow::~Shadow() {
-  std::error_code ignored;
-  fs::remove_all(root_, ignored);
-}
+Shadow::~Shadow() { io::remove_tree(root_); }
 
 std::string Shadow::path(const std::string& file) const {
   return file.empty() ? root_ : io::join(root_, file);
@@ -79,9 +88,11 @@ void Shadow::build(const std::string& file, const salvage::Repair& repair) {
   add(file);
   const io::Handle to = io::Handle::create(path(file));
   to.allocate(repair.size);
-  for (const salvage::Copy& copy : repair.copies)
+  for (const salvage::Copy& copy : repair.copies) {
+    if (interrupted()) throw Interrupted("stopped; nothing was written");
     io::copy_range(io::Handle::open_read(copy.from), copy.from_offset, to,
                    copy.offset, copy.size);
+  }
   for (const Literal& literal : repair.literals)
     to.write(literal.offset, std::string_view(literal.bytes));
   seal(file, repair.crcs);

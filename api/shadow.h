@@ -2,8 +2,11 @@
 // A checkpoint assembled beside DST from links to sound files and from rebuilt
 // files, so that the ordinary readers judge it before anything is written.
 //
-//   .NAME.ckpt-salvage-XXXXXX/   model.safetensors -> /source/model.safetensors
-//                                model.pt          rebuilt
+//   .NAME.ckpt-salvage/   model.safetensors -> /source/model.safetensors
+//                         model.pt          rebuilt
+//
+// One run for each DST has it. What a run left that was killed goes when the
+// next one begins.
 #pragma once
 
 #include <string>
@@ -11,12 +14,14 @@
 
 #include "formats/salvage/repair.h"
 #include "lib/io/file.h"
+#include "lib/io/lock.h"
 
 namespace ckpt::library {
 
 class Shadow {
  public:
-  // Creates the directory beside `target`; the destructor removes it.
+  // Creates the directory beside `target`; the destructor removes it. Throws
+  // kIo if another process salvages to that target.
   explicit Shadow(const std::string& target);
   ~Shadow();
   Shadow(const Shadow&) = delete;
@@ -43,6 +48,7 @@ class Shadow {
  private:
   void add(const std::string& file);
   std::string root_;
+  io::TargetLock lock_;
   std::vector<std::string> files_;
 };
 

@@ -274,7 +274,8 @@ std::string_view part_by_name(std::string_view path) {
 
 bool is_own_file(std::string_view name) {
   return name.ends_with(".ckpt-manifest.json") ||
-         (name.starts_with('.') && name.ends_with(".ckpt-staging"));
+         (name.starts_with('.') &&
+          (name.ends_with(".ckpt-staging") || name.ends_with(".ckpt-salvage")));
 }
 
 void list_files(const std::string& opened, Catalog& catalog) {

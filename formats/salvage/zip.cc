@@ -56,6 +56,17 @@ Found judge(const io::Handle& file, ScannedRecord record) {
   return found;
 }
 
+// What a small record of torch's held, if its checksum tells: the byte order
+// must not be taken for the usual one.
+std::optional<std::string> constant_of(const ScannedRecord& record) {
+  for (const std::string_view text : {"little", "big", "3\n", "1", "64"}) {
+    const uint32_t crc = crc32(0, std::as_bytes(std::span(text)));
+    if (record.size == text.size() && std::ranges::count(record.crcs, crc))
+      return std::string(text);
+  }
+  return std::nullopt;
+}
+
 ScannedRecord as_scanned(const zip::Entry& entry) {
   return {.name = entry.name,
           .data_offset = entry.data_offset,
@@ -150,9 +161,17 @@ class Rebuilder {
     if (name.empty() || has(name)) return;
     const auto bytes = declared(name);
     if (!bytes) {  // not a storage: a small record, or an unneeded one
-      if (found.whole)
+      const auto constant = found.whole ? std::nullopt : constant_of(record);
+      if (constant)
+        records_.push_back(
+            {.name = name, .size = constant->size(), .content = *constant});
+      else if (found.whole)
         records_.push_back(
             {.name = name, .size = record.size, .content = content_of(found)});
+      else if (name == "byteorder")
+        throw input_error({file_.path(), {}},
+                          "record byteorder is damaged: in which order the "
+                          "bytes of values are can't be known");
       else
         note(fmt::format("record {} is damaged and left out",
                          text::printable(name)));
