@@ -313,19 +313,32 @@ class Check {
     };
   }
 
-  // Counts tensors with a piece in a file without checksums. Those are read,
+  // Counts tensors with a piece in a record without a checksum. Those are read,
   // which at least finds unreadable sectors and chunks that can't be inflated.
   static uint64_t without_checksum(const Catalog& catalog) {
-    std::vector<bool> summed(catalog.files.size());
-    for (const StoredCrc& crc : catalog.crcs) summed[crc.file] = true;
+    using Place = std::pair<uint32_t, uint64_t>;
+    std::vector<std::pair<Place, uint64_t>> summed;  // begins and ends
+    summed.reserve(catalog.crcs.size());
+    for (const StoredCrc& crc : catalog.crcs)
+      summed.push_back({{crc.file, crc.begin}, crc.end});
+    std::ranges::sort(summed);
+    const auto is_summed = [&](const Extent& extent) {
+      const Place place(extent.file, extent.offset);
+      const auto after = std::ranges::upper_bound(
+          summed, place, {}, [](const auto& record) { return record.first; });
+      return after != summed.begin() &&
+             std::prev(after)->first.first == extent.file &&
+             extent.offset <= std::prev(after)->second;
+    };
     const auto is_bare = [&](const Piece& piece) {
       const Codec codec = catalog.files[piece.extent.file].codec;
       return codec != Codec::kMemory && codec != Codec::kFill &&
-             !summed[piece.extent.file];
+             !is_summed(piece.extent);
     };
     return static_cast<uint64_t>(
         std::ranges::count_if(catalog.tensors, [&](const Tensor& tensor) {
-          return std::ranges::any_of(tensor.pieces, is_bare);
+          return byte_size(tensor) != 0 &&
+                 std::ranges::any_of(tensor.pieces, is_bare);
         }));
   }
 
