@@ -2,6 +2,7 @@
 #include "convert/check.h"
 
 #include <set>
+#include <utility>
 
 #include "ckpt/error.h"
 #include "convert/trained_experts.h"
@@ -24,16 +25,16 @@ KeyTable table_of(const Numbers& numbers) {
 
 class Checker {
  public:
-  Checker(const Numbers& numbers, const Shapes& tensors)
-      : numbers_(numbers), family_(numbers.family()) {
+  Checker(const Numbers& numbers, const Shapes& tensors, bool hf_alone)
+      : numbers_(numbers), family_(numbers.family()), hf_alone_(hf_alone) {
     report_.dialect = numbers.dialect().name;
     for (const auto& [name, shape] : tensors) add(name, shape);
   }
 
   DialectCheck run() {
     try {
-      table_ = table_of(numbers_);
-      NamesThere names;
+      if (!hf_alone_) table_ = table_of(numbers_);
+      NamesThere names{.hf = {}, .dialect = {}, .hf_alone = hf_alone_};
       for (const auto& [name, shape] : there_) names.hf.push_back(name);
       const std::vector<Instance> all =
           instances(numbers_.dialect(), numbers_, names);
@@ -98,6 +99,9 @@ class Checker {
     if (!missing.empty() && one.rule->optional) return;
     for (const std::string& name : missing)
       find("missing", name, "needed for " + one.to);
+    if (!missing.empty())  // what is there of the others has its rule
+      for (const std::string& name : one.hf)
+        if (there_.contains(name)) used_.insert(name);
     if (!made_.insert(one.to).second)
       find("doubled", one.to, "two rules make it");
     if (missing.empty()) use(one, shapes);
@@ -121,7 +125,23 @@ class Checker {
     } catch (const Error& error) {
       // A missing number is not a shape mismatch.
       if (!error.hint().empty()) throw;
-      find("misshapen", name, error.problem());
+      find("misshapen", name,
+           error.problem() +
+               (turned(one, shapes) ? "; transposed it would fit" : ""));
+    }
+  }
+
+  // True if it fits with rows and columns swapped.
+  bool turned(const Instance& one, std::vector<Shape> shapes) const {
+    for (Shape& shape : shapes) {
+      if (shape.size() != 2) return false;
+      std::swap(shape[0], shape[1]);
+    }
+    try {
+      shape_of(one, numbers_, shapes);
+      return true;
+    } catch (const Error&) {
+      return false;
     }
   }
 
@@ -133,6 +153,7 @@ class Checker {
 
   const Numbers& numbers_;
   const Family& family_;
+  const bool hf_alone_;
   KeyTable table_;
   Shapes there_;
   std::set<std::string> used_;
@@ -142,8 +163,9 @@ class Checker {
 
 }  // namespace
 
-DialectCheck check_dialect(const Numbers& numbers, const Shapes& tensors) {
-  return Checker(numbers, tensors).run();
+DialectCheck check_dialect(const Numbers& numbers, const Shapes& tensors,
+                           bool hf_alone) {
+  return Checker(numbers, tensors, hf_alone).run();
 }
 
 }  // namespace ckpt::families

@@ -10,17 +10,11 @@
 
 #include "ckpt/catalog.h"
 #include "convert/instances.h"
+#include "convert/mismatches.h"
 
 namespace ckpt::families {
 
 using Shapes = std::map<std::string, Shape, std::less<>>;
-
-struct Finding {
-  std::string kind;    // unknown, missing, doubled, misshapen, number
-  std::string tensor;  // of hf; of the dialect where it says so
-  std::string message;
-  std::string hint;
-};
 
 struct DialectCheck {
   std::string dialect;
@@ -31,7 +25,10 @@ struct DialectCheck {
 };
 
 // `tensors` by their names in the file. A missing number is a finding, too.
-DialectCheck check_dialect(const Numbers& numbers, const Shapes& tensors);
+// `hf_alone`: nothing will be made of them, so what the dialect can't say about
+// the model is no finding.
+DialectCheck check_dialect(const Numbers& numbers, const Shapes& tensors,
+                           bool hf_alone = false);
 
 // The shape that a rule gives its tensor, from the shapes that it is made from.
 // Throws unfaithful_error for shapes that do not go together or contradict the

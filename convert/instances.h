@@ -20,6 +20,9 @@ struct Instance {
 // The existing names on one of the two sides, which "**" stands for.
 struct NamesThere {
   std::vector<std::string> hf, dialect;
+  // Only what the hf side has is asked: what the dialect can't say about a
+  // model is none of its business.
+  bool hf_alone = false;
 };
 
 // In the order of the rules, without those whose `when` does not hold; optional

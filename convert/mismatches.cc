@@ -39,7 +39,19 @@ void Mismatches::missing(const std::string& name, const std::string& of) {
 
 void Mismatches::misshapen(const std::string& name, const Error& error) {
   misshapen_.push_back(name + ": " + error.problem());
+  shapes_.push_back({"misshapen", name, error.problem(), error.hint()});
   if (!error.hint().empty()) hint_ = error.hint();
+}
+
+std::vector<Finding> Mismatches::findings() const {
+  std::vector<Finding> all = shapes_;
+  for (const std::string& name : missing_)
+    all.push_back({"missing", name.substr(0, name.find(" (for ")), {}, {}});
+  for (const std::string& name : unknown_)
+    all.push_back({"unknown", name, {}, {}});
+  for (const std::string& name : doubled_)
+    all.push_back({"doubled", name, "is there twice", {}});
+  return all;
 }
 
 void Mismatches::check(const std::string& path, const Numbers& numbers,

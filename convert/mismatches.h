@@ -13,6 +13,13 @@
 
 namespace ckpt::families {
 
+struct Finding {
+  std::string kind;    // unknown, missing, doubled, misshapen, number
+  std::string tensor;  // of hf; of the dialect where it says so
+  std::string message;
+  std::string hint;
+};
+
 class Globs {
  public:
   explicit Globs(const std::vector<std::string>& patterns) {
@@ -34,6 +41,9 @@ class Mismatches {
   void doubled(const std::string& name) { doubled_.push_back(name); }
   void misshapen(const std::string& name, const Error& error);
 
+  // All of them, one by one.
+  std::vector<Finding> findings() const;
+
   // Throws unfaithful_error listing them, if there are any. `direction`: "hf to
   // mcore".
   void check(const std::string& path, const Numbers& numbers,
@@ -43,6 +53,7 @@ class Mismatches {
   std::string hint(const Numbers& numbers) const;
 
   std::vector<std::string> unknown_, missing_, doubled_, misshapen_;
+  std::vector<Finding> shapes_;
   std::string hint_;
   bool headless_ = false;  // what is missing is an output layer, and only that
 };

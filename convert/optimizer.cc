@@ -47,10 +47,10 @@ void drop_states(Catalog& source) {
   });
 }
 
-using Shapes = std::unordered_map<std::string_view, const Shape*>;
+using ShapesByName = std::unordered_map<std::string_view, const Shape*>;
 
-Shapes shapes_of(const Catalog& source) {
-  Shapes shapes;
+ShapesByName shapes_of(const Catalog& source) {
+  ShapesByName shapes;
   for (const Tensor& tensor : source.tensors)
     if (tensor.kind == Kind::model) shapes.emplace(tensor.name, &tensor.shape);
   return shapes;
@@ -74,7 +74,8 @@ void rename_in_groups(const SavedNames& saved, Optimizer& optimizer) {
 }
 
 void add_named(const Catalog& source, const Tensor& tensor,
-               const Shapes& shapes, SavedNames& saved, Optimizer& optimizer) {
+               const ShapesByName& shapes, SavedNames& saved,
+               Optimizer& optimizer) {
   if (std::ranges::find(kMoments, tensor.state) == std::end(kMoments))
     throw unfaithful_error({source.path, printable(tensor.name)},
                            "is state of an Adam with amsgrad, which Megatron's "
@@ -110,7 +111,7 @@ Optimizer take_named(Catalog& source) {
                            "nothing says how often the optimizer stepped")
         .with_hint(kWithout);
   optimizer.step = *step;
-  const Shapes shapes = shapes_of(source);
+  const ShapesByName shapes = shapes_of(source);
   SavedNames saved;
   for (const Tensor& tensor : source.tensors)
     if (tensor.kind == Kind::optim && !megatron::is_count(tensor))

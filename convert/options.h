@@ -11,6 +11,8 @@
 
 namespace ckpt::families {
 
+struct Finding;
+
 struct TranslateOptions {
   std::string to;           // "hf", "mcore", "meta", "fairseq2", "olmo_core"
   std::string family;       // --family; "": as the source says
@@ -28,6 +30,8 @@ struct TranslateOptions {
   // For comparisons: tensors that don't fit stay as they are, under their own
   // names.
   bool lenient = false;
+  // For a check: tensors that don't fit are added here, and end nothing.
+  std::vector<Finding>* findings = nullptr;
 };
 
 }  // namespace ckpt::families

@@ -126,23 +126,23 @@ std::string said_of(const Expr& how, const SizeScope& scope,
   return text;
 }
 
-void check_extents(const Tensor& tensor, const Extents& extents,
-                   const SizeScope& scope, const Facts& facts,
-                   const std::string& path) {
+std::optional<Error> contradiction(const Tensor& tensor, const Extents& extents,
+                                   const SizeScope& scope, const Facts& facts,
+                                   const std::string& path) {
   const auto fits = [&](size_t i, size_t dimension) {
     if (!extents.each[i]) return true;
     const auto wanted = extent_of(*extents.each[i], scope);
     return !wanted || *wanted == tensor.shape[dimension];
   };
-  if (extents.either && fits(0, 1) && fits(1, 0)) return;
+  if (extents.either && fits(0, 1) && fits(1, 0)) return std::nullopt;
   for (size_t i = 0; i < extents.each.size(); ++i) {
     if (fits(i, i)) continue;
     const std::optional<Expr>& how = extents.each[i];
     const auto wanted = extent_of(*how, scope);
-    throw unfaithful_error({path, text::printable(tensor.name)},
-                           "is {}, and its extent {} would be {}: {}",
-                           to_string(tensor.shape), i, *wanted,
-                           text::printable(said_of(*how, scope, facts)))
+    return unfaithful_error({path, text::printable(tensor.name)},
+                            "is {}, and its extent {} would be {}: {}",
+                            to_string(tensor.shape), i, *wanted,
+                            text::printable(said_of(*how, scope, facts)))
         .with_hint(
             extents.vocabulary && i == 0
                 ? fmt::format("if these are all, the configuration's "
@@ -152,6 +152,7 @@ void check_extents(const Tensor& tensor, const Extents& extents,
                 : "the configuration is another model's: `ckpt family check` "
                   "prints its numbers, --set NAME=VALUE changes one");
   }
+  return std::nullopt;
 }
 
 constexpr std::string_view kCounts[] = {
@@ -208,9 +209,11 @@ void check_types(const Facts& facts, const std::string& path) {
                 path);
 }
 
-void check_sizes(const NamedTensors& model, const Facts& facts,
-                 const Globs& drop, bool padded, const std::string& path) {
-  if (facts.empty()) return;
+std::vector<Error> find_sizes(const NamedTensors& model, const Facts& facts,
+                              const Globs& drop, bool padded,
+                              const std::string& path) {
+  std::vector<Error> found;
+  if (facts.empty()) return found;
   for (const Tensor& tensor : model.tensors()) {
     // A quantized tensor may have several numbers in one element.
     const bool plain = tensor.dtype == DType::f32 ||
@@ -225,12 +228,24 @@ void check_sizes(const NamedTensors& model, const Facts& facts,
     for (auto row = first; row != last; ++row) {
       const Extents& extents = row->second;
       if (extents.when && !truthy(extents.when->eval(scope))) continue;
-      if (extents.each.size() == tensor.shape.size() &&
-          !(padded && extents.vocabulary))
-        check_extents(tensor, extents, scope, facts, path);
+      if (extents.each.size() != tensor.shape.size())
+        found.push_back(
+            unfaithful_error({path, text::printable(tensor.name)},
+                             "is {}, and the model has {} dimensions of it",
+                             to_string(tensor.shape), extents.each.size()));
+      else if (!(padded && extents.vocabulary))
+        if (auto one = contradiction(tensor, extents, scope, facts, path))
+          found.push_back(std::move(*one));
       break;
     }
   }
+  return found;
+}
+
+void check_sizes(const NamedTensors& model, const Facts& facts,
+                 const Globs& drop, bool padded, const std::string& path) {
+  const auto found = find_sizes(model, facts, drop, padded, path);
+  if (!found.empty()) throw Error(found.front());
 }
 
 void check_layers(const NamedTensors& model, const Facts& facts,

@@ -9,12 +9,19 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
+#include "ckpt/error.h"
 #include "convert/facts.h"
 #include "convert/mismatches.h"
 #include "convert/named_tensors.h"
 
 namespace ckpt::families {
+
+// What contradicts `facts`, each with both numbers and the tensor's name.
+std::vector<Error> find_sizes(const NamedTensors& model, const Facts& facts,
+                              const Globs& drop, bool padded,
+                              const std::string& path);
 
 // Throws unfaithful_error with both numbers for the first tensor of `model`,
 // under transformers' names, that contradicts `facts`. `padded`: the

@@ -132,6 +132,14 @@ void refuse_quantized(const Catalog& source, const std::string& to) {
       .with_hint("--dtype bf16 dequantizes them on the way");
 }
 
+void add_sizes(const NamedTensors& model, const Facts& facts,
+               const TranslateOptions& options, const std::string& path) {
+  for (const Error& error :
+       find_sizes(model, facts, Globs(options.drop), true, path))
+    options.findings->push_back(
+        {"misshapen", error.where().tensor, error.problem(), error.hint()});
+}
+
 }  // namespace
 
 Catalog translate(Catalog source, const TranslateOptions& options) {
@@ -168,9 +176,12 @@ Catalog translate(Catalog source, const TranslateOptions& options) {
     model = translation.to_hf(NamedTensors(std::move(tensors)), own);
     warn_of_padding(source, own);
   }
-  if (!options.lenient)
+  if (options.findings) {
+    add_sizes(model, configuration.facts(), options, source.path);
+  } else if (!options.lenient) {
     check_sizes(model, configuration.facts(), Globs(options.drop),
                 options.to == "mcore", source.path);
+  }
   if (options.to != "hf")
     model = translation.from_hf(
         std::move(model),

@@ -30,6 +30,7 @@ Translation::Translation(Catalog& source, const TranslateOptions& options,
       of_(of),
       what_(std::move(what)),
       lenient_(options.lenient),
+      findings_(options.findings),
       drop_(options.drop),
       allow_(options.allow_missing),
       vocabulary_given_(options.set.contains("V")) {}
@@ -79,9 +80,7 @@ NamedTensors Translation::to_hf(NamedTensors model, const Numbers& numbers) {
   for (auto& [name, slices] : stacks) stack(name, slices, hf, mismatches);
   if (weights()) tell_unread_rows();
   leftovers(model, numbers.dialect().ignore, mismatches, hf);
-  if (!lenient_)
-    mismatches.check(source_.path, numbers,
-                     numbers.dialect().name + " to hf" + what_);
+  settle(mismatches, numbers, numbers.dialect().name + " to hf" + what_);
   for (const auto& [one, tensor] : aliases) same(one, tensor, numbers, hf);
   if (weights())
     for (const HfSide::Repeat& repeat : numbers.family().hf().repeats)
@@ -123,10 +122,16 @@ NamedTensors Translation::from_hf(NamedTensors hf, const Numbers& numbers) {
   leave_unread(hf, numbers);
   leftovers(hf, numbers.family().hf().ignore, mismatches, model);
   for (Tensor& tensor : kept_) model.add(std::move(tensor));
-  if (!lenient_)
-    mismatches.check(source_.path, numbers,
-                     "hf to " + numbers.dialect().name + what_);
+  settle(mismatches, numbers, "hf to " + numbers.dialect().name + what_);
   return model;
+}
+
+void Translation::settle(const Mismatches& mismatches, const Numbers& numbers,
+                         const std::string& direction) const {
+  if (findings_)
+    std::ranges::move(mismatches.findings(), std::back_inserter(*findings_));
+  else if (!lenient_)
+    mismatches.check(source_.path, numbers, direction);
 }
 
 NamedTensors Translation::normal(std::vector<Tensor> tensors,

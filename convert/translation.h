@@ -39,6 +39,9 @@ class Translation {
   bool weights() const { return of_ == Of::kWeights; }
   [[noreturn]] void refuse_constant(const Instance& one) const;
   void settle(Tensor& made, const Rule& rule) const;
+  // Refuses what does not fit, or adds it to the findings.
+  void settle(const Mismatches& mismatches, const Numbers& numbers,
+              const std::string& direction) const;
   static std::vector<std::string> names_of(const NamedTensors& tensors);
   // Parameters that transformers' model does not read, and rows that it makes
   // of others: told, not written.
@@ -84,6 +87,7 @@ class Translation {
   const Of of_;
   const std::string what_;
   const bool lenient_;
+  std::vector<Finding>* const findings_;
   const Globs drop_, allow_;
   const bool vocabulary_given_;
   Parents parents_;
