@@ -7,12 +7,14 @@
 
 #include "api/buffers.h"
 #include "api/edit/vocabulary.h"
+#include "ckpt/ckpt.h"
 #include "ckpt/error.h"
 #include "containers/hf/hf.h"
 #include "convert/check_source.h"
 #include "convert/dialects.h"
 #include "convert/translate.h"
 #include "convert/values.h"
+#include "convert/whole.h"
 #include "formats/run_state.h"
 #include "formats/runs/run.h"
 #include "formats/traits.h"
@@ -274,12 +276,12 @@ class Renaming {
     if (target_.unfuse && from_ == "hf")
       families::check_numbers(source_, options_);
     if (!stays()) return translated(std::move(source_), options_, naming_);
-    warn_of_numbers();
     check_unused(
         from_ == "hf" && !target_.computes_rotary.empty()
-            ? leave_frequencies(source_, target_.computes_rotary, naming_)
-            : naming_,
+            ? leave_frequencies(source_, target_.computes_rotary, kept())
+            : kept(),
         to_format_, from_);
+    need_whole();
     return std::move(source_);
   }
 
@@ -290,6 +292,11 @@ class Renaming {
         (target_.is_container && asked_))
       if (families::unwrap(source_, families::configured_family(source_).get()))
         say(naming_, source_.assumptions.back());
+    if (!target_.is_container || !asked_) return;
+    const std::string prefix = families::foreign_prefix(source_);
+    if (prefix.empty()) return;
+    apply_prefix_mapping(source_, {{prefix, ""}});
+    say(naming_, fmt::format("the prefix '{}' is taken off", prefix));
   }
 
   // True if a trainer's own names became transformers', and that is all.
@@ -302,6 +309,7 @@ class Renaming {
     // nanotron's names can stay in Megatron's format, with a warning.
     const bool must = hf || (!target_.unwraps_names && owner != "nanotron");
     take_transformers_names(source_, naming_, options_, must);
+    if (!naming_.config_from.empty()) need_whole();
     return target_.unwraps_names || hf;
   }
 
@@ -386,7 +394,8 @@ class Renaming {
     if (from_ == "hf" && (options_.to.empty() || options_.to == "hf")) {
       take_config(source_, naming_.config_from);
       families::check_numbers(source_, options_);
-      Naming rest = naming_;
+      need_whole();
+      Naming rest = kept();
       rest.config_from.clear();
       check_unused(rest, to_format_, from_);
       return true;
@@ -398,11 +407,26 @@ class Renaming {
     return true;
   }
 
-  // What is copied as it is may have been wrong before.
-  void warn_of_numbers() {
-    if (!naming_.note || !target_.is_container) return;
-    if (const auto problem = families::find_contradiction(source_, options_))
-      naming_.note({*problem});
+  // Names that stay are read by the model that the configuration describes.
+  void need_whole() const {
+    if (naming_.partial) return;
+    families::need_whole(source_, options_);
+    const auto beside =
+        std::ranges::count(source_.tensors, Kind::other, &Tensor::kind);
+    if (naming_.config_from.empty() || !target_.unwraps_names || beside == 0)
+      return;
+    const auto first =
+        std::ranges::find(source_.tensors, Kind::other, &Tensor::kind);
+    throw unfaithful_error({source_.path, first->name},
+                           "and {} others are beside the model that {} "
+                           "describes",
+                           beside - 1, naming_.config_from)
+        .with_hint("--model-only leaves them out");
+  }
+  Naming kept() const {
+    Naming rest = naming_;
+    rest.allow_missing.clear();
+    return rest;
   }
 
   bool stays() const {
@@ -434,7 +458,11 @@ class Renaming {
 
 Catalog into_dialect(Catalog source, const Naming& naming,
                      const std::string& to_format) {
-  if (naming.dialect == kKeep) return source;
+  if (naming.dialect == kKeep) {
+    if (!naming.partial)
+      families::need_whole(source, options_of(naming, to_format));
+    return source;
+  }
   return Renaming(std::move(source), naming, to_format).run();
 }
 

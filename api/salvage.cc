@@ -10,6 +10,7 @@
 #include "api/replace.h"
 #include "api/salvager.h"
 #include "api/write.h"
+#include "convert/whole.h"
 #include "lib/interrupt.h"
 #include "lib/io/file.h"
 #include "lib/text/shell.h"
@@ -70,6 +71,7 @@ void Salvager::work() {
   list_gone();
   list_lost_values();
   check_names();
+  check_model();
   if (writes()) {
     seal();
     verify_result();
@@ -169,6 +171,18 @@ void Salvager::check_names() {
     if (!content.unproven.empty())
       report_.lost.push_back(
           {file, "was written unproven: " + content.unproven, false});
+}
+
+// Finds what the model's reader will not find, though every file is sound.
+void Salvager::check_model() {
+  if (report_.whole())
+    for (const Problem& problem : families::check_whole(catalog_).problems)
+      if (problem.severity == Problem::Severity::kDamage)
+        report_.lost.push_back({"",
+                                fmt::format("{}{}{}", problem.tensor,
+                                            problem.tensor.empty() ? "" : " ",
+                                            shown(problem.message)),
+                                false});
 }
 
 // Checks it as any reader sees it: every element is in place exactly once.

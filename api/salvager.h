@@ -39,6 +39,7 @@ class Salvager {
   void open();
   void check_names();
   void verify_result();
+  void check_model();
   void prove();
   void seal();
   void mark_lost(library::Prepared& prepared);

@@ -107,34 +107,9 @@ void check_numbers(const Catalog& source, const TranslateOptions& options) {
     check_layers(model, facts, source.path);
 }
 
-namespace {
-
-// True for a file that was named by itself: model-00001-of-00007.safetensors.
 bool is_one_of_several(const std::string& path) {
   return formats::parse_numbered(io::base_name(path)) &&
          !io::is_directory(path);
-}
-
-}  // namespace
-
-std::optional<Problem> find_contradiction(const Catalog& source,
-                                          const TranslateOptions& options) {
-  // ModelOpt's state says of which sizes the layers are.
-  if (dialect_of(source) != "hf" ||
-      !formats::traits_of(source.format).is_container)
-    return std::nullopt;
-  TranslateOptions asked = options;
-  if (is_one_of_several(source.path)) asked.allow_missing.emplace_back("*");
-  try {
-    check_numbers(source, asked);
-  } catch (const Error& error) {
-    if (error.code() == ExitCode::kUnfaithful)
-      return warning("configuration",
-                     {error.where().path, error.where().tensor},
-                     "{} (`ckpt family check` prints what config.json says)",
-                     error.problem());
-  }
-  return std::nullopt;  // if config.json can't be read, others say so
 }
 
 namespace {

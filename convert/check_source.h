@@ -4,6 +4,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "convert/options.h"
@@ -25,10 +26,8 @@ void check_named(const Catalog& source, const TranslateOptions& options,
 // config.json: throws unfaithful_error if the tensors contradict them.
 void check_numbers(const Catalog& source, const TranslateOptions& options);
 
-// The same for tensors that stay beside their config.json, as a warning: they
-// are whole, but who loads them fails, or makes up what is missing.
-std::optional<Problem> find_contradiction(const Catalog& source,
-                                          const TranslateOptions& options = {});
+// True for a file that was named by itself: model-00001-of-00007.safetensors.
+bool is_one_of_several(const std::string& path);
 
 // Throws unfaithful_error if the source's own configuration (args, …) and the
 // config.json carried beside it describe two models; warns of the one

@@ -70,6 +70,23 @@ std::string_view dialect_of(const Catalog& catalog) {
   return {};
 }
 
+std::string foreign_prefix(const Catalog& catalog) {
+  // One name of each dialect that begins with nothing.
+  constexpr std::string_view kFirst[] = {"tok_embeddings.weight",
+                                         "embedding.word_embeddings.weight",
+                                         "decoder_frontend.embed.weight"};
+  std::string prefix;
+  for (const Tensor& tensor : catalog.tensors)
+    for (const std::string_view first : kFirst)
+      if (tensor.kind == Kind::model && tensor.name.size() > first.size() &&
+          tensor.name.ends_with(first))
+        prefix = tensor.name.substr(0, tensor.name.size() - first.size());
+  const bool all = std::ranges::all_of(catalog.tensors, [&](const Tensor& t) {
+    return t.kind != Kind::model || t.name.starts_with(prefix);
+  });
+  return all && prefix.ends_with('.') ? prefix : "";
+}
+
 namespace {
 
 // The family of that name in `from`; null if there is none.

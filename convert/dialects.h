@@ -18,6 +18,10 @@ std::string_view owner_of(std::string_view dialect);
 // By the format or by the names of the tensors; "" if neither says.
 std::string_view dialect_of(const Catalog& catalog);
 
+// What stands before all names of the model where those behind it are another
+// dialect's than transformers' ("model." before Meta's); "" if nothing does.
+std::string foreign_prefix(const Catalog& catalog);
+
 // The family that the options, the source's configuration or the source itself
 // name, or null.
 std::shared_ptr<const Family> find_family(const Catalog& source,

@@ -57,6 +57,7 @@ Report verify(const std::string& path, const VerifyOptions& options) {
       {.deep = options.deep,
        .finite = options.finite,
        .quick = options.quick,
+       .strict = options.strict,
        .from = options.open.format,
        .read = {.family = options.open.family,
                 .shard_dims_file = options.open.shard_dims_file,

@@ -16,7 +16,7 @@
 #include "api/edit/select.h"
 #include "ckpt/error.h"
 #include "ckpt/note.h"
-#include "convert/check_source.h"
+#include "convert/whole.h"
 #include "formats/loose_files.h"
 #include "formats/runs/counts.h"
 #include "formats/runs/stale.h"
@@ -76,6 +76,19 @@ class Check {
                catalog.format));
   }
 
+  // Is everything there that the configuration's model has? A manifest is the
+  // writer's list, where no rules say more.
+  void whole(const Catalog& catalog) {
+    families::Whole found = families::check_whole(catalog);
+    const bool told =
+        std::ranges::any_of(found.problems, [](const Problem& problem) {
+          return problem.severity == Problem::Severity::kDamage;
+        });
+    add_all(std::move(found.problems));
+    if (!told && !manifest_of(catalog).empty()) return;
+    report_.open = std::move(found.open);
+  }
+
   // Over a wire all bytes come once: where their digests are wanted, contents()
   // compares these on the way. Files here have them in the page cache.
   void checksums(const Catalog& catalog, const IntegrityOptions& options) {
@@ -112,6 +125,7 @@ class Check {
   void contents(Catalog& catalog, const IntegrityOptions& options) {
     const std::string manifest = manifest_of(catalog);
     const uint64_t bare = without_checksum(catalog);
+    report_.unproven = options.quick || (manifest.empty() && bare);
     if (manifest.empty() && bare)
       engine_.warn(fmt::format(
           "no checksums of {}, neither stored nor in a manifest: the structure "
@@ -127,6 +141,7 @@ class Check {
     const Reading reading = read_contents(catalog, options);
     report_.bytes += reading.bytes;
     add_all(reading.problems);
+    report_zeros(catalog, reading);
     if (!manifest.empty()) compare_manifest(catalog, reading, manifest);
     if (options.finite) report_infinite(catalog, reading);
   }
@@ -404,6 +419,21 @@ class Check {
                : catalog.files[tensor.pieces[0].extent.file].path;
   }
 
+  // A hole in a file reads as zeros: a download that was cut, a failed disk.
+  // Biases and new adapters are zero; a whole matrix is seldom.
+  void report_zeros(const Catalog& catalog, const Reading& reading) {
+    for (size_t i = 0; i < catalog.tensors.size(); ++i) {
+      const Tensor& tensor = catalog.tensors[i];
+      if (tensor.kind != Kind::model || tensor.shape.size() < 2 ||
+          element_count(tensor.shape).value_or(0) == 0 ||
+          reading.digests[i] != Digest() ||
+          tensor.name.find("lora_") != tensor.name.npos)
+        continue;
+      add(warning("zeros", {first_file(catalog, tensor), tensor.name},
+                  "all elements are zero: a hole in the file?"));
+    }
+  }
+
   void report_infinite(const Catalog& catalog, const Reading& reading) {
     for (size_t i = 0; i < catalog.tensors.size(); ++i) {
       const reshard::Stats& stats = reading.stats[i];
@@ -465,6 +495,13 @@ Catalog open_checked(const std::string& path, const IntegrityOptions& source,
   }
 }
 
+// False for what has values or state alone.
+bool is_model(const Catalog& catalog) {
+  return std::ranges::any_of(catalog.tensors, [](const Tensor& tensor) {
+    return tensor.kind == Kind::model;
+  });
+}
+
 }  // namespace
 
 Report check_integrity(const std::string& path, const Selection& selection,
@@ -483,9 +520,7 @@ Report check_integrity(const std::string& path, const Selection& selection,
         chosen.dropped || !chosen.warning.empty() || !chosen.edits.empty();
     if (partly) check.only_some(chosen.edits);
     check.headers(catalog);
-    if (!partly)
-      if (const auto problem = families::find_contradiction(catalog))
-        check.add(*problem);
+    const bool whole = !partly && is_model(catalog);
     check.pickles(catalog, !options.quick);  // an index is decoded again
     {
       const heap::Unbounded threads;  // of a scan: it has a bound of its own
@@ -494,6 +529,7 @@ Report check_integrity(const std::string& path, const Selection& selection,
     }
     locate(catalog);
     load_objects(catalog);
+    if (whole) check.whole(catalog);
     const heap::Unbounded counted;  // what follows counts what it takes
     if (!options.quick) {
       check.add_all(runs::check_counts(catalog));
@@ -516,10 +552,7 @@ Report check_integrity(const std::string& path, const Selection& selection,
                                     ? "damaged"
                                     : "incomplete"));
   }
-  report.ok = std::ranges::none_of(report.problems, [](const Problem& problem) {
-    return problem.severity == Problem::Severity::kDamage ||
-           problem.kind == "total_size";
-  });
+  judge(report, options.strict);
   return report;
 }
 

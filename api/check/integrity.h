@@ -15,6 +15,7 @@ struct IntegrityOptions {
   bool deep = false;      // read everything, so that replicas are compared
   bool finite = false;    // NaN and infinities are reported
   bool quick = false;     // headers, sizes and bounds: no payload is read
+  bool strict = false;    // warnings and what can't be told are failures
   std::string from = {};  // the format, if it is not to be detected
   formats::ReadOptions read = {};
 };
@@ -22,5 +23,8 @@ struct IntegrityOptions {
 // verify() of ckpt/check.h, for a source opened with any options.
 Report check_integrity(const std::string& path, const Selection& selection,
                        const IntegrityOptions& options, const Engine& engine);
+
+// From the problems, report.open and `strict`: report.verdict and report.ok.
+void judge(Report& report, bool strict);
 
 }  // namespace ckpt::library

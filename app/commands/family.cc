@@ -15,8 +15,8 @@
 #include "app/print/facts.h"
 #include "app/print/json_writer.h"
 #include "app/print/table.h"
-#include "convert/check.h"
 #include "convert/values.h"
+#include "convert/whole.h"
 #include "lib/text/format.h"
 
 namespace ckpt::app {
@@ -24,7 +24,6 @@ namespace {
 
 using families::Dialect;
 using families::DialectCheck;
-using families::Numbers;
 using FamilyPtr = std::shared_ptr<const families::Family>;
 
 constexpr std::string_view kFamilyExamples =
@@ -137,9 +136,7 @@ class FamilyCommand : public Command {
   ExitCode show() const;
   ExitCode check() const;
   FamilyPtr chosen() const;
-  std::vector<DialectCheck> check_all(const FamilyPtr& family,
-                                      const families::Values& config,
-                                      const families::Shapes& tensors) const;
+  families::Overrides overrides() const;
   void print_checks(const FamilyPtr& family,
                     const std::vector<DialectCheck>& checks) const;
 
@@ -229,25 +226,16 @@ ExitCode FamilyCommand::show() const {
   return ExitCode::kDone;
 }
 
-std::vector<DialectCheck> FamilyCommand::check_all(
-    const FamilyPtr& family, const families::Values& config,
-    const families::Shapes& tensors) const {
-  std::vector<DialectCheck> checks;
-  for (const Dialect& dialect : family->dialects()) {
-    if (dialect.rules.empty()) continue;
-    families::Overrides overrides;
-    for (const std::string& one : set_) {
-      const size_t sign = one.find('=');
-      if (sign == one.npos)
-        throw usage_error({}, "--set {}: expected NAME=VALUE",
-                          text::printable(one));
-      overrides[one.substr(0, sign)] = one.substr(sign + 1);
-    }
-    const Numbers numbers(family, dialect, "hf", config.values, config.source,
-                          std::move(overrides));
-    checks.push_back(check_dialect(numbers, tensors));
+families::Overrides FamilyCommand::overrides() const {
+  families::Overrides overrides;
+  for (const std::string& one : set_) {
+    const size_t sign = one.find('=');
+    if (sign == one.npos)
+      throw usage_error({}, "--set {}: expected NAME=VALUE",
+                        text::printable(one));
+    overrides[one.substr(0, sign)] = one.substr(sign + 1);
   }
-  return checks;
+  return overrides;
 }
 
 void FamilyCommand::print_checks(
@@ -320,10 +308,7 @@ ExitCode FamilyCommand::check() const {
                                ? "no config.json names the model's family"
                                : "no family has this model_type")
         .with_hint("name it: --family NAME, or --family-file FILE");
-  families::Shapes tensors;
-  for (const Tensor& tensor : catalog.tensors)
-    if (tensor.kind == Kind::model) tensors.emplace(tensor.name, tensor.shape);
-  const auto checks = check_all(family, config, tensors);
+  const auto checks = families::check_family(family, catalog, overrides());
   const families::Facts facts = families::read_facts(family, "hf", config);
   if (output.json) {
     print(check_json(family, checks, facts));

@@ -48,6 +48,7 @@ class Verify : public Command {
   VerifyReport verify_one();
   VerifyReport verify_two();
   void print_text(const VerifyReport& report) const;
+  std::string verdict_text(const VerifyReport& report) const;
 
   std::string path_;
   std::string other_;
@@ -70,6 +71,9 @@ void Verify::add_options(CLI::App& app) {
       ->group(group);
   app.add_flag("--quick", integrity_.quick,
                "Headers and sizes alone: read no tensor")
+      ->group(group);
+  app.add_flag("--strict", integrity_.strict,
+               "Fail on warnings, and where nothing says what the whole is")
       ->group(group);
   app.add_flag("--finite", integrity_.finite,
                "Report NaN and infinite elements")
@@ -179,7 +183,40 @@ VerifyReport Verify::verify_two() {
                                                                 : other_,
                                difference.tensor, difference.message});
   report.differences = std::move(result.differences);
+  report.verdict = report.ok ? ckpt::Verdict::kOk : ckpt::Verdict::kMismatch;
   return report;
+}
+
+// "ok, 2 warnings: 12 tensors, 3.1 KiB read, 1 file, no problems found"
+std::string Verify::verdict_text(const VerifyReport& report) const {
+  const bool two = !other_.empty();
+  // Of two that are identical, a note says in what they still differ.
+  const auto notes = static_cast<size_t>(
+      std::ranges::count_if(report.problems, [&](const Problem& problem) {
+        return is_absence(problem) ||
+               (two && problem.severity == Problem::Severity::kNote);
+      }));
+  const size_t found = report.problems.size() - notes + report.facts.size();
+  std::string word(ckpt::name(report.verdict));
+  if (two) word = report.ok ? "identical" : "mismatch";
+  if (report.verdict == ckpt::Verdict::kCantTell) word = "can't tell";
+  if (report.verdict == ckpt::Verdict::kWarnings)
+    word = "ok, " + text::counted(found, "warning");
+  std::string said = found == 0 ? "no problems found"
+                     : report.verdict == ckpt::Verdict::kWarnings
+                         ? "no damage found"
+                         : text::counted(found, "problem");
+  if (report.verdict == ckpt::Verdict::kCantTell) said += ": " + report.open;
+  std::string line = fmt::format(
+      "{}: {}, {} read, {}, {}",
+      styled(word, report.ok ? Style::kGreen : Style::kRed),
+      text::counted(report.tensors, "tensor"), text::iec_size(report.bytes),
+      text::counted(report.files, "file"), text::printable(said));
+  if (!two && integrity_.quick)
+    line += "; --quick: no tensor was read, no checksum compared";
+  else if (!two && report.unproven)
+    line += "; values not proven: no checksums";
+  return line;
 }
 
 void Verify::print_text(const VerifyReport& report) const {
@@ -213,22 +250,7 @@ void Verify::print_text(const VerifyReport& report) const {
                           counts[problem.kind] - alike);
     print_folded(text::printable(line) + "\n");
   }
-  const std::string verdict =
-      report.ok ? styled(other_.empty() ? "ok" : "identical", Style::kGreen)
-                : styled(other_.empty() ? "damaged" : "mismatch", Style::kRed);
-  // Of two that are identical, a note says in what they still differ.
-  const auto notes = static_cast<size_t>(
-      std::ranges::count_if(report.problems, [&](const Problem& problem) {
-        return is_absence(problem) ||
-               (!other_.empty() &&
-                problem.severity == Problem::Severity::kNote);
-      }));
-  const size_t found = report.problems.size() - notes + report.facts.size();
-  print_folded(fmt::format(
-      "{}: {}, {} read, {}, {}\n", verdict,
-      text::counted(report.tensors, "tensor"), text::iec_size(report.bytes),
-      text::counted(report.files, "file"),
-      found == 0 ? "no problems found" : text::counted(found, "problem")));
+  print_folded(verdict_text(report) + "\n");
 }
 
 ExitCode Verify::run() {

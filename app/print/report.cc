@@ -295,6 +295,9 @@ std::string verify_json(const VerifyReport& report) {
   JsonWriter json;
   json.begin_document("verify");
   json.member("ok", report.ok);
+  json.member("verdict", name(report.verdict));
+  if (!report.open.empty()) json.member("cant_tell", report.open);
+  if (report.unproven) json.member("values_proven", false);
   json.key("checked").begin_object();
   json.member("tensors", report.tensors);
   json.member("bytes", report.bytes);

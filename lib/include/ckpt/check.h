@@ -16,6 +16,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ckpt/catalog.h"
@@ -41,13 +42,32 @@ struct VerifyOptions {
   bool deep = false;    // read everything, and compare replicas
   bool finite = false;  // report NaN and infinities
   bool quick = false;   // headers, sizes and bounds: no payload is read
+  bool strict = false;  // warnings and kCantTell are failures
   Selection selection = {};
   OpenOptions open = {};
   ReadOptions read = {};
 };
 
+// One word for what was found. The first three are no failure.
+enum class Verdict : uint8_t {
+  kOk,
+  kWarnings,    // whole; something optional is odd
+  kCantTell,    // nothing wrong was found, and nothing says what the whole is
+  kIncomplete,  // tensors, layers or files are missing, or hold nothing
+  kMismatch,    // what is there is not what the configuration says
+  kDamaged,
+  kUnsafe,  // loading it elsewhere runs code
+};
+// "ok", "warnings", "cant_tell", "incomplete" …
+std::string_view name(Verdict verdict);
+
 struct Report {
-  bool ok = true;
+  bool ok = true;  // kOk, kWarnings, kCantTell; with `strict` kOk alone
+  Verdict verdict = Verdict::kOk;
+  std::string open = {};  // kCantTell: why
+  // Nothing was found to compare the bytes with: no stored checksums, no
+  // manifest. Or options.quick left that out.
+  bool unproven = false;
   uint64_t tensors = 0;  // checked
   uint64_t bytes = 0;    // read
   uint64_t files = 0;

@@ -1,0 +1,550 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "convert/whole.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+#include <unordered_map>
+
+#include "ckpt/error.h"
+#include "ckpt/note.h"
+#include "convert/check_source.h"
+#include "convert/dequantize.h"
+#include "convert/dialects.h"
+#include "convert/facts.h"
+#include "convert/quantized.h"
+#include "convert/quantized_config.h"
+#include "convert/sizes.h"
+#include "convert/structure.h"
+#include "convert/translate.h"
+#include "convert/values.h"
+#include "formats/peft/config.h"
+#include "formats/traits.h"
+#include "lib/text/format.h"
+#include "lib/text/suggest.h"
+#include "models/wrapper.h"
+
+namespace ckpt::families {
+namespace {
+
+// Names are compared with each other only if there are few.
+constexpr size_t kFew = 500;
+
+constexpr std::string_view kNearest = "the nearest that is missing: ";
+
+// The one that ends like `name`, or is spelt like it; "" if none does.
+std::string nearest_of(std::string_view name,
+                       const std::vector<std::string>& candidates) {
+  constexpr size_t kEnough = 8;  // "q.weight"
+  std::string_view best;
+  size_t longest = kEnough;
+  for (const std::string& one : candidates) {
+    const auto differs =
+        std::mismatch(one.rbegin(), one.rend(), name.rbegin(), name.rend());
+    const auto alike = static_cast<size_t>(differs.first - one.rbegin());
+    if (alike > longest) {
+      longest = alike;
+      best = one;
+    }
+  }
+  return best.empty() ? text::nearest(name, candidates) : std::string(best);
+}
+
+bool is_float(DType dtype) {
+  return dtype == DType::f64 || dtype == DType::f32 || dtype == DType::f16 ||
+         dtype == DType::bf16 || is_small_float(dtype);
+}
+
+// "model.layers.0.q_proj" of "model.layers.0.q_proj.weight".
+std::string_view parent_module(std::string_view name) {
+  const size_t dot = name.rfind('.');
+  return dot == name.npos ? std::string_view() : name.substr(0, dot);
+}
+
+// What names, shapes and the configuration are looked up in: no piece is
+// copied.
+Catalog names_of(const Catalog& source) {
+  Catalog names;
+  names.format = source.format;
+  names.version = source.version;
+  names.path = source.path;
+  names.root = source.root;
+  names.family = source.family;
+  names.dialect = source.dialect;
+  names.run = source.run;
+  names.topology = source.topology;
+  names.sidecars = source.sidecars;
+  for (const Object& object : source.objects)
+    if (object.name == "args") names.objects.push_back(object);
+  for (const Tensor& tensor : source.tensors) {
+    if (tensor.kind != Kind::model) continue;
+    Tensor& one = names.tensors.emplace_back();
+    one.name = tensor.name;
+    one.dtype = tensor.dtype;
+    one.shape = tensor.shape;
+  }
+  return names;
+}
+
+constexpr std::string_view kSecondCopies[] = {"lm_head.weight",
+                                              "embed_out.weight",
+                                              "shared_head.head.weight",
+                                              "cls.predictions.decoder.weight",
+                                              "cls.predictions.decoder.bias",
+                                              ".embed_tokens.weight"};
+
+// A second copy of what the model shares.
+bool is_second_copy(std::string_view name) {
+  return std::ranges::any_of(
+      kSecondCopies, [&](std::string_view end) { return name.ends_with(end); });
+}
+
+class Question {
+ public:
+  Question(const Catalog& source, const TranslateOptions& options)
+      : names_(names_of(source)),
+        options_(options),
+        allow_(options.allow_missing) {}
+
+  Whole run() {
+    if (names_.tensors.empty()) {
+      answer_.basis = Whole::Basis::kStructure;  // no model was to be here
+      return std::move(answer_);
+    }
+    if (is_one_of_several(names_.path))
+      return unknown("it is one file of several");
+    if (adapter()) return std::move(answer_);
+    config_ = options_.config_from.empty()
+                  ? values_of(names_, "hf")
+                  : values_of_file(options_.config_from, "hf");
+    quantization();
+    by_configuration();
+    if (answer_.basis != Whole::Basis::kRules && !of_own_sizes())
+      by_structure();
+    empty();
+    // What is not a model folder has a list of its own: an index of items, the
+    // ranks' files, the parts of a step.
+    if (!folder()) answer_.open.clear();
+    return std::move(answer_);
+  }
+
+ private:
+  // Files of Hugging Face's kind, which a model's loader takes as they are.
+  bool folder() const {
+    return !names_.run && formats::traits_of(names_.format).is_container;
+  }
+
+  void by_configuration() {
+    unwrap(names_, configured_family(names_).get());
+    const std::string from(dialect_of(names_));
+    const auto family = find_family(names_, options_);
+    if (!family) return;
+    if (!from.empty() && from != "hf") {
+      if (family->dialect(from) && !values_of(names_, from).source.empty())
+        return by_translation(from);
+      if (!folder()) return;
+    }
+    if (!config_.source.empty() && !of_own_sizes()) by_rules(family);
+  }
+
+  // ModelOpt's state says of which sizes the layers are, and which are there.
+  bool of_own_sizes() const {
+    return !names_.run && dialect_of(names_) == "hf" &&
+           !formats::traits_of(names_.format).any_tensors;
+  }
+
+  Whole unknown(std::string why) {
+    answer_.open = std::move(why);
+    return std::move(answer_);
+  }
+
+  void add(Problem problem) { answer_.problems.push_back(std::move(problem)); }
+
+  // An adapter has what its maker trained: any modules of any layers.
+  bool adapter() {
+    if (!peft::config_of(names_)) return false;
+    answer_.basis = Whole::Basis::kStructure;
+    empty();
+    return true;
+  }
+
+  // Tensors without elements are what a rank of ZeRO 3 has of its peers'. In
+  // what no configuration describes, they may be anything.
+  void empty() {
+    if (answer_.basis == Whole::Basis::kNothing && config_.source.empty())
+      return;
+    for (const Tensor& tensor : names_.tensors)
+      if (is_float(tensor.dtype) &&
+          element_count(tensor.shape).value_or(1) == 0)
+        add(damage("empty_tensor", {names_.path, tensor.name},
+                   "has no elements ({}): ZeRO 3 leaves such, the values are "
+                   "in the ranks' files",
+                   to_string(tensor.shape)));
+  }
+
+  // Codes count as the weights that they are.
+  void quantization() {
+    quantized_ = !said_quantization(names_).is_null();
+    if (!may_be_quantized(names_) && !quantized_) return;
+    try {
+      for (const LogicalWeight& weight : logical_weights(names_)) {
+        logical_.emplace(weight.name, weight.shape);
+        parts_.insert(weight.parts.begin(), weight.parts.end());
+      }
+    } catch (const Error& error) {
+      if (quantized_) answer_.open = error.problem();
+    }
+    quantized_ = quantized_ || !logical_.empty();
+  }
+
+  families::Shapes shapes(const Family& family) {
+    families::Shapes shapes;
+    for (const auto& [name, shape] : logical_) shapes.emplace(name, shape);
+    for (const Tensor& tensor : names_.tensors)
+      if (!parts_.contains(tensor.name))
+        shapes.emplace(tensor.name, tensor.shape);
+    backbone_alone_ = other_class(family);
+    // A backbone by itself is saved without the name that its model has for it.
+    constexpr std::string_view kModel = "model.";
+    const auto has = [&](const auto& one) {
+      return family.normal_name(one.first).starts_with(kModel);
+    };
+    if (!backbone_alone_ || std::ranges::any_of(shapes, has)) return shapes;
+    families::Shapes within;
+    for (const auto& [name, shape] : shapes)
+      within.emplace(std::string(kModel) + name, shape);
+    prefix_ = kModel;
+    return within;
+  }
+
+  // For a class of its own, what is around its backbone is not known.
+  bool around(std::string_view name) const {
+    return backbone_alone_ && name.find("layers.") == name.npos &&
+           name.find("embed") == name.npos && !name.ends_with("norm.weight");
+  }
+
+  void by_rules(const std::shared_ptr<const Family>& family) {
+    const families::Shapes there = shapes(*family);
+    for (const Dialect* dialect : strictest_first(*family)) {
+      const Numbers numbers(family, *dialect, "hf", config_.values,
+                            config_.source, options_.set);
+      if (!says_sizes(numbers)) continue;
+      const DialectCheck check = check_dialect(numbers, there, true);
+      const auto number =
+          std::ranges::find(check.findings, "number", &Finding::kind);
+      if (number != check.findings.end()) {
+        answer_.open = number->message;
+        continue;
+      }
+      // A step of several models, or of modules that are none.
+      if (check.used == 0 && !folder()) return;
+      answer_.open.clear();
+      answer_.basis = Whole::Basis::kRules;
+      judge(check.findings, numbers);
+      break;
+    }
+    if (answer_.basis != Whole::Basis::kRules) return;
+    sizes(family);
+    dtypes();
+  }
+
+  // Megatron fuses what others copy, so its rules compare more shapes.
+  static std::vector<const Dialect*> strictest_first(const Family& family) {
+    std::vector<const Dialect*> all;
+    for (const Dialect& dialect : family.dialects())
+      if (!dialect.rules.empty()) all.push_back(&dialect);
+    std::ranges::stable_partition(
+        all, [](const Dialect* one) { return one->name == "mcore"; });
+    return all;
+  }
+
+  // False for a config.json that is a note and no model's: it has no heads.
+  bool says_sizes(const Numbers& numbers) {
+    for (const char* number : {"$L", "$H", "$nh"}) {
+      if (!numbers.dialect().vars.contains(number)) continue;
+      try {
+        if (!numbers.eval(number).is_null()) continue;
+        answer_.open =
+            fmt::format("{} does not say {}", config_.source, number);
+      } catch (const Error& error) {
+        answer_.open = error.problem();
+      }
+      return false;
+    }
+    return true;
+  }
+
+  // True if the class that config.json names is another than those that the
+  // rules are for: a bare backbone, a classifier.
+  bool other_class(const Family& family) const {
+    const auto found = config_.values.find("architectures");
+    if (found == config_.values.end() || !found->is_array() || found->empty() ||
+        !found->front().is_string())
+      return false;
+    const auto& known = family.hf().architectures;
+    return std::ranges::find(known, found->front().get<std::string>()) ==
+           known.end();
+  }
+
+  bool ties(const Numbers& numbers) const {
+    try {
+      return numbers.dialect().vars.contains("$tie") && numbers.holds("$tie");
+    } catch (const Error&) {
+      return false;
+    }
+  }
+
+  void judge(const std::vector<Finding>& findings, const Numbers& numbers) {
+    std::set<std::string, std::less<>> modules;  // that have any tensor
+    if (quantized_)
+      for (const Tensor& tensor : names_.tensors)
+        for (std::string_view at = parent_module(tensor.name); !at.empty();
+             at = parent_module(at))
+          modules.emplace(numbers.family().normal_name(at));
+    const bool tied = ties(numbers);
+    std::vector<std::string> missing;
+    for (const Finding& finding : findings)
+      if (finding.kind == "missing") missing.push_back(finding.tensor);
+    for (Finding finding : findings) {
+      if (!prefix_.empty() && finding.tensor.starts_with(prefix_))
+        finding.tensor.erase(0, prefix_.size());
+      if (finding.kind != "misshapen" && around(finding.tensor)) {
+        if (finding.kind == "unknown")
+          answer_.open = fmt::format(
+              "no rule knows {}, which is beside the "
+              "model's layers",
+              finding.tensor);
+        continue;
+      }
+      if (finding.kind == "missing") {
+        if (allow_.match(finding.tensor)) continue;
+        if (quantized_ && modules.contains(parent_module(finding.tensor)))
+          answer_.open =
+              fmt::format("no rule reads the codes of {}", finding.tensor);
+        else
+          add(damage("missing_tensor", {names_.path, finding.tensor},
+                     "{} asks for it ({})", config_.source,
+                     numbers.family().name()));
+      } else if (finding.kind == "unknown") {
+        if (Globs(options_.drop).match(finding.tensor) ||
+            (quantized_ && belongs(finding.tensor)) ||
+            (tied && is_second_copy(finding.tensor)))
+          continue;
+        std::string near = missing.size() < kFew && findings.size() < 2 * kFew
+                               ? nearest_of(finding.tensor, missing)
+                               : "";
+        if (!near.empty()) near = fmt::format(", {}{}", kNearest, near);
+        add(damage("unknown_tensor", {names_.path, finding.tensor},
+                   "{} has no place for it ({}){}", config_.source,
+                   numbers.family().name(), near));
+      } else if (finding.kind == "misshapen") {
+        if (!quantized_) shape(finding.tensor, finding.message);
+      } else {
+        add(damage("unknown_tensor", {names_.path, finding.tensor}, "{}",
+                   finding.message));
+      }
+    }
+  }
+
+  // True for scales, zeros and the like of a module with a weight.
+  bool belongs(std::string_view name) const {
+    for (std::string_view at = parent_module(name); !at.empty();
+         at = parent_module(at))
+      if (logical_.contains(std::string(at) + ".weight") ||
+          logical_.contains(std::string(at)))
+        return true;
+    return !answer_.open.empty() || logical_.empty();
+  }
+
+  void shape(const std::string& tensor, const std::string& message) {
+    if (shaped_.insert(tensor).second)
+      add(damage("shape", {names_.path, tensor}, "{}", message));
+  }
+
+  void sizes(const std::shared_ptr<const Family>& family) {
+    std::vector<Tensor> named;
+    for (const Tensor& tensor : names_.tensors) {
+      Tensor& one = named.emplace_back(tensor);
+      one.name = family->normal_name(tensor.name);
+    }
+    const Facts facts = read_facts(family, "hf", config_, options_.set);
+    for (const Error& error :
+         find_sizes(NamedTensors(std::move(named)), facts, Globs(options_.drop),
+                    options_.set.contains("V"), names_.path))
+      shape(error.where().tensor, error.problem());
+  }
+
+  // Whole numbers where floats belong, and floats of another size than
+  // config.json says.
+  void dtypes() {
+    uint64_t floats = 0, other = 0;
+    std::string_view found;
+    const std::string said = said_dtype();
+    for (const Tensor& tensor : names_.tensors) {
+      if (parts_.contains(tensor.name)) continue;
+      const uint64_t elements = element_count(tensor.shape).value_or(0);
+      if (is_float(tensor.dtype)) {
+        floats += elements;
+        if (is_small_float(tensor.dtype) || ckpt::name(tensor.dtype) == said)
+          continue;
+        other += elements;
+        found = ckpt::name(tensor.dtype);
+      } else if (!quantized_ && (tensor.name.ends_with(".weight") ||
+                                 tensor.name.ends_with(".bias") ||
+                                 tensor.name.ends_with("_proj"))) {
+        add(damage("dtype", {names_.path, tensor.name},
+                   "is {}, and nothing says that it is quantized",
+                   ckpt::name(tensor.dtype)));
+      }
+    }
+    if (folder() && !said.empty() && !quantized_ && other > floats / 2)
+      add(warning("dtype", {names_.path, {}},
+                  "{} says {}, most of the weights are {}", config_.source,
+                  said, found));
+  }
+
+  // "bf16"; "" if config.json says none.
+  std::string said_dtype() const {
+    for (const char* key : {"dtype", "torch_dtype"}) {
+      const auto found = config_.values.find(key);
+      if (found == config_.values.end() || !found->is_string()) continue;
+      const auto dtype = dtype_from_torch(found->get<std::string>());
+      if (dtype) return std::string(ckpt::name(*dtype));
+    }
+    return {};
+  }
+
+  // Names of another dialect: the way to transformers' says what does not fit.
+  void by_translation(const std::string& from) {
+    TranslateOptions asked = options_;
+    std::vector<Finding> findings;
+    asked.to = "hf";
+    asked.findings = &findings;
+    try {
+      translate(names_, asked);
+    } catch (const Error& error) {
+      if (error.code() != ExitCode::kUnfaithful) throw;
+      answer_.open = error.problem();
+    }
+    for (const Finding& finding : findings) {
+      if (finding.kind == "missing")
+        add(damage("missing_tensor", {names_.path, finding.tensor},
+                   "the model's configuration asks for it"));
+      else if (finding.kind == "misshapen")
+        shape(finding.tensor, finding.message);
+      else
+        add(damage("unknown_tensor", {names_.path, finding.tensor},
+                   "the model has no place for it in the names of {}",
+                   owner_of(from)));
+    }
+    if (answer_.open.empty()) answer_.basis = Whole::Basis::kRules;
+  }
+
+  void by_structure() {
+    std::vector<const Tensor*> tensors;
+    for (const Tensor& tensor : names_.tensors) tensors.push_back(&tensor);
+    Structure found = check_structure(tensors, config_.values, names_.path);
+    if (options_.allow_missing.empty())
+      std::ranges::move(found.problems, std::back_inserter(answer_.problems));
+    if (found.compared) answer_.basis = Whole::Basis::kStructure;
+    if (answer_.open.empty())
+      answer_.open = found.compared
+                         ? "the layers are all there; no rules say what else "
+                           "the model has"
+                         : "no rules say what the whole model is";
+  }
+
+  Catalog names_;
+  const TranslateOptions& options_;
+  const Globs allow_;
+  Values config_;
+  bool quantized_ = false;
+  bool backbone_alone_ = false;
+  std::string prefix_;  // that names lack
+  std::unordered_map<std::string, Shape> logical_;
+  std::set<std::string, std::less<>> parts_;   // what they are made of
+  std::set<std::string, std::less<>> shaped_;  // told
+  Whole answer_;
+};
+
+// "3 tensors missing: a, b, …; "; of what has no count of its own, the message.
+void add_kind(const std::vector<Problem>& problems, std::string_view kind,
+              std::string_view what, std::string& text) {
+  constexpr uint64_t kListed = 5;
+  std::string listed;
+  uint64_t count = 0;
+  for (const Problem& problem : problems) {
+    if (problem.kind != kind || problem.severity != Problem::Severity::kDamage)
+      continue;
+    if (++count > kListed) continue;
+    listed += (listed.empty() ? "" : ", ") + problem.tensor;
+    const size_t near = problem.message.find(kNearest);
+    if (kind == "unknown_tensor" && near != problem.message.npos)
+      listed += fmt::format(" (nearest: {})",
+                            problem.message.substr(near + kNearest.size()));
+    if (kind == "shape" || what.empty())
+      listed += (problem.tensor.empty() ? "" : " ") + problem.message;
+  }
+  if (count == 0) return;
+  text += fmt::format(
+      "{}{}{}{}", text.empty() ? "" : "; ",
+      what.empty()
+          ? ""
+          : fmt::format("{} {}: ", text::counted(count, "tensor"), what),
+      listed, count > kListed ? ", …" : "");
+}
+
+}  // namespace
+
+bool Whole::sound() const {
+  return std::ranges::none_of(problems, [](const Problem& problem) {
+    return problem.severity == Problem::Severity::kDamage;
+  });
+}
+
+Whole check_whole(const Catalog& source, const TranslateOptions& options) {
+  return Question(source, options).run();
+}
+
+void need_whole(const Catalog& source, const TranslateOptions& options) {
+  const Whole whole = check_whole(source, options);
+  if (whole.sound()) return;
+  // What claims to be of the model explains what is missing.
+  std::string text;
+  for (const auto& [kind, what] :
+       {std::pair("unknown_tensor", "that the model has no place for"),
+        std::pair("shape", "of another shape"),
+        std::pair("dtype", "of another kind of dtype"),
+        std::pair("empty_tensor", "without elements"),
+        std::pair("missing_tensor", "missing"), std::pair("layer_gap", ""),
+        std::pair("configuration", "")})
+    add_kind(whole.problems, kind, what, text);
+  throw unfaithful_error({source.path, {}},
+                         "is not the whole model that its configuration "
+                         "describes: {}",
+                         text::printable(text))
+      .with_hint(
+          "`ckpt verify` lists all; --rename brings names to others, "
+          "--allow-missing GLOB does without a tensor, --exclude GLOB leaves "
+          "one out");
+}
+
+std::vector<DialectCheck> check_family(
+    const std::shared_ptr<const Family>& family, const Catalog& source,
+    const Overrides& overrides) {
+  const Values config = values_of(source, "hf");
+  families::Shapes tensors;
+  for (const Tensor& tensor : source.tensors)
+    if (tensor.kind == Kind::model) tensors.emplace(tensor.name, tensor.shape);
+  std::vector<DialectCheck> checks;
+  for (const Dialect& dialect : family->dialects()) {
+    if (dialect.rules.empty()) continue;
+    const Numbers numbers(family, dialect, "hf", config.values, config.source,
+                          overrides);
+    checks.push_back(check_dialect(numbers, tensors));
+  }
+  return checks;
+}
+
+}  // namespace ckpt::families
