@@ -14,6 +14,7 @@
 #include "lib/text/json.h"
 #include "lib/text/name_table.h"
 #include "lib/text/scan.h"
+#include "lib/text/shell.h"
 
 namespace ckpt::formats {
 namespace {
@@ -160,6 +161,20 @@ class Parser {
                                                         // appearance
 };
 
+// Files of weights that the index does not name.
+size_t other_weights(const std::string& directory, const Index& index) {
+  const size_t dot = index.files.front().rfind('.');
+  const std::string_view ending =
+      dot == std::string::npos
+          ? std::string_view()
+          : std::string_view(index.files.front()).substr(dot);
+  size_t others = 0;
+  for (const std::string& file : io::list_directory(directory))
+    others += file.ends_with(ending) &&
+              std::ranges::find(index.files, file) == index.files.end();
+  return others;
+}
+
 void check_files_exist(const std::string& directory, const Index& index) {
   std::vector<std::string> missing;
   for (const std::string& file : index.files) {
@@ -171,6 +186,14 @@ void check_files_exist(const std::string& directory, const Index& index) {
     if (!io::is_file(path)) missing.push_back(file);
   }
   if (missing.empty()) return;
+  if (const size_t others = other_weights(directory, index);
+      missing.size() == index.files.size() && others != 0)
+    throw input_error({index.path, {}},
+                      "is of another save: none of the {} files that "
+                      "weight_map names is there ({}), and {} others are",
+                      missing.size(), list_some(missing), others)
+        .with_hint("`ckpt salvage " + text::shell_path(directory) +
+                   " DST` makes an index of the files that are there");
   throw input_error({index.path, {}},
                     "{} of the {} files that weight_map names {} missing: {}",
                     missing.size(), index.files.size(),
