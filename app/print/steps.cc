@@ -152,7 +152,8 @@ std::string change_text(const Change& change) {
   if (change.added) words.push_back(fmt::format("+{}", change.added));
   if (change.gone) words.push_back(fmt::format("-{}", change.gone));
   if (change.other) words.push_back(fmt::format("{} other", change.other));
-  return words.empty() ? "same" : fmt::format("{}", fmt::join(words, " "));
+  return words.empty() ? "same names, shapes"
+                       : fmt::format("{}", fmt::join(words, " "));
 }
 
 void add_step(JsonWriter& json, const StepRow& step) {
@@ -236,8 +237,8 @@ double age_of(const StepRow& step) {
 std::string all_text(const std::vector<Opened>& all) {
   Table table({Align::kLeft, Align::kRight, Align::kRight, Align::kRight,
                Align::kLeft, Align::kRight, Align::kLeft, Align::kLeft});
-  table.row({"step", "size", "age", "params", "dtype", "optim", "vs previous",
-             "parts"});
+  table.row({"step", "size", "age", "params", "dtype", "optim",
+             "tensors vs previous", "parts"});
   for (const Opened& one : all) {
     const StepRow& step = one.step;
     std::vector<std::string> cells{printable(step.name),

@@ -185,6 +185,7 @@ const Tensor* embedding_of(const Catalog& catalog) {
   for (const Tensor& tensor : catalog.tensors)
     if (tensor.kind == Kind::model && tensor.shape.size() == 2 &&
         tensor.name.find("position") == tensor.name.npos &&
+        tensor.name.find("token_type") == tensor.name.npos &&
         std::ranges::any_of(kNames, [&](std::string_view ending) {
           return tensor.name.ends_with(ending);
         }))
@@ -210,8 +211,9 @@ std::string vocabulary_text(const families::Json& values,
   const Tensor* embedding = embedding_of(catalog);
   const uint64_t rows = embedding ? embedding->shape[0] : 0;
   const auto used = number_in(values, "vocab_size");
-  if (rows == 0) return used ? "vocabulary " + grouped(*used) : "";
-  if (!used || *used >= rows) return "vocabulary " + grouped(rows);
+  if (used && *used >= rows) return "vocabulary " + grouped(*used);
+  if (rows == 0) return "";
+  if (!used) return "vocabulary " + grouped(rows);
   return fmt::format("vocabulary {} + {} of padding", grouped(*used),
                      text::counted(rows - *used, "row"));
 }
