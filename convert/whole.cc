@@ -136,7 +136,9 @@ class Question {
   }
 
   void by_configuration() {
-    unwrap(names_, configured_family(names_).get());
+    // Without a likely family, all of them would be read.
+    if (const auto likely = Family::for_config(config_.values))
+      unwrap(names_, likely.get());
     const std::string from(dialect_of(names_));
     const auto family = find_family(names_, options_);
     if (!family) return;

@@ -1,0 +1,350 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""verify says whether a reader will find its model: transformers is asked.
+
+A tiny model of each type is spoilt in one way after the other: each tensor
+dropped, renamed, emptied, flattened, transposed, given whole numbers; each
+number of config.json changed. transformers loads the result and says what is
+missing, unexpected or mismatched; where it says so, verify must not say "ok".
+By default some of the ways for few types; --full has all of them.
+"""
+
+import json
+import os
+import random
+import sys
+from pathlib import Path
+
+from support import Skip, Suite, check, check_equal
+
+CKPT = None
+FULL = False
+FEW = ("llama", "qwen3_moe", "gpt2")
+PEER = Path(sys.prefix) / "transformers_5.12.1"
+WAYS = ("dropped", "renamed", "emptied", "flattened", "transposed", "integer")
+
+
+def peer():
+    if not PEER.is_dir():
+        raise Skip("transformers is not installed (scripts/test.sh does it)")
+    os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
+    if str(PEER) not in sys.path:
+        sys.path.insert(0, str(PEER))
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return transformers
+
+
+def saved(model_type, folder):
+    """A tiny model, and what transformers wrote of it."""
+    peer()
+    from safetensors.torch import load_file
+
+    import model_types
+
+    model, _ = model_types.small_config(model_type)
+    model.save_pretrained(folder)
+    return type(model), load_file(folder / "model.safetensors")
+
+
+def write(folder, tensors):
+    from safetensors.torch import save_file
+
+    save_file({k: v.contiguous().clone() for k, v in tensors.items()},
+              folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def complaint(kind, folder):
+    """What transformers does not find or can't use; "" if it loads all."""
+    try:
+        _, info = kind.from_pretrained(
+            str(folder), output_loading_info=True, local_files_only=True,
+            ignore_mismatched_sizes=True)
+    except Exception as error:  # it refuses, which is an answer too
+        return f"{type(error).__name__}: {error}"[:120]
+    said = {what: sorted(map(str, info[what])) for what in
+            ("missing_keys", "unexpected_keys", "mismatched_keys")}
+    return "; ".join(f"{what} {names[:2]}" for what, names in said.items() if names)
+
+
+def spoilt(tensors, name, way):
+    """The tensors with one changed; None where the change is none."""
+    import torch
+
+    out, value = dict(tensors), tensors[name]
+    if way == "dropped":
+        del out[name]
+    elif way == "renamed":
+        out[name + "_x"] = out.pop(name)
+    elif way == "emptied":
+        out[name] = value.new_zeros((0,))
+    elif way == "flattened":
+        if value.dim() < 2:
+            return None
+        out[name] = value.flatten()
+    elif way == "transposed":
+        if value.dim() != 2 or value.shape[0] == value.shape[1]:
+            return None
+        out[name] = value.t()
+    elif way == "integer":
+        out[name] = torch.zeros(value.shape, dtype=torch.int8)
+    return out
+
+
+def verdict(folder, *options):
+    said = CKPT.run("verify", folder, "--quick", "--json", *options)
+    check(said.code in (0, 1), f"neither ok nor not ok\n{said}")
+    report = json.loads(said.out)
+    check_equal(report["ok"], said.code == 0, "ok and the status")
+    return report
+
+
+def spoil(folder, model_type):
+    """Whatever transformers complains of, verify finds."""
+    kind, tensors = saved(model_type, folder / "hf")
+    check_equal(complaint(kind, folder / "hf"), "", "the model as it is")
+    check_equal(verdict(folder / "hf")["verdict"], "ok", "the model as it is")
+    counts, silent = dict.fromkeys(("found", "can't tell", "silent"), 0), []
+    chosen = [(name, way) for name in tensors for way in WAYS]
+    if not FULL:
+        chosen = random.Random(7).sample(chosen, min(30, len(chosen)))
+    for name, way in chosen:
+        changed = spoilt(tensors, name, way)
+        if changed is None:
+            continue
+        write(folder / "hf", changed)
+        report = verdict(folder / "hf")
+        if not report["ok"]:
+            counts["found"] += 1
+        elif report["verdict"] == "cant_tell":
+            counts["can't tell"] += 1
+        elif way == "integer" or complaint(kind, folder / "hf"):
+            counts["silent"] += 1
+            silent.append(f"{name} {way}")
+    print(f"  {model_type}: {counts}")
+    check(not silent, f"{len(silent)} silent: {silent[:10]}")
+
+
+def change(folder, model_type):
+    """The same for config.json; what no name or shape shows is listed."""
+    kind, _ = saved(model_type, folder / "hf")
+    path = folder / "hf" / "config.json"
+    config = json.loads(path.read_text())
+    unseen, silent = [], []
+    for key, value in config.items():
+        if type(value) is not int or key.endswith("token_id"):
+            continue
+        path.write_text(json.dumps({**config, key: value + max(1, value)}))
+        report = verdict(folder / "hf")
+        if not report["ok"] or report["verdict"] == "cant_tell":
+            continue
+        (silent if complaint(kind, folder / "hf") else unseen).append(key)
+    print(f"  {model_type}: not checkable from one folder: {unseen}")
+    check(not silent, f"silent: {silent}")
+
+
+# ------------------------------------------------- what a report may not say
+def llama(folder, **changes):
+    """Llama as files alone: no peer is needed for these."""
+    import torch
+
+    config = dict(architectures=["LlamaForCausalLM"], model_type="llama",
+                  hidden_size=16, intermediate_size=24, num_hidden_layers=4,
+                  num_attention_heads=4, num_key_value_heads=2, vocab_size=32,
+                  rms_norm_eps=1e-6, tie_word_embeddings=False,
+                  torch_dtype="float32", max_position_embeddings=64,
+                  hidden_act="silu") | changes
+    shapes = {"model.embed_tokens.weight": (32, 16), "lm_head.weight": (32, 16),
+              "model.norm.weight": (16,)}
+    for layer in range(4):
+        for name, shape in {
+                "self_attn.q_proj": (16, 16), "self_attn.k_proj": (8, 16),
+                "self_attn.v_proj": (8, 16), "self_attn.o_proj": (16, 16),
+                "mlp.gate_proj": (24, 16), "mlp.up_proj": (24, 16),
+                "mlp.down_proj": (16, 24), "input_layernorm": (16,),
+                "post_attention_layernorm": (16,)}.items():
+            shapes[f"model.layers.{layer}.{name}.weight"] = shape
+    generator = torch.Generator().manual_seed(3)
+    tensors = {name: torch.randn(shape, generator=generator)
+               for name, shape in shapes.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    write(folder, tensors)
+    (folder / "config.json").write_text(json.dumps(config))
+    return tensors
+
+
+def lost(tensors, *words):
+    return {k: v for k, v in tensors.items() if not any(w in k for w in words)}
+
+
+def class_of_losses(folder):
+    """Layers, embedding, head, norm, a projection: each is missed, in verify,
+    convert and salvage."""
+    tensors = llama(folder / "hf")
+    rows = {
+        "layer 2": (".layers.2.",), "first layers": (".layers.0.", ".layers.1."),
+        "last layer": (".layers.3.",), "embedding": ("embed_tokens",),
+        "head": ("lm_head",), "final norm": ("model.norm",),
+        "a projection": (".layers.1.self_attn.q_proj",),
+        "each o_proj": ("o_proj",)}
+    for what, words in rows.items():
+        write(folder / "hf", lost(tensors, *words))
+        report = verdict(folder / "hf")
+        check_equal(report["verdict"], "incomplete", what)
+        named = {p["tensor"] for p in report["problems"]
+                 if p["kind"] == "missing_tensor"}
+        check_equal(named, {k for k in tensors if any(w in k for w in words)},
+                    what)
+        for argv in (("convert", folder / "hf", folder / "out", "--to", "torch"),
+                     ("convert", folder / "hf", folder / "out", "--to", "dcp")):
+            done = CKPT.run(*argv)
+            done.want(5)
+            check(not (folder / "out").exists(), f"{what}: written\n{done}")
+        CKPT.run("salvage", folder / "hf", folder / "out", "-n").want(5)
+    write(folder / "hf", lost(tensors, ".layers.2."))
+    for options in (("--allow-missing", "*"), ("--keys", "*"),
+                    ("--layers", "0-1")):
+        out = folder / ("out" + options[0])
+        CKPT.ok("convert", folder / "hf", out, "--to", "torch", *options)
+
+
+def class_of_mismatches(folder):
+    """A stray tensor, another vocabulary, codes, flat weights: told."""
+    import torch
+
+    tensors = llama(folder / "hf")
+    name = "model.layers.1.mlp.up_proj.weight"
+    rows = {
+        "unknown_tensor": tensors | {"model.layers.1.mlp.extra.weight":
+                                     torch.ones(3)},
+        "shape": tensors | {name: tensors[name].flatten()},
+        "dtype": tensors | {name: tensors[name].to(torch.int8)},
+        "empty_tensor": tensors | {name: torch.zeros(0)},
+    }
+    for kind, changed in rows.items():
+        write(folder / "hf", changed)
+        report = verdict(folder / "hf")
+        check(not report["ok"], f"{kind}: ok")
+        check(kind in {p["kind"] for p in report["problems"]
+                       if p["tensor"] in (name, "model.layers.1.mlp.extra.weight")},
+              f"{kind}: {report['problems'][:3]}")
+    write(folder / "hf", {k: v[:31] if v.shape[0] == 32 else v
+                          for k, v in tensors.items()})
+    check_equal(verdict(folder / "hf")["verdict"], "mismatch", "vocabulary")
+
+
+def verdicts(folder):
+    """One word, in the line and in the document; --strict makes it count."""
+    import torch
+
+    llama(folder / "hf")
+    said = CKPT.ok("verify", folder / "hf")
+    check(said.out.startswith("ok: "), said.out)
+    check("values not proven: no checksums" in said.out, said.out)
+    check("--quick" in CKPT.ok("verify", folder / "hf", "--quick").out, "quick")
+    llama(folder / "hf", torch_dtype="bfloat16")
+    said = CKPT.ok("verify", folder / "hf")
+    check("ok, 1 warning" in said.out and "problem" not in
+          said.out.splitlines()[-1], said.out)
+    check_equal(verdict(folder / "hf")["verdict"], "warnings", "f32")
+    check_equal(verdict(folder / "hf", "--strict")["ok"], False, "--strict")
+    torch.save({"a.weight": torch.ones(2, 3)}, folder / "own.pt")
+    said = CKPT.ok("verify", folder / "own.pt")
+    check(said.out.splitlines()[-1].startswith("can't tell: "), said.out)
+    check_equal(verdict(folder / "own.pt")["verdict"], "cant_tell", "own module")
+    check_equal(verdict(folder / "own.pt", "--strict")["ok"], False, "--strict")
+
+
+def without_rules(folder):
+    """A type that nobody has rules for: numbers in names, and config.json's."""
+    tensors = llama(folder / "hf", model_type="nobodys", architectures=["Own"])
+    check_equal(verdict(folder / "hf")["verdict"], "cant_tell", "whole")
+    for what, words in {"layer 2": (".layers.2.",),
+                        "first layers": (".layers.0.", ".layers.1."),
+                        "last layer": (".layers.3.",),
+                        "a projection": (".layers.1.self_attn.q_proj",)}.items():
+        write(folder / "hf", lost(tensors, *words))
+        check_equal(verdict(folder / "hf")["ok"], False, what)
+    name = "model.layers.1.mlp.up_proj.weight"
+    write(folder / "hf", tensors | {name: tensors[name].t()})
+    check_equal(verdict(folder / "hf")["verdict"], "mismatch", "transposed")
+
+
+def a_configuration_that_means_others(folder):
+    """config.json is never put beside names that its model has no place for."""
+    tensors = llama(folder / "cfg")
+    import torch
+
+    rows = {"a wrapper": {"pretrained_model." + k: v for k, v in tensors.items()}
+            | {"v_head.summary.weight": torch.ones(1, 16)},
+            "Meta's under a key": {"model": {
+                k.replace("model.", "").replace("self_attn.q_proj", "attention.wq")
+                .replace("embed_tokens", "tok_embeddings"): v
+                for k, v in tensors.items()}},
+            "names of nobody": {"net." + k.replace("self_attn", "sa"): v
+                                for k, v in tensors.items()}}
+    for what, state in rows.items():
+        torch.save(state, folder / "x.pt")
+        done = CKPT.run("convert", folder / "x.pt", folder / "out", "--to",
+                        "safetensors", "--config-from", folder / "cfg")
+        check(done.code in (2, 5), f"{what}\n{done}")
+        check(not (folder / "out").exists(), what)
+
+
+def holes(folder):
+    """A tensor of zeros is told; numbers of config.json come first."""
+    import torch
+
+    tensors = llama(folder / "hf")
+    name = "model.layers.1.mlp.up_proj.weight"
+    write(folder / "hf", tensors | {name: torch.zeros(24, 16)})
+    report = json.loads(CKPT.ok("verify", folder / "hf", "--json").out)
+    check_equal([(p["kind"], p["tensor"]) for p in report["problems"]],
+                [("zeros", name)], "a hole")
+
+
+def stale_index(folder):
+    """An index of another save is told as that, and its hint works."""
+    tensors = llama(folder / "hf")
+    (folder / "hf" / "model.safetensors").unlink()
+    from safetensors.torch import save_file
+
+    names = sorted(tensors)
+    for part, half in enumerate((names[::2], names[1::2]), 1):
+        save_file({k: tensors[k] for k in half},
+                  folder / "hf" / f"model-0000{part}-of-00002.safetensors",
+                  metadata={"format": "pt"})
+    (folder / "hf" / "model.safetensors.index.json").write_text(json.dumps(
+        {"metadata": {}, "weight_map":
+         {k: f"model-0000{1 + i % 3}-of-00003.safetensors"
+          for i, k in enumerate(names)}}))
+    said = CKPT.run("verify", folder / "hf").want(1)
+    check("of another save" in said.out and "ckpt salvage" in said.out, said.out)
+    CKPT.ok("salvage", folder / "hf", folder / "out")
+    check_equal(verdict(folder / "out")["verdict"], "ok", "salvaged")
+
+
+def prepare(suite, ckpt):
+    global CKPT, FULL
+    CKPT, FULL = ckpt, suite.full
+    types = FEW
+    if FULL and PEER.is_dir():
+        peer()
+        import families2026_models
+        import hybrid_models
+
+        types = sorted({*FEW, *families2026_models.TYPES, *hybrid_models.TYPES})
+    for model_type in types:
+        suite.add(f"each tensor of {model_type} spoilt", spoil, model_type)
+        suite.add(f"each number of {model_type} changed", change, model_type)
+    for case in (class_of_losses, class_of_mismatches, verdicts, without_rules,
+                 a_configuration_that_means_others, holes, stale_index):
+        suite.add(case.__name__.replace("_", " "), case)
+
+
+if __name__ == "__main__":
+    Suite(__doc__).main(prepare)
