@@ -117,6 +117,10 @@ class Checker {
     const std::string name = one.hf.empty() ? one.to : one.hf[0];
     try {
       const Shape shape = shape_of(one, numbers_, shapes);
+      if (hf_alone_ && !lies_right(one.to, shape))
+        find("misshapen", name,
+             "is " + to_string(shapes[0]) +
+                 ", which has rows and columns the other way round");
       const auto wanted = table_.shape(one.to);
       if (wanted && *wanted != shape)
         find("misshapen", name,
@@ -126,9 +130,30 @@ class Checker {
       // A missing number is not a shape mismatch.
       if (!error.hint().empty()) throw;
       find("misshapen", name,
-           error.problem() +
+           error.problem() + beside(one) +
                (turned(one, shapes) ? "; transposed it would fit" : ""));
     }
+  }
+
+  // The others that are fused with the first: any of them may be the odd one.
+  static std::string beside(const Instance& one) {
+    constexpr size_t kFew = 4;
+    std::string names;
+    for (size_t i = 1; i < one.hf.size() && one.hf.size() <= kFew; ++i)
+      names += (i == 1 ? " (beside " : ", ") + one.hf[i];
+    return names.empty() ? names : names + ")";
+  }
+
+  // Megatron's first layer reads the model's width, and the second gives it.
+  bool lies_right(std::string_view to, const Shape& shape) const {
+    const bool first = to.ends_with(".mlp.linear_fc1.weight");
+    if (numbers_.dialect().name != "mcore" || shape.size() != 2 ||
+        (!first && !to.ends_with(".mlp.linear_fc2.weight")) ||
+        !numbers_.dialect().vars.contains("$H"))
+      return true;
+    const uint64_t width = numbers_.whole("$H", {}, "width");
+    // Another width than the model's may be a projection's.
+    return shape[first ? 1 : 0] == width || shape[first ? 0 : 1] != width;
   }
 
   // True if it fits with rows and columns swapped.

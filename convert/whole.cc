@@ -188,7 +188,6 @@ class Question {
   // Codes count as the weights that they are.
   void quantization() {
     quantized_ = !said_quantization(names_).is_null();
-    if (!may_be_quantized(names_) && !quantized_) return;
     try {
       for (const LogicalWeight& weight : logical_weights(names_)) {
         logical_.emplace(weight.name, weight.shape);
@@ -197,7 +196,12 @@ class Question {
     } catch (const Error& error) {
       if (quantized_) answer_.open = error.problem();
     }
-    quantized_ = quantized_ || !logical_.empty();
+    // A weight of whole numbers may be a mistake; a qweight is none.
+    const auto is_code = [](const QuantizedWeight& weight) {
+      return !weight.name.ends_with(".weight");
+    };
+    quantized_ = quantized_ || !logical_.empty() ||
+                 std::ranges::any_of(quantized_weights(names_), is_code);
   }
 
   families::Shapes shapes(const Family& family) {

@@ -166,6 +166,8 @@ def multimodal(folder):
             "f32", (2, 2), bytes(range(16)))
     tensors["multi_modal_projector.mm_input_projection_weight"] = Tensor(
         "f32", (2,), bytes(8))
+    tensors["multi_modal_projector.mm_soft_emb_norm.weight"] = Tensor(
+        "f32", (2,), bytes(8))
     text = config_of("gemma3_text_f32")
     return write(folder / "mm", tensors, {
         "model_type": "gemma3", "text_config": text,
@@ -180,7 +182,7 @@ def test_tower(folder):
     compare(written(folder / "st"), tensors, "hf to torch and back")
     to = ("--to", "megatron_torch_dist", "--family", "gemma3_text")
     result = CKPT.run("convert", source, folder / "m", *to).want(5)
-    check("4 tensors unknown" in result.err and "vision_tower" in result.err,
+    check("5 tensors unknown" in result.err and "vision_tower" in result.err,
           f"{result}")
     CKPT.ok("convert", source, folder / "m", *to, "--drop", "vision_tower.*",
             "--drop", "multi_modal_projector.*")

@@ -180,7 +180,9 @@ class Model:
         self.tensors = t
         self.params = {"dim": dim, "n_layers": layers, "n_heads": heads,
                        "n_kv_heads": kv_heads, "vocab_size": vocab,
-                       "multiple_of": 16, "norm_eps": 1e-5}
+                       "multiple_of": 16, "norm_eps": 1e-5,
+                       # Without it, Meta's class has wider layers.
+                       "ffn_dim_multiplier": hidden / int(8 * dim / 3)}
 
     def write(self, folder, ranks, embedding=0):
         import torch

@@ -171,7 +171,8 @@ def every_format(folder, name, forms):
 
 
 def tower_of_nobody(folder):
-    """The same where config.json says that there is no tower: Llama's."""
+    """Where config.json says that there is no tower, Llama's, each format
+    refuses: no reader of it finds a place for one."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -186,7 +187,7 @@ def tower_of_nobody(folder):
     want = tensors_of(source)
     carried = {form for form in FORMATS if whole_or_refused(
         folder, source, want, form, extra)}
-    check_equal(carried, {"torch", "dcp", "modelopt"}, "formats of any names")
+    check_equal(carried, set(), "formats of any names")
 
 
 def strict_tower(folder):
