@@ -257,7 +257,7 @@ void Salvager::list_lost_values() {
     if (bytes)
       report_.lost.push_back(
           {file,
-           fmt::format("{} bytes of values that are no tensors by name", bytes),
+           fmt::format("{} bytes of values that have no tensor's name", bytes),
            false});
   }
 }

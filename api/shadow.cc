@@ -31,7 +31,7 @@ Shadow::Shadow(const std::string& target)
   std::error_code failed;
   const fs::file_status before = fs::symlink_status(root_, failed);
   if (fs::exists(before) && !fs::is_directory(before))
-    throw unsafe_error({root_, {}}, "is no directory that salvage made")
+    throw unsafe_error({root_, {}}, "is not a directory that salvage made")
         .with_hint("remove it, or choose another target");
   // Of a run that was killed.
   if (fs::exists(before)) failed = io::remove_tree(root_);

@@ -496,7 +496,7 @@ Catalog open_checked(const std::string& path, const IntegrityOptions& source,
 }
 
 // False for what has values or state alone.
-bool is_model(const Catalog& catalog) {
+bool holds_model(const Catalog& catalog) {
   return std::ranges::any_of(catalog.tensors, [](const Tensor& tensor) {
     return tensor.kind == Kind::model;
   });
@@ -520,7 +520,7 @@ Report check_integrity(const std::string& path, const Selection& selection,
         chosen.dropped || !chosen.warning.empty() || !chosen.edits.empty();
     if (partly) check.only_some(chosen.edits);
     check.headers(catalog);
-    const bool whole = !partly && is_model(catalog);
+    const bool whole = !partly && holds_model(catalog);
     check.pickles(catalog, !options.quick);  // an index is decoded again
     {
       const heap::Unbounded threads;  // of a scan: it has a bound of its own
