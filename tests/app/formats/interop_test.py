@@ -166,9 +166,9 @@ def test_training_checkpoint(folder):
 
 
 # -------------------------------------------------------------------- casts
+# Types of eight bits need scales: --dtype refuses them (asked_test.py).
 CASTS = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16,
-         "bf16": torch.bfloat16, "f8_e4m3": torch.float8_e4m3fn,
-         "f8_e5m2": torch.float8_e5m2}
+         "bf16": torch.bfloat16}
 
 
 def test_cast(folder, name):
@@ -193,7 +193,7 @@ def test_cast(folder, name):
            for t in tensors.values() if t.is_floating_point()):
         alone.run("unshard", source, out, "--dtype", name).want(5)
     alone.ok("unshard", source, out, "--dtype", name, "--allow-overflow",
-             "saturate" if name == "f8_e4m3" else "inf")
+             "inf")
     compare(read_safetensors(out), as_tensors({
         k: t.to(CASTS[name]) if t.is_floating_point() else t
         for k, t in tensors.items()}), f"--dtype {name}")
