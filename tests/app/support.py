@@ -31,9 +31,9 @@ HERE = Path(__file__).resolve().parent
 DATA = HERE.parent / "data"
 ROOT = HERE.parents[1]
 
-# Seconds after which a process or a server hangs. A machine with twenty times
-# as many processes as processors is slow, and still ends well before that.
-HANG = 600
+# Seconds after which a process or a server hangs. Where others have the
+# processors, two ranks of torch took more than 600.
+HANG = 1800
 
 # Whose account and shell this is must not matter: neither to ckpt, nor to the
 # peers that run here.

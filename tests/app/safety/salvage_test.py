@@ -869,7 +869,7 @@ def test_killed_at_once(folder):
         child = subprocess.Popen(
             [CKPT.path, "salvage", source, folder / "b.pt", "--overwrite"],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(delay)
+        time.sleep(delay)  # noqa: TID251  any moment will do
         child.kill()
         child.wait()
         left = [p.name for p in folder.iterdir()
