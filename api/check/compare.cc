@@ -201,15 +201,16 @@ bool is_container_habit(const ObjectDifference& object) {
   return true;
 }
 
-// `both`: of those that only one has, nothing is said.
-void compare_objects(const Catalog& a, const Catalog& b, bool both,
+// `only_alike`: of values that one side lacks, or has in another form as other
+// writers make them, nothing is said.
+void compare_objects(const Catalog& a, const Catalog& b, bool only_alike,
                      std::vector<Difference>& differences) {
   const auto cut = [](const std::string& text) {
     return text.size() <= 60 ? text : text.substr(0, 57) + "...";
   };
   for (const ObjectDifference& object : diff_objects(a, b)) {
     if (is_container_habit(object)) continue;
-    if (both && (object.left.empty() || object.right.empty())) continue;
+    if (only_alike && object.why.empty()) continue;
     std::string message;
     if (!object.why.empty())
       message = object.why;
@@ -514,7 +515,7 @@ Comparison compare(Catalog a, Catalog b, const CompareOptions& options,
   result.bytes = from_a.bytes + from_b.bytes;
   compare_values(a, from_a, b, from_b, options, engine, result.differences);
   add_sides(a, b, result.differences);
-  if (options.objects || options.both_objects) {
+  if (options.objects || options.alike_objects) {
     compare_objects(a, b, !options.objects, result.differences);
     compare_files(a, b, result.differences);
   }

@@ -13,11 +13,11 @@ struct CompareOptions {
   bool numeric = false;  // --rtol or --atol was given: values may differ so
                          // much, and dtypes may differ
   bool objects = false;  // compare values that are not tensors too
-  bool both_objects = false;  // only those that both have
-  bool describe = false;      // say how far values are apart
-  bool casts = false;         // whether a cast makes other dtypes equal
-  bool arrangements = false;  // and which rearrangement makes them equal
-  uint64_t vocabulary = 0;    // entries that are in use, if known
+  bool alike_objects = false;  // only the bytes inside those that look alike
+  bool describe = false;       // say how far values are apart
+  bool casts = false;          // whether a cast makes other dtypes equal
+  bool arrangements = false;   // and which rearrangement makes them equal
+  uint64_t vocabulary = 0;     // entries that are in use, if known
 };
 
 // Takes the catalogs over: two with millions of pieces each are large enough.

@@ -164,7 +164,7 @@ VerifyReport Verify::verify_two() {
   report.facts = library::differing_facts(a, b, engine);
   const bool met = library::meet(a, b, source_.read.family, engine);
   // Values and files of another grid or format are its own.
-  compare_.both_objects =
+  compare_.alike_objects =
       !met && a.format == b.format && a.topology == b.topology;
   report.files = a.files.size() + b.files.size();
   compare_.casts = true;
