@@ -256,8 +256,7 @@ void Salvager::list_lost_values() {
         bytes += rest.end - rest.begin;
     if (bytes)
       report_.lost.push_back(
-          {file,
-           fmt::format("{} bytes of values that have no tensor's name", bytes),
+          {file, fmt::format("{} bytes of values inside objects", bytes),
            false});
   }
 }
