@@ -118,6 +118,10 @@ class Question {
     config_ = options_.config_from.empty()
                   ? values_of(names_, "hf")
                   : values_of_file(options_.config_from, "hf");
+    for (const Tensor& tensor : names_.tensors)
+      if (tensor.dtype == DType::u8 && tensor.shape.size() == 1 &&
+          !tensor.name.ends_with(".weight"))
+        states_.insert(tensor.name);
     quantization();
     by_configuration();
     if (answer_.basis != Whole::Basis::kRules && !of_own_sizes())
@@ -135,6 +139,12 @@ class Question {
     return !names_.run && formats::traits_of(names_.format).is_container;
   }
 
+  // config.json of a model whose tensors have other names here: no reader takes
+  // it for theirs (api/config_name.h).
+  bool is_set_aside() const {
+    return config_.source.starts_with("hf_config.json");
+  }
+
   void by_configuration() {
     // Without a likely family, all of them would be read.
     if (const auto likely = Family::for_config(config_.values))
@@ -142,11 +152,18 @@ class Question {
     const std::string from(dialect_of(names_));
     const auto family = find_family(names_, options_);
     if (!family) return;
-    if (!from.empty() && from != "hf") {
-      if (family->dialect(from) && !values_of(names_, from).source.empty())
-        return by_translation(from);
-      if (!folder()) return;
+    const bool other = !from.empty() && from != "hf";
+    if (other && family->dialect(from) &&
+        !values_of(names_, from).source.empty())
+      return by_translation(from);
+    if (is_set_aside()) {
+      answer_.open = fmt::format(
+          "{} is kept for the way back to transformers' names, and these are "
+          "others",
+          config_.source);
+      return;
     }
+    if (other && !folder()) return;
     if (!config_.source.empty() && !of_own_sizes()) by_rules(family);
   }
 
@@ -214,7 +231,7 @@ class Question {
     // A backbone by itself is saved without the name that its model has for it.
     constexpr std::string_view kModel = "model.";
     const auto has = [&](const auto& one) {
-      return family.normal_name(one.first).starts_with(kModel);
+      return one.first.starts_with(kModel);
     };
     if (!backbone_alone_ || std::ranges::any_of(shapes, has)) return shapes;
     families::Shapes within;
@@ -333,7 +350,8 @@ class Question {
                      "{} asks for it ({})", config_.source,
                      numbers.family().name()));
       } else if (finding.kind == "unknown") {
-        if (Globs(options_.drop).match(finding.tensor) ||
+        if (states_.contains(finding.tensor) ||
+            Globs(options_.drop).match(finding.tensor) ||
             (quantized_ && belongs(finding.tensor)) ||
             (tied && is_second_copy(finding.tensor)))
           continue;
@@ -471,6 +489,8 @@ class Question {
   std::unordered_map<std::string, Shape> logical_;
   std::set<std::string, std::less<>> parts_;   // what they are made of
   std::set<std::string, std::less<>> shaped_;  // told
+  // Bytes in a row beside the model: random states, in a file of everything.
+  std::set<std::string, std::less<>> states_;
   Whole answer_;
 };
 

@@ -382,7 +382,7 @@ void show(const WriteReport& report, const OutputOptions& output) {
                         std::max(report.seconds, 1e-6);
     say(fmt::format(
         "wrote {}: {} ({}), {} in {}, {} in {:.{}f} s ({}/s), peak memory "
-        "{}{}{}{}",
+        "{}{}{}{}{}",
         text::printable(report.target_path), report.target->catalog.format,
         to_string(report.target->catalog.topology),
         text::counted(report.target->catalog.tensors.size(), "tensor"),

@@ -40,17 +40,24 @@ bool exists(const std::string& path) {
   throw io_error(path, "cannot stat", errno);
 }
 
+// What a name stands for; nothing (no kind) if nothing has it. A disk that
+// fails does not say that something else is there.
+struct stat look_at(const std::string& path) {
+  struct stat facts = {};
+  if (::lstat(path.c_str(), &facts) == 0) return facts;
+  if (errno == ENOENT || errno == ENOTDIR) return {};
+  throw io_error(path, "cannot look at it", errno);
+}
+
 // A directory itself, not a link to one.
 bool is_plain_directory(const std::string& path) {
-  struct stat facts;
-  return ::lstat(path.c_str(), &facts) == 0 && S_ISDIR(facts.st_mode);
+  return S_ISDIR(look_at(path).st_mode);
 }
 
 // A file with one link: writing to it changes nothing elsewhere.
 bool is_plain_file(const std::string& path) {
-  struct stat facts;
-  return ::lstat(path.c_str(), &facts) == 0 && S_ISREG(facts.st_mode) &&
-         facts.st_nlink == 1;
+  const struct stat facts = look_at(path);
+  return S_ISREG(facts.st_mode) && facts.st_nlink == 1;
 }
 
 void make_directory(const std::string& path) {

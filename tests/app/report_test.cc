@@ -91,6 +91,7 @@ TEST_CASE("report: digests and shards are additions") {
 TEST_CASE("report: the verify document") {
   VerifyReport report;
   report.ok = false;
+  report.verdict = Verdict::kDamaged;
   report.tensors = 3;
   report.bytes = 10;
   report.files = 2;
@@ -98,7 +99,7 @@ TEST_CASE("report: the verify document") {
       {Problem::Severity::kDamage, "digest", "a.pt", "w", "differs"});
   CHECK(
       verify_json(report) ==
-      R"({"schema":"ckpt/verify/1","ok":false,"checked":{"tensors":3,"bytes":10,"files":2},)"
+      R"({"schema":"ckpt/verify/1","ok":false,"verdict":"damaged","checked":{"tensors":3,"bytes":10,"files":2},)"
       R"("problems":[{"kind":"digest","severity":"damage","file":"a.pt",)"
       R"("tensor":"w","message":"differs"}]})"
       "\n");

@@ -174,8 +174,7 @@ def sizes(folder, family):
     CKPT.ok("convert", source, folder / "cut", "--to", "safetensors",
             "--no-fsync", "-q", "--exclude", f"*.{last}.*")
     (folder / "cut/model.safetensors").rename(part)
-    result = CKPT.ok("verify", part)
-    check("configuration: " not in result.out, str(result))
+    CKPT.ok("verify", part)
     wrong, refused = [], 0
     for key in SIZES:
         number = said.get(key)
@@ -191,10 +190,10 @@ def sizes(folder, family):
                 refused += result.code in (4, 5)
                 told[target] = result.code in (4, 5), result
             result = CKPT.run("verify", folder / "b")
-            told["verify"] = "configuration: " in result.out, result
+            told["verify"] = result.code == 1, result
             plain = (folder / "there", "--to", "safetensors", "-n")
             result = CKPT.run("convert", folder / "b", *plain)
-            told["a copy"] = "`ckpt family check`" in result.err, result
+            told["a copy"] = result.code == 5, result
             result = CKPT.run("convert", source, *plain, "--config-from",
                               folder / "b")
             told["--config-from"] = result.code == 5, result

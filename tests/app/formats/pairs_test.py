@@ -129,7 +129,11 @@ def content(format, path, folder, options):
     shutil.rmtree(folder, ignore_errors=True)
     CKPT.ok("convert", path, folder, "--to", "safetensors", "--dialect",
             "keep", "-q", *options)
-    return READERS["safetensors"](folder)
+    found = READERS["safetensors"](folder)
+    # The key of a state dict is no part of its names. Alone, it is like one.
+    if all(name.startswith("model.") for name in found):
+        found = {n.removeprefix("model."): t for n, t in found.items()}
+    return found
 
 
 def outcome(table, source, format, topology, target, folder):

@@ -64,6 +64,9 @@ class Model:
             t[p + "mlp.down_proj.weight"] = new(hidden, inner)
             t[p + "input_layernorm.weight"] = new(hidden)
             t[p + "post_attention_layernorm.weight"] = new(hidden)
+            if kind == "gemma2":
+                for norm in ("pre", "post"):
+                    t[p + f"{norm}_feedforward_layernorm.weight"] = new(hidden)
         t["model.norm.weight"] = new(hidden)
         if not (tied or (tied is None and kind.startswith("gemma"))):
             t[HEAD] = new(vocab, hidden)
@@ -548,7 +551,8 @@ def test_refused(folder):
         (hf, {}, ["--pp", 2], 5, "pp=2"), (hf, {}, ["--tp", 5000], 2, "4096"),
         (ranks, {}, ["--tp", 3], 5, "heads"),
         (hf, {"model_type": "falcon", "ffn_hidden_size": 48, "num_kv_heads": 2,
-              "new_decoder_architecture": True}, [], 5, "falcon"),
+              "new_decoder_architecture": True}, [], 5,
+         "the model has no place for"),
         (hf, {"quantization_config": {}}, [], 5, "quantization_config"),
         (hf, {"quantization_config": {
             "quant_method": "compressed-tensors", "config_groups": {},

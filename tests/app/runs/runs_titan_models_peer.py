@@ -131,7 +131,8 @@ CASES = {
     "deepseek_v2": ("deepseek_v3", lambda: deepseek_v3(0, "softmax"),
                     dict(LATENT, model_type="deepseek_v2")),
     "deepseek_v3_mtp": ("deepseek_v3", lambda: deepseek_v3(8, "sigmoid", 1),
-                        dict(LATENT, model_type="deepseek_v3", q_lora_rank=8)),
+                        dict(LATENT, model_type="deepseek_v3", q_lora_rank=8,
+                             num_nextn_predict_layers=1)),
     "gpt_oss": ("gpt_oss", oss, dict(
         model_type="gpt_oss", num_local_experts=EXPERTS)),
 }
