@@ -16,8 +16,6 @@
 namespace ckpt::families {
 namespace {
 
-using Json = nlohmann::json;
-
 // Ids of suffixes ("attn.q.weight"), ascending.
 using Suffixes = std::vector<uint32_t>;
 
@@ -38,8 +36,8 @@ bool counts_layers(std::string_view stack) {
 
 class StructureCheck {
  public:
-  StructureCheck(const std::vector<const Tensor*>& tensors, const Json& config,
-                 const std::string& path)
+  StructureCheck(const std::vector<const Tensor*>& tensors,
+                 const nlohmann::json& config, const std::string& path)
       : config_(config), path_(path) {
     for (const Tensor* tensor : tensors) add(*tensor);
   }
@@ -186,7 +184,7 @@ class StructureCheck {
   // The first of `keys` that is a whole number, in config.json or the part of
   // it that is about the language model.
   std::optional<uint64_t> number(const std::vector<const char*>& keys) const {
-    const Json* at = &config_;
+    const nlohmann::json* at = &config_;
     for (const char* inner : {"text_config", "llm_config", "language_config"})
       if (const auto found = config_.find(inner);
           found != config_.end() && found->is_object())
@@ -227,7 +225,7 @@ class StructureCheck {
                                      most, *wanted));
   }
 
-  const Json& config_;
+  const nlohmann::json& config_;
   const std::string& path_;
   std::unordered_map<std::string, uint32_t> suffixes_;
   std::vector<std::string_view> names_;
@@ -240,7 +238,8 @@ class StructureCheck {
 }  // namespace
 
 Structure check_structure(const std::vector<const Tensor*>& tensors,
-                          const Json& config, const std::string& path) {
+                          const nlohmann::json& config,
+                          const std::string& path) {
   return StructureCheck(tensors, config, path).run();
 }
 

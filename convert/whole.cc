@@ -277,8 +277,9 @@ class Question {
     std::vector<const Dialect*> all;
     for (const Dialect& dialect : family.dialects())
       if (!dialect.rules.empty()) all.push_back(&dialect);
-    std::ranges::stable_partition(
-        all, [](const Dialect* one) { return one->name == "mcore"; });
+    std::stable_partition(all.begin(), all.end(), [](const Dialect* one) {
+      return one->name == "mcore";
+    });
     return all;
   }
 
