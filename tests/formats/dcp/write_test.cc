@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the dcp writer lays out: ranks' boxes, and files in which the reader
-// finds everything again. (tests/app/formats/dcp_interop_test.py: so does torch.)
+// finds everything again. (tests/app/formats/dcp_interop_test.py: so does
+// torch.)
 #include <doctest/doctest.h>
 
 #include <set>
