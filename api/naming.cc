@@ -409,9 +409,9 @@ class Renaming {
 
   // Names that stay are read by the model that the configuration describes.
   void need_whole() const {
-    // Names that were asked for are the user's; name_config() sees to it that
-    // no loader takes config.json for theirs.
-    if (naming_.partial || naming_.renamed) return;
+    // In a container, names that were asked for are the user's: name_config()
+    // sees to it that no loader takes config.json for theirs.
+    if (naming_.partial || (naming_.renamed && target_.is_container)) return;
     families::need_whole(source_, options_);
     const auto beside =
         std::ranges::count(source_.tensors, Kind::other, &Tensor::kind);
