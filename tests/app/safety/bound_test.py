@@ -259,7 +259,7 @@ def test_stated(folder):
         stated = stated_memory(CKPT.ok(*argv, "--dry-run"))
         # How much is in flight at once is the scheduler's, too.
         taken = 0
-        for _ in range(6):
+        for _ in range(30):
             taken = max(taken, CKPT.ok(*argv, "-q", "--no-fsync",
                                        "--overwrite").rss)
             if stated <= 1.3 * taken:
