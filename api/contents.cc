@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -91,56 +92,56 @@ bool is_within(const zip::Entry& entry, uint64_t begin, uint64_t end) {
 }
 
 // Checks what a range of a source's file holds: records of the archive that the
-// file is, or an archive of its own. A record that is carried in part has
-// tensors in it, with which it is checked.
+// file is, or an archive of its own. A range that ends inside an item has
+// tensors behind it, with which the rest is checked.
 class CarriedCheck {
  public:
-  explicit CarriedCheck(const Catalog& source) : source_(source) {}
+  explicit CarriedCheck(const Catalog& source) : source_(source) {
+    for (const Object& object : source.objects)
+      if (object.bytes > 0)
+        items_.emplace(object.file, object.offset, object.bytes);
+  }
 
   void check(const CarriedRange& range) {
     if (!file_ || range.source_file != index_) open(range.source_file);
     const uint64_t begin = range.source_offset, end = begin + range.size;
-    if (archive_) {
-      for (const zip::Entry& entry : archive_->entries())
+    if (!entries_.empty()) {
+      for (const zip::Entry& entry : entries_)
         if (is_within(entry, begin, end)) zip::check_entry(*file_, entry);
     } else if (range.size >= 22 && file_->read_string(begin, 4) == "PK\3\4") {
       const io::Handle item = file_->slice(begin, range.size);
-      for (const zip::Entry& entry : entries_of(item))
+      const bool whole = items_.contains({index_, begin, range.size});
+      for (const zip::Entry& entry : entries_of(item, whole))
         zip::check_entry(item, entry);
     }
   }
 
  private:
-  // Of a range that ends inside an item, with tensors behind it, none: the rest
-  // is checked with them.
-  static std::vector<zip::Entry> entries_of(const io::Handle& item) {
+  // `whole`: it is an archive, so one that can't be read is damaged.
+  static std::vector<zip::Entry> entries_of(const io::Handle& file,
+                                            bool whole) {
     try {
-      const zip::Archive archive = zip::Archive::read(item);
+      const zip::Archive archive = zip::Archive::read(file);
       return {archive.entries().begin(), archive.entries().end()};
     } catch (const Error& error) {
-      if (error.code() == ExitCode::kIo) throw;
+      if (whole || error.code() == ExitCode::kIo) throw;
       return {};
     }
   }
 
+  // Items back to back look like an archive from the front, and are none.
   void open(uint32_t index) {
     index_ = index;
-    archive_.reset();
     file_.emplace(io::Handle::open_read(source_.files.at(index).path));
-    if (!is_zip(*file_)) return;
-    try {
-      archive_.emplace(zip::Archive::read(*file_));
-    } catch (const Error& error) {
-      // Items back to back, of which the first is an archive: each is looked at
-      // by itself.
-      if (error.code() == ExitCode::kIo) throw;
-    }
+    entries_.clear();
+    if (is_zip(*file_)) entries_ = entries_of(*file_, false);
   }
 
   const Catalog& source_;
+  std::set<std::tuple<uint32_t, uint64_t, uint64_t>> items_;
   uint32_t index_ = 0;
   std::optional<io::Handle> file_;
-  std::optional<zip::Archive> archive_;
+  std::vector<zip::Entry> entries_;  // of a file that is one archive
 };
 
 }  // namespace

@@ -232,6 +232,38 @@ def test_carried_records(folder):
     check(tried, "no flip was found")
 
 
+def test_carried_items(folder):
+    """An object's item of a .distcp file that is carried unopened, and whose
+    archive has lost its end, is damaged for what carries it."""
+    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+
+    source = folder / "source"
+    shutil.copytree(DATA / "megatron_torch_dist/gpt_tp2_pp2_v0161/ckpt", source)
+    step = next(source.rglob(".metadata")).parent
+    metadata = FileSystemReader(str(step)).read_metadata()
+    tried = 0
+    for index, place in metadata.storage_data.items():
+        kind = metadata.state_dict_metadata[index.fqn]
+        if not isinstance(kind, BytesStorageMetadata):
+            continue
+        path = step / place.relative_path
+        data = bytearray(path.read_bytes())
+        if data[place.offset:place.offset + 4] != b"PK\3\4":
+            continue
+        data[place.offset + place.length - 22] ^= 1
+        path.chmod(0o644)
+        path.write_bytes(data)
+        done = CKPT.run("reshard", source, folder / "out", "--tp", 2)
+        check_equal(done.code, 4, f"{index.fqn}: {done.err}")
+        data[place.offset + place.length - 22] ^= 1
+        path.write_bytes(data)
+        tried += 1
+        if tried == 3:
+            break
+    check(tried, "no item of an object")
+
+
 # ------------------------------------------------ records that have a checksum
 # Of these, some records in the first run; of every golden, all with --full.
 RECORD_CASES = (
@@ -578,7 +610,7 @@ def main():
                  test_manifest_of_another_step, test_manifest_itself,
                  test_overwrite_without_manifest, test_old_manifest,
                  test_plain_files_are_read, test_no_checksums_is_said,
-                 test_carried_records, test_header_shapes,
+                 test_carried_records, test_carried_items, test_header_shapes,
                  test_disk_numbers, test_unproven, test_unproven_copies,
                  test_values_are_compared, test_files_are_compared):
         suite.add(test.__name__.removeprefix("test_"), test)
