@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/config_name.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -41,6 +43,9 @@ bool is_apart(const Catalog& source) {
 }
 
 bool is_foreign(const Catalog& source, std::string_view dialect) {
+  if (std::ranges::find(source.problems, kOwnNames, &Problem::kind) !=
+      source.problems.end())
+    return true;
   if (dialect.empty()) return is_apart(source);
   if (dialect == "hf" || dialect == "vllm") return false;
   return !formats::traits_of(source.format).is_container ||
@@ -63,10 +68,12 @@ void name_config(const Catalog& source, Target& target) {
   config->path = std::move(foreign);
   target.problems.push_back(warning(
       "foreign_config", {},
-      "config.json is written as {}: with the names of {}, transformers would "
-      "open the "
-      "directory and find none of its parameters",
-      config->path, dialect.empty() ? "nobody" : families::owner_of(dialect)));
+      "config.json is written as {}: with {}, transformers would open the "
+      "directory and not find its parameters",
+      config->path,
+      dialect.empty() || dialect == "hf"
+          ? std::string("these names")
+          : fmt::format("the names of {}", families::owner_of(dialect))));
 }
 
 }  // namespace ckpt::library

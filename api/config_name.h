@@ -13,6 +13,9 @@ namespace ckpt::library {
 // Adds a warning about it. Not for vLLM's names: vLLM reads them by a
 // config.json. Nor for a directory that came with both, unless the names were
 // asked for.
+// Likewise where a problem of kind kOwnNames says that --rename gave names that
+// the configuration has no place for.
+inline constexpr char kOwnNames[] = "own_names";
 void name_config(const Catalog& source, Target& target);
 
 }  // namespace ckpt::library

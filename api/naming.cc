@@ -6,9 +6,11 @@
 #include <algorithm>
 
 #include "api/buffers.h"
+#include "api/config_name.h"
 #include "api/edit/vocabulary.h"
 #include "ckpt/ckpt.h"
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/hf/hf.h"
 #include "convert/check_source.h"
 #include "convert/dialects.h"
@@ -408,10 +410,18 @@ class Renaming {
   }
 
   // Names that stay are read by the model that the configuration describes.
-  void need_whole() const {
-    // In a container, names that were asked for are the user's: name_config()
-    // sees to it that no loader takes config.json for theirs.
-    if (naming_.partial || (naming_.renamed && target_.is_container)) return;
+  void need_whole() {
+    if (naming_.partial) return;
+    if (naming_.renamed && target_.is_container) {
+      // Names that were asked for are the user's. name_config() sees to it that
+      // no loader takes config.json for theirs.
+      if (!families::check_whole(source_, options_).sound())
+        source_.problems.push_back(note(Problem::Severity::kNote, kOwnNames,
+                                        {source_.path, {}},
+                                        "--rename gives names that its "
+                                        "configuration has no place for"));
+      return;
+    }
     families::need_whole(source_, options_);
     const auto beside =
         std::ranges::count(source_.tensors, Kind::other, &Tensor::kind);

@@ -146,8 +146,10 @@ class Question {
   }
 
   void by_configuration() {
-    // Without a likely family, all of them would be read.
-    if (const auto likely = Family::for_config(config_.values))
+    // What reads safetensors takes names as they are. Without a likely family,
+    // all of them would be read.
+    const auto likely = Family::for_config(config_.values);
+    if (likely && !formats::traits_of(names_.format).unwraps_names)
       unwrap(names_, likely.get());
     const std::string from(dialect_of(names_));
     const auto family = find_family(names_, options_);

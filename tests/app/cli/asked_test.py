@@ -40,6 +40,33 @@ def test_rename(folder):
                         f"{word} {form}")
             for name, value in before.items():
                 check(torch.equal(got[word + name], value), name)
+            # No loader takes the configuration for that of these names.
+            check((out / "hf_config.json").exists()
+                  and not (out / "config.json").exists(), word)
+            # Put back, it is found to be of other names.
+            (out / "hf_config.json").rename(out / "config.json")
+            done = CKPT.run("verify", out).want(1)
+            check(done.out.splitlines()[-1].startswith("mismatch: "), str(done))
+
+
+def test_rename_one_layer(folder):
+    """Names of the dialect, and not of the model."""
+    out = folder / "out"
+    done = CKPT.ok("convert", LLAMA, out, "--to", "safetensors", "--rename",
+                   '{"model.layers.0.*": "model.layers.9.*"}')
+    check("hf_config.json" in done.err, done.err)
+    check(not (out / "config.json").exists(), "config.json stands there")
+
+
+def test_rename_kept(folder):
+    """Names that the configuration has a place for keep it."""
+    CKPT.ok("convert", LLAMA, folder / "there", "--to", "safetensors",
+            "--rename", "=app.")
+    shutil.move(folder / "there/hf_config.json", folder / "there/config.json")
+    CKPT.ok("convert", folder / "there", folder / "back", "--to", "safetensors",
+            "--rename", "app.=")
+    check((folder / "back/config.json").exists(), "config.json is set aside")
+    CKPT.ok("verify", LLAMA, folder / "back")
 
 
 def test_rename_undone(folder):
@@ -211,6 +238,8 @@ def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
     suite.add("--rename: prefixes", test_rename)
+    suite.add("--rename: one layer", test_rename_one_layer)
+    suite.add("--rename: names that fit", test_rename_kept)
     suite.add("--rename: a family's own names", test_rename_undone)
     suite.add("--rename: mistakes", test_rename_mistakes)
     suite.add("--rename: several prefixes", test_prefixes)
