@@ -5,16 +5,13 @@
 
 #include <algorithm>
 #include <set>
-#include <unordered_map>
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "convert/check_source.h"
-#include "convert/dequantize.h"
+#include "convert/codes.h"
 #include "convert/dialects.h"
 #include "convert/facts.h"
-#include "convert/quantized.h"
-#include "convert/quantized_config.h"
 #include "convert/sizes.h"
 #include "convert/structure.h"
 #include "convert/translate.h"
@@ -54,12 +51,6 @@ std::string nearest_of(std::string_view name,
 bool is_float(DType dtype) {
   return dtype == DType::f64 || dtype == DType::f32 || dtype == DType::f16 ||
          dtype == DType::bf16 || is_small_float(dtype);
-}
-
-// "model.layers.0.q_proj" of "model.layers.0.q_proj.weight".
-std::string_view parent_module(std::string_view name) {
-  const size_t dot = name.rfind('.');
-  return dot == name.npos ? std::string_view() : name.substr(0, dot);
 }
 
 // What names, shapes and the configuration are looked up in: no piece is
@@ -122,7 +113,8 @@ class Question {
       if (tensor.dtype == DType::u8 && tensor.shape.size() == 1 &&
           !tensor.name.ends_with(".weight"))
         states_.insert(tensor.name);
-    quantization();
+    codes_ = Codes(names_);
+    answer_.open = codes_.open();
     by_configuration();
     if (answer_.basis != Whole::Basis::kRules && !of_own_sizes())
       by_structure();
@@ -204,30 +196,12 @@ class Question {
                    to_string(tensor.shape)));
   }
 
-  // Codes count as the weights that they are.
-  void quantization() {
-    quantized_ = !said_quantization(names_).is_null();
-    try {
-      for (const LogicalWeight& weight : logical_weights(names_)) {
-        logical_.emplace(weight.name, weight.shape);
-        parts_.insert(weight.parts.begin(), weight.parts.end());
-      }
-    } catch (const Error& error) {
-      if (quantized_) answer_.open = error.problem();
-    }
-    // A weight of whole numbers may be a mistake; a qweight is none.
-    const auto is_code = [](const QuantizedWeight& weight) {
-      return !weight.name.ends_with(".weight");
-    };
-    quantized_ = quantized_ || !logical_.empty() ||
-                 std::ranges::any_of(quantized_weights(names_), is_code);
-  }
-
   families::Shapes shapes(const Family& family) {
     families::Shapes shapes;
-    for (const auto& [name, shape] : logical_) shapes.emplace(name, shape);
+    for (const auto& [name, shape] : codes_.weights())
+      shapes.emplace(name, shape);
     for (const Tensor& tensor : names_.tensors)
-      if (!parts_.contains(tensor.name))
+      if (!codes_.is_part(tensor.name))
         shapes.emplace(tensor.name, tensor.shape);
     backbone_alone_ = other_class(family);
     // A backbone by itself is saved without the name that its model has for it.
@@ -323,7 +297,7 @@ class Question {
 
   void judge(const std::vector<Finding>& findings, const Numbers& numbers) {
     std::set<std::string, std::less<>> modules;  // that have any tensor
-    if (quantized_)
+    if (codes_)
       for (const Tensor& tensor : names_.tensors)
         for (std::string_view at = parent_module(tensor.name); !at.empty();
              at = parent_module(at))
@@ -345,7 +319,7 @@ class Question {
       }
       if (finding.kind == "missing") {
         if (allow_.match(finding.tensor)) continue;
-        if (quantized_ && modules.contains(parent_module(finding.tensor)))
+        if (codes_ && modules.contains(parent_module(finding.tensor)))
           answer_.open =
               fmt::format("no rule reads the codes of {}", finding.tensor);
         else
@@ -355,7 +329,8 @@ class Question {
       } else if (finding.kind == "unknown") {
         if (states_.contains(finding.tensor) ||
             Globs(options_.drop).match(finding.tensor) ||
-            (quantized_ && belongs(finding.tensor)) ||
+            (codes_ &&
+             (codes_.belongs(finding.tensor) || !answer_.open.empty())) ||
             (tied && is_second_copy(finding.tensor)))
           continue;
         std::string near = missing.size() < kFew && findings.size() < 2 * kFew
@@ -366,22 +341,12 @@ class Question {
                    "{} has no place for it ({}){}", config_.source,
                    numbers.family().name(), near));
       } else if (finding.kind == "misshapen") {
-        if (!quantized_) shape(finding.tensor, finding.message);
+        if (!codes_) shape(finding.tensor, finding.message);
       } else {
         add(damage("unknown_tensor", {names_.path, finding.tensor}, "{}",
                    finding.message));
       }
     }
-  }
-
-  // True for scales, zeros and the like of a module with a weight.
-  bool belongs(std::string_view name) const {
-    for (std::string_view at = parent_module(name); !at.empty();
-         at = parent_module(at))
-      if (logical_.contains(std::string(at) + ".weight") ||
-          logical_.contains(std::string(at)))
-        return true;
-    return !answer_.open.empty() || logical_.empty();
   }
 
   void shape(const std::string& tensor, const std::string& message) {
@@ -409,7 +374,7 @@ class Question {
     std::string_view found;
     const std::string said = said_dtype();
     for (const Tensor& tensor : names_.tensors) {
-      if (parts_.contains(tensor.name)) continue;
+      if (codes_.is_part(tensor.name)) continue;
       const uint64_t elements = element_count(tensor.shape).value_or(0);
       if (is_float(tensor.dtype)) {
         floats += elements;
@@ -417,15 +382,15 @@ class Question {
           continue;
         other += elements;
         found = ckpt::name(tensor.dtype);
-      } else if (!quantized_ && (tensor.name.ends_with(".weight") ||
-                                 tensor.name.ends_with(".bias") ||
-                                 tensor.name.ends_with("_proj"))) {
+      } else if (!codes_ && (tensor.name.ends_with(".weight") ||
+                             tensor.name.ends_with(".bias") ||
+                             tensor.name.ends_with("_proj"))) {
         add(damage("dtype", {names_.path, tensor.name},
                    "is {}, and nothing says that it is quantized",
                    ckpt::name(tensor.dtype)));
       }
     }
-    if (folder() && !said.empty() && !quantized_ && other > floats / 2)
+    if (folder() && !said.empty() && !codes_ && other > floats / 2)
       add(warning("dtype", {names_.path, {}},
                   "{} says {}, most of the weights are {}", config_.source,
                   said, found));
@@ -486,11 +451,9 @@ class Question {
   const TranslateOptions& options_;
   const Globs allow_;
   Values config_;
-  bool quantized_ = false;
+  Codes codes_;
   bool backbone_alone_ = false;
-  std::string prefix_;  // that names lack
-  std::unordered_map<std::string, Shape> logical_;
-  std::set<std::string, std::less<>> parts_;   // what they are made of
+  std::string prefix_;                         // that names lack
   std::set<std::string, std::less<>> shaped_;  // told
   // Bytes in a row beside the model: random states, in a file of everything.
   std::set<std::string, std::less<>> states_;

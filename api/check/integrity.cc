@@ -80,12 +80,9 @@ class Check {
   // writer's list, where no rules say more.
   void whole(const Catalog& catalog) {
     families::Whole found = families::check_whole(catalog);
-    const bool told =
-        std::ranges::any_of(found.problems, [](const Problem& problem) {
-          return problem.severity == Problem::Severity::kDamage;
-        });
+    const bool sound = found.sound();
     add_all(std::move(found.problems));
-    if (!told && !manifest_of(catalog).empty()) return;
+    if (sound && !manifest_of(catalog).empty()) return;
     report_.open = std::move(found.open);
   }
 

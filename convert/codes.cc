@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "convert/codes.h"
+
+#include <algorithm>
+
+#include "ckpt/error.h"
+#include "convert/dequantize.h"
+#include "convert/quantized.h"
+#include "convert/quantized_config.h"
+
+namespace ckpt::families {
+
+std::string_view parent_module(std::string_view name) {
+  const size_t dot = name.rfind('.');
+  return dot == name.npos ? std::string_view() : name.substr(0, dot);
+}
+
+Codes::Codes(const Catalog& source) {
+  quantized_ = !said_quantization(source).is_null();
+  try {
+    for (const LogicalWeight& weight : logical_weights(source)) {
+      weights_.emplace(weight.name, weight.shape);
+      parts_.insert(weight.parts.begin(), weight.parts.end());
+    }
+  } catch (const Error& error) {
+    if (quantized_) open_ = error.problem();
+  }
+  // A weight of whole numbers may be a mistake; a qweight is none.
+  const auto is_code = [](const QuantizedWeight& weight) {
+    return !weight.name.ends_with(".weight");
+  };
+  quantized_ = quantized_ || !weights_.empty() ||
+               std::ranges::any_of(quantized_weights(source), is_code);
+}
+
+bool Codes::belongs(std::string_view name) const {
+  for (std::string_view at = parent_module(name); !at.empty();
+       at = parent_module(at))
+    if (weights_.contains(std::string(at) + ".weight") ||
+        weights_.contains(std::string(at)))
+      return true;
+  return weights_.empty();
+}
+
+}  // namespace ckpt::families
