@@ -19,6 +19,7 @@
 #include "api/replace.h"
 #include "api/resume.h"
 #include "api/sending.h"
+#include "api/unproven.h"
 #include "api/write_steps.h"
 #include "containers/assume.h"
 #include "containers/hf/hf.h"
@@ -40,7 +41,6 @@
 #include "lib/io/watch.h"
 #include "lib/trace.h"
 #include "reshard/cast.h"
-#include "reshard/crc_check.h"
 #include "reshard/journal.h"
 #include "reshard/made.h"
 #include "reshard/parts.h"
@@ -133,49 +133,6 @@ void copy_sidecar(const TargetFile& file, const std::string& root) {
                       file.size, from.size());
   const io::Handle to = io::Handle::open_write(io::join(root, file.path));
   io::copy_range(from, 0, to, 0, file.size);
-}
-
-// Refuses what was read if a checksum, a copy or the source's manifest says
-// that it is wrong; or notes it, if it is wanted all the same.
-void check_read(Prepared& prepared, const reshard::RunResult& result,
-                const reshard::RunOptions& run, const SaveOptions& options) {
-  const auto note = [&](size_t tensor, std::string why) {
-    prepared.unproven.tensors.try_emplace(
-        prepared.target.catalog.tensors.at(tensor).name, std::move(why));
-  };
-  if (options.allow_replica_mismatch) {
-    for (const reshard::ReplicaCheck& check : prepared.plan.replicas)
-      if (result.source[check.first] != result.source[check.second])
-        note(check.tensor, "its copies differ");
-  } else {
-    reshard::check_replicas(prepared.plan, result, prepared.source);
-  }
-  if (options.ignore_checksums) {
-    for (const uint32_t tensor :
-         reshard::tensors_of(prepared.plan, prepared.source, result.wrong_crcs))
-      note(tensor, "a record that it was read from has another CRC-32");
-  } else {
-    reshard::check_crcs(result, prepared.plan, prepared.source);
-  }
-  each_unproven(prepared, note);
-  if (options.ignore_checksums && !run.digest) return;
-  check_source_manifest(prepared, result, run,
-                        [&](size_t tensor, const Error& error) {
-                          if (!options.ignore_checksums) throw error;
-                          note(tensor, error.problem());
-                        });
-}
-
-// The same for a file that is copied, wholly or in part.
-void check_copied(Prepared& prepared, const TargetFile& file,
-                  const SaveOptions& options,
-                  const std::function<void()>& check) {
-  try {
-    check();
-  } catch (const Error& error) {
-    if (error.code() != ExitCode::kDamaged || !options.ignore_checksums) throw;
-    prepared.unproven.files.try_emplace(file.path, error.problem());
-  }
 }
 
 reshard::RunResult fill(Prepared& prepared, io::Staging& staging,

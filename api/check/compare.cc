@@ -12,10 +12,10 @@
 #include "api/check/arrangement.h"
 #include "api/check/beside.h"
 #include "api/check/explain.h"
+#include "api/check/not_compared.h"
 #include "api/check/read_all.h"
 #include "ckpt/ckpt.h"
 #include "ckpt/error.h"
-#include "formats/traits.h"
 #include "lib/heap.h"
 #include "lib/text/other_json.h"
 #include "reshard/numeric.h"
@@ -456,36 +456,6 @@ void compare_values(const Catalog& a, const Reading& from_a, const Catalog& b,
             : swap_text(x.name, a.tensors[other->second].name);
     if (auto found = value_difference(a, x, b, y, swapped, options, engine))
       differences.push_back(std::move(*found));
-  }
-}
-
-// What of `a` is of the training and not of the model, if `b` is a file or a
-// directory of weights without any of that: it has no place there.
-std::unordered_set<std::string> without_place(const Catalog& a,
-                                              const Catalog& b) {
-  const auto is_state = [](const Tensor& tensor) {
-    return tensor.kind != Kind::model;
-  };
-  std::unordered_set<std::string> names;
-  if (!formats::traits_of(b.format).is_container || b.run ||
-      b.tensors.empty() || std::ranges::any_of(b.tensors, is_state))
-    return names;
-  for (const Tensor& tensor : a.tensors)
-    if (is_state(tensor)) names.insert(tensor.name);
-  if (!names.empty() || a.run)
-    for (const Object& object : a.objects) names.insert(object.name);
-  for (const Object& object : b.objects) names.erase(object.name);
-  return names;
-}
-
-void mark_not_compared(const std::unordered_set<std::string>& names,
-                       std::vector<Difference>& differences) {
-  for (Difference& one : differences) {
-    if ((one.kind != "only_in_a" && one.kind != "object") ||
-        !names.contains(one.tensor))
-      continue;
-    one.kind = "not_compared";
-    one.message += ": the other holds weights alone";
   }
 }
 

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a checksum, a copy or the source's manifest contradicts is refused; or
+// written all the same, if that was asked for, and marked in the manifest.
+#pragma once
+
+#include <functional>
+
+#include "api/prepared.h"
+#include "ckpt/ckpt.h"
+#include "ckpt/layout.h"
+#include "reshard/ranks/run.h"
+
+namespace ckpt::library {
+
+// After tensors were read: throws input_error or notes in prepared.unproven,
+// as options.ignore_checksums and options.allow_replica_mismatch say.
+void check_read(Prepared& prepared, const reshard::RunResult& result,
+                const reshard::RunOptions& run, const SaveOptions& options);
+
+// The same for a file that is copied, wholly or in part: `check` throws.
+void check_copied(Prepared& prepared, const TargetFile& file,
+                  const SaveOptions& options,
+                  const std::function<void()>& check);
+
+}  // namespace ckpt::library
