@@ -41,6 +41,8 @@ HANG = 3600  # seconds, so that only what hangs reaches it
 # Suites that read the largest resident set of a child. It begins with that of
 # the process that forked it, so these are given one of their own.
 MEASURES = re.compile(r"\.rss\b|ru_maxrss")
+# How a program with a peer in it ends: see peer.py.
+ENDS = re.compile(r"^ *(serve|program)\(", re.M)
 # What a suite may cost, in seconds of processor, before it is named.
 GROWN = 2.0
 SMALL = 10  # below this many seconds it is noise
@@ -81,7 +83,8 @@ def python_suites():
 
 
 def check_table():
-    """What is wrong with the table: suites that it lacks, or has in vain."""
+    """What is wrong: suites that the table lacks or has in vain, and peers that
+    could fall while they end."""
     rows, suites = read_table(), python_suites()
     names = [row.name for row in rows]
     wrong = [f"{name} is listed twice" for name in sorted(set(names))
@@ -92,7 +95,13 @@ def check_table():
     wrong += [f"{path.relative_to(ROOT)} is not listed, so nothing runs it"
               for name, path in suites.items() if name not in names
               and not any(path.name in row.rest for row in rows)]
-    return [f"tests/suites.txt: {line}" for line in wrong]
+    wrong = [f"tests/suites.txt: {line}" for line in wrong]
+    for path in sorted(APP.rglob("*_peer.py")):
+        source = path.read_text()
+        if "init_process_group" in source and not ENDS.search(source):
+            wrong.append(f"{path.relative_to(ROOT)}: its ranks end by neither "
+                         "serve() nor program()")
+    return wrong
 
 
 def folders():

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 from support import Failure
@@ -51,6 +52,23 @@ def serve(prepare, run):
     prepare()
     for line in sys.stdin:
         print(json.dumps(run(json.loads(line))), file=answers, flush=True)
+
+
+def program(main):
+    """A rank that is a program: runs main() and ends at once. Threads of
+    torch.distributed that still run while Python ends can abort it, which says
+    nothing about what was loaded."""
+    status = 0
+    try:
+        main()
+    except SystemExit as end:
+        status = end.code or 0
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def on_processes(function, world, *args):

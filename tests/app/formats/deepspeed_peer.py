@@ -28,6 +28,7 @@ sys.path[:0] = [str(Path(sys.prefix) / "deepspeed"),
                 str(Path(sys.prefix) / "transformers_5.12.1")]
 
 import torch  # noqa: E402
+from peer import program  # noqa: E402
 import torch.nn as nn  # noqa: E402
 
 torch.set_num_threads(1)
@@ -136,4 +137,4 @@ def main():
     torch.distributed.destroy_process_group()
 
 
-main()
+program(main)

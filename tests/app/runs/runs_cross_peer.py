@@ -28,6 +28,7 @@ sys.path.insert(0, str(PEER))
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from peer import program  # noqa: E402
 
 torch.set_num_threads(1)
 IDS = torch.arange(4, 12)
@@ -353,4 +354,4 @@ def lightning_plain():
     finish(made, seen[0], step=step, position=scheduler.last_epoch - 1)
 
 
-globals()[LOADER]()
+program(globals()[LOADER])

@@ -29,6 +29,7 @@ from torch import nn  # noqa: E402
 torch.set_num_threads(1)
 import lightning  # noqa: E402
 from lightning.pytorch.strategies import ModelParallelStrategy  # noqa: E402
+from peer import program  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 
 IDS = torch.arange(4, 12)
@@ -143,4 +144,4 @@ def main():
         torch.save({"loss": module.seen[0], "model": found}, OUT)
 
 
-main()
+program(main)

@@ -41,6 +41,7 @@ os.environ.update(OMP_NUM_THREADS="1", TQDM_DISABLE="1",
 
 import torch  # noqa: E402
 import torch.distributed as td  # noqa: E402
+from peer import program  # noqa: E402
 from torch import nn  # noqa: E402
 
 torch.set_num_threads(1)
@@ -454,13 +455,7 @@ def main():
     for rank in range(RANKS):
         child = os.fork()
         if child == 0:
-            try:
-                run(rank)
-            except BaseException:
-                import traceback
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
+            program(lambda: run(rank))
         children.append(child)
     failed = [os.waitpid(child, 0)[1] for child in children]
     sys.exit(any(failed))

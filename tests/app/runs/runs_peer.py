@@ -29,6 +29,7 @@ sys.path.insert(0, str(PEER))
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from peer import program  # noqa: E402
 
 torch.set_num_threads(1)
 TOKENS = torch.arange(4, 12)
@@ -411,4 +412,4 @@ def lightning_fsdp2():
     by_name("state_dict.", "optimizer_0", False)
 
 
-globals()[KIND]()
+program(globals()[KIND])

@@ -30,6 +30,7 @@ import torchtitan.models.deepseek_v3 as deepseek  # noqa: E402
 import torchtitan.models.gpt_oss as gpt_oss  # noqa: E402
 import torchtitan.models.llama3 as llama3  # noqa: E402
 import torchtitan.models.qwen3 as qwen3  # noqa: E402
+from peer import program  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from torchtitan.components.checkpoint import CheckpointManager  # noqa: E402
 from torchtitan.components.optimizer import (  # noqa: E402
@@ -355,14 +356,18 @@ def compare_all():
             compare(name)
 
 
-dist.init_process_group("gloo", rank=0, world_size=1)
-for case in CASES:
-    save(case)
-others()
-print("saved", flush=True)
-sys.stdin.readline()
-for case in CASES:
-    if (DIR / case / "back/step-3").is_dir():
-        load(case)
-compare_all()
-dist.destroy_process_group()
+def main():
+    dist.init_process_group("gloo", rank=0, world_size=1)
+    for case in CASES:
+        save(case)
+    others()
+    print("saved", flush=True)
+    sys.stdin.readline()
+    for case in CASES:
+        if (DIR / case / "back/step-3").is_dir():
+            load(case)
+    compare_all()
+    dist.destroy_process_group()
+
+
+program(main)

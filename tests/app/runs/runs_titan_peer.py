@@ -21,6 +21,7 @@ start(PORT, RANK, WORLD)
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torchtitan.models.llama3 as llama3  # noqa: E402
+from peer import program  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torchtitan.components.checkpoint import CheckpointManager  # noqa: E402
@@ -127,4 +128,4 @@ def main():
     dist.destroy_process_group()
 
 
-main()
+program(main)

@@ -31,6 +31,7 @@ import deepspeed  # noqa: E402
 import transformers.training_args as arguments  # noqa: E402
 from deepspeed.utils import (  # noqa: E402
     safe_get_full_fp32_param, safe_get_full_optimizer_state)
+from peer import program  # noqa: E402
 from transformers import (  # noqa: E402
     Qwen2Config, Qwen2ForCausalLM, Trainer, TrainerCallback, TrainingArguments)
 
@@ -110,6 +111,10 @@ def main():
                    OUT)
 
 
-main()
-torch.distributed.barrier()
-torch.distributed.destroy_process_group()
+def rank():
+    main()
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+program(rank)
