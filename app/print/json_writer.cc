@@ -125,10 +125,25 @@ JsonWriter& JsonWriter::value(bool truth) {
   return *this;
 }
 
+// nlohmann's dump() leaves characters that turn text around, and stands in for
+// what is not UTF-8 with one character for all, so that two keys become one.
 JsonWriter& JsonWriter::tree(const nlohmann::ordered_json& tree) {
-  separate();
-  using Handler = nlohmann::ordered_json::error_handler_t;
-  out_ += tree.dump(-1, ' ', false, Handler::replace);
+  const bool lines = std::exchange(lines_, false);  // a tree is one value
+  if (tree.is_object()) {
+    begin_object();
+    for (const auto& [name, item] : tree.items()) key(name).tree(item);
+    end_object();
+  } else if (tree.is_array()) {
+    begin_array();
+    for (const auto& item : tree) this->tree(item);
+    end_array();
+  } else if (tree.is_string()) {
+    value(tree.get_ref<const std::string&>());
+  } else {
+    separate();
+    out_ += tree.dump();
+  }
+  lines_ = lines;
   return *this;
 }
 

@@ -2,6 +2,7 @@
 #include "containers/torch/file_plan.h"
 
 #include <algorithm>
+#include <limits>
 #include <unordered_map>
 
 #include "ckpt/error.h"
@@ -347,10 +348,16 @@ Id add_dtype(Document& document, DType dtype) {
   return document.add_global("torch", info(dtype).torch);
 }
 
+int64_t size_for_torch(uint64_t n) {
+  if (n > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
+    throw unfaithful_error({}, "torch has no sizes like {}", n);
+  return static_cast<int64_t>(n);
+}
+
 Id add_int_tuple(Document& document, const Dims& dims) {
   std::vector<Id> items;
   for (const uint64_t value : dims)
-    items.push_back(document.add_int(static_cast<int64_t>(value)));
+    items.push_back(document.add_int(size_for_torch(value)));
   return document.add_container(Type::kTuple, items);
 }
 

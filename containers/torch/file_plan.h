@@ -82,6 +82,8 @@ DType plain_type(DType dtype);
 // "torch float32" and so on, as a GLOBAL node.
 pickle::Id add_dtype(pickle::Document& document, DType dtype);
 // A torch.Size-like tuple of ints.
+// `n` as torch has it, which counts with signed numbers. Throws for more.
+int64_t size_for_torch(uint64_t n);
 pickle::Id add_int_tuple(pickle::Document& document, const Dims& dims);
 // collections.OrderedDict() with these keys and values.
 pickle::Id add_ordered_dict(pickle::Document& document,

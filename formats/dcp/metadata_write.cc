@@ -2,10 +2,10 @@
 #include "formats/dcp/metadata_write.h"
 
 #include <functional>
-#include <limits>
 #include <unordered_map>
 
 #include "ckpt/error.h"
+#include "containers/torch/file_plan.h"
 #include "lib/pickle/opcodes.h"
 #include "lib/text/format.h"
 #include "lib/text/utf8.h"
@@ -107,11 +107,7 @@ struct MetadataWriter::State {
       out += ')';
     } else {
       if (dims.size() > 3) out += '(';
-      for (const uint64_t n : dims) {
-        if (n > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
-          throw unfaithful_error({}, "torch has no sizes like {}", n);
-        out.integer(static_cast<int64_t>(n));
-      }
+      for (const uint64_t n : dims) out.integer(torch::size_for_torch(n));
       end_tuple(dims.size());
     }
     out += "\x85R";

@@ -2,6 +2,7 @@
 #include "app/print/json_writer.h"
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -20,6 +21,7 @@ TEST_CASE("json writer: escapes what JSON can't hold") {
       {"a\nb\tc\x1b[31m", R"("a\nb\tc\u001b[31m")"},
       {std::string_view("\0", 1), R"("\u0000")"},
       {"\x7f", R"("\u007f")"},
+      {"a\u202eb\u2028c\u0085", R"("a\u202eb\u2028c\u0085")"},
       {"ünïcode → 漢 😀", R"("ünïcode → 漢 😀")"},
       // A lone surrogate, as Python's "surrogatepass" writes it.
       {"\xed\xa0\x80", R"("\ud800")"},
@@ -35,6 +37,10 @@ TEST_CASE("json writer: escapes what JSON can't hold") {
     JsonWriter json;
     json.value(row.text);
     CHECK(std::move(json).text() == std::string(row.json) + "\n");
+    JsonWriter tree;
+    tree.tree({{std::string(row.text), {row.text}}});
+    CHECK(std::move(tree).text() ==
+          fmt::format("{{{0}:[{0}]}}\n", row.json));
   }
 }
 

@@ -7,6 +7,7 @@ What a cast should lose is counted by torch.
 """
 
 import io
+import json
 import shutil
 import signal
 import subprocess
@@ -240,6 +241,24 @@ def test_module(folder):
     CKPT.ok("verify", source, folder / "o.pt")
 
 
+def test_sizes(folder, shape):
+    """Sizes beyond 63 bits, in a tensor of no values: each format takes them,
+    or they are refused."""
+    header = json.dumps({"x": {"dtype": "F32", "shape": shape,
+                               "data_offsets": [0, 0]}}).encode()
+    source = folder / "a.safetensors"
+    source.write_bytes(len(header).to_bytes(8, "little") + header)
+    for target in ("safetensors", "torch", "dcp"):
+        out = folder / target
+        done = CKPT.run("convert", source, out, "--to", target)
+        if done.code == 0:
+            CKPT.ok("verify", out)
+        else:
+            check_equal(done.code, 5, done.err)
+            check("no sizes like" in done.err, done.err)
+            check(not out.exists(), "something was written")
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -248,6 +267,8 @@ def prepare(suite, ckpt):
         for target in TYPES:
             if TYPES[target] != source:
                 suite.add(f"{source} to {target}", test_counts, source, target)
+    for shape in ([0, 2**63], [2**63, 0], [0, 3, 2**63 - 1], [0, 2**63 - 1]):
+        suite.add(f"sizes {shape}", test_sizes, shape)
     suite.add("many tensors", test_many)
     suite.add("views", test_views)
     suite.add("resume", test_resume)
