@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <memory>
+#include <set>
+#include <unordered_set>
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
@@ -21,6 +23,7 @@
 #include "formats/megatron/options.h"
 #include "formats/megatron/state/common.h"
 #include "formats/megatron/state/optimizer.h"
+#include "formats/megatron/state/optimizer_common.h"
 #include "formats/megatron/state/param_groups.h"
 #include "formats/megatron/state/rank_objects.h"
 #include "formats/megatron/state/steps.h"
@@ -32,6 +35,7 @@ namespace {
 constexpr char kDist[] = "megatron_torch_dist";
 constexpr char kLegacy[] = "megatron_legacy";
 constexpr char kFsdp[] = "megatron_fsdp_dtensor";
+constexpr char kDcp[] = "dcp";
 
 // Sets kinds and cuts for tensors of a source whose reader doesn't know
 // Megatron, but whose names are Megatron's.
@@ -135,20 +139,113 @@ std::string review_legacy(Catalog& catalog, const Facts& facts) {
   return std::string(kFullyReshardable);
 }
 
-// Rebuilds a dict whose values DCP stores one by one,
-// "opt_param_scheduler.max_lr".
-void nest_values(Catalog& catalog, const std::string& name) {
-  auto document = std::make_shared<pickle::Document>();
-  const pickle::Id dict = document->add_container(pickle::Type::kDict);
-  const std::string prefix = name + ".";
-  const size_t count = std::erase_if(catalog.objects, [&](const Object& one) {
-    if (!one.name.starts_with(prefix)) return false;
-    document->set(dict, document->add_string(one.name.substr(prefix.size())),
-                  document->import(*one.document, one.node));
+// The values that DCP names one by one, "opt_param_scheduler.max_lr", of a
+// container in the nest.
+class Flattened {
+ public:
+  explicit Flattened(const Catalog& catalog)
+      : document_(*catalog.skeleton->document) {
+    for (const auto& [node, name] : catalog.skeleton->tensors)
+      tensors_.insert(node);
+    for (const Object& object : catalog.objects) names_.insert(object.name);
+  }
+
+  // Their names, in `names`. False if a tensor is among them.
+  bool collect(pickle::Id id, const std::string& name,
+               std::set<std::string>& names) const {
+    if (tensors_.contains(id)) return false;
+    if (names_.contains(name)) {
+      names.insert(name);
+      return true;
+    }
+    if (document_.is(id, pickle::Type::kList)) {
+      const auto items = document_.items(id);
+      for (size_t i = 0; i < items.size(); ++i)
+        if (!collect(items[i], fmt::format("{}.{}", name, i), names))
+          return false;
+    } else if (document_.is(id, pickle::Type::kDict)) {
+      const auto items = document_.items(id);
+      for (size_t i = 0; i + 1 < items.size(); i += 2)
+        if (!document_.is(items[i], pickle::Type::kString) ||
+            !collect(items[i + 1],
+                     fmt::format("{}.{}", name, document_.text(items[i])),
+                     names))
+          return false;
+    }
     return true;
-  });
-  if (count == 0) return;
-  catalog.objects.push_back({.name = name, .document = document, .node = dict});
+  }
+
+ private:
+  const pickle::Document& document_;
+  std::unordered_set<pickle::Id> tensors_;
+  std::unordered_set<std::string> names_;
+};
+
+// DCP makes texts of the numbers that chained optimizers and their parameters
+// have as keys: "0", "1" … become numbers again, below `value`, too.
+pickle::Id with_numbers(pickle::Document& document, pickle::Id value) {
+  const auto pairs = document.as_pairs(value);
+  if (!pairs || pairs->empty()) return value;
+  std::vector<pickle::Id> made;
+  bool counts = true, same = true;
+  for (size_t i = 0; i + 1 < pairs->size(); i += 2) {
+    const pickle::Id key = (*pairs)[i];
+    counts &= document.is(key, pickle::Type::kString) &&
+              document.text(key) == std::to_string(i / 2);
+    made.push_back(key);
+    made.push_back(with_numbers(document, (*pairs)[i + 1]));
+    same &= made.back() == (*pairs)[i + 1];
+  }
+  if (same && !counts) return value;
+  if (counts)
+    for (size_t i = 0; i < made.size(); i += 2)
+      made[i] = document.add_int(static_cast<int64_t>(i / 2));
+  return document.add_container(pickle::Type::kDict, made);
+}
+
+void number_optimizers(Catalog& catalog) {
+  CommonEditor editor(catalog);
+  const pickle::Id before = editor.find("optimizer");
+  if (before == pickle::kNoId) return;
+  const pickle::Id after = with_numbers(editor.document(), before);
+  if (after == before) return;
+  editor.set("optimizer", after);
+  editor.finish();
+}
+
+// The containers that DCP took apart, whole again, where only values are in
+// them; and objects of grids under Megatron's own
+// names, "key.shard_0_2" -> "key/shard_0_2" (see dcp's writer).
+void undo_flattening(Catalog& catalog) {
+  for (Object& object : catalog.objects)
+    if (const size_t dot = object.name.rfind(".shard_");
+        dot != object.name.npos) {
+      std::string name = object.name;
+      name[dot] = '/';
+      if (parse_object_key(name)) object.name = std::move(name);
+    }
+  if (!catalog.skeleton) return;
+  const Skeleton& skeleton = *catalog.skeleton;
+  const pickle::Document& document = *skeleton.document;
+  const auto pairs = document.as_pairs(skeleton.root);
+  if (!pairs) return;
+  const Flattened flattened(catalog);
+  for (size_t i = 0; i + 1 < pairs->size(); i += 2) {
+    const pickle::Id key = (*pairs)[i], value = (*pairs)[i + 1];
+    if (!document.is(key, pickle::Type::kString)) continue;
+    const std::string name(document.text(key));
+    std::set<std::string> inside;
+    if (!flattened.collect(value, name, inside) || inside.contains(name))
+      continue;
+    const auto is_inside = [&](const Object& one) {
+      return inside.contains(one.name);
+    };
+    const auto first = std::ranges::find_if(catalog.objects, is_inside);
+    if (first == catalog.objects.end()) continue;
+    *first = {.name = name, .document = skeleton.document, .node = value};
+    std::erase_if(catalog.objects, is_inside);
+  }
+  number_optimizers(catalog);
 }
 
 // Views Megatron-FSDP's modules as sharded keys. Its optimizer has options by
@@ -174,7 +271,6 @@ void review_fsdp(Catalog& catalog, const Facts& facts) {
                 gone));
   // They become entries of the common part, no longer items of their own.
   for (Object& object : catalog.objects) object.bytes = 0;
-  nest_values(catalog, "opt_param_scheduler");
   join_gated(catalog);
   stack_modules(catalog, facts);
 }
@@ -210,6 +306,7 @@ Catalog review_for_dist(Catalog source, const Layout& layout) {
     if (!form.empty()) wanted.options.try_emplace("optim", form);
   }
   if (source.format == kFsdp) review_fsdp(source, facts);
+  if (source.format == kFsdp || source.format == kDcp) undo_flattening(source);
   recognise(source, facts);
   warn_of_names(source);
   warn_of_heads(source, facts, layout.topology.tp);

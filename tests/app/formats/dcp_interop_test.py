@@ -3,6 +3,7 @@
 """Distributed checkpoints that ckpt writes are loaded by torch: in one
 process, as DTensors of other meshes, and by its converters."""
 
+import argparse
 import collections
 import json
 import math
@@ -379,6 +380,58 @@ def test_megatron(folder):
     check_equal(CKPT.inspect(folder / "out")["format"], "dcp", "format")
 
 
+# torch's own flattening makes texts of keys.
+MADE = {5, "5"}
+
+
+def plain(value):
+    """What can be compared, of values that Megatron-Core loaded."""
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), value.tolist()
+    if isinstance(value, dict):
+        return {key: plain(one) for key, one in value.items()
+                if key not in MADE}
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    if isinstance(value, argparse.Namespace):
+        # There is one rank on the way, and the args say so.
+        return {key: plain(one) for key, one in vars(value).items()
+                if not key.endswith(("_parallel_size", "world_size"))}
+    return value
+
+
+def test_megatron_back(folder, case):
+    """Values that aren't tensors come back from DCP as Megatron-Core has them:
+    objects of grids under their own keys, the common part with its nesting."""
+    try:
+        from megatron.core import dist_checkpointing
+        from megatron.core.dist_checkpointing import serialization
+    except ImportError:
+        raise Skip("megatron-core is not installed") from None
+    source = DATA / "megatron_torch_dist" / case / "ckpt"
+    if not (source / ".metadata").exists():
+        source = next(p.parent for p in source.rglob(".metadata"))
+    CKPT.ok("convert", source, folder / "dcp", "--to", "dcp")
+    CKPT.ok("convert", folder / "dcp", folder / "back", "--to",
+            "megatron_torch_dist")
+    back = next((folder / "back").rglob("metadata.json")).parent
+    if any("bucket_idx" in key
+           for key in serialization.load_sharded_metadata(str(source))):
+        # DCP has the optimizer by parameter, with its groups in the common
+        # part; where its buckets stay, as with 0.9's, groups stay beside them.
+        made = dist_checkpointing.load_common_state_dict(back)["optimizer"]
+        check("param_groups" in str(made) or any(
+            key.endswith("optimizer/shard_0_1")
+            for key in serialization.load_sharded_metadata(str(back))),
+            f"no groups: {made}")
+        return
+    keys = [sorted(serialization.load_sharded_metadata(str(one)))
+            for one in (source, back)]
+    check_equal(*keys, "keys")
+    check_equal(*(plain(dist_checkpointing.load_common_state_dict(one))
+                  for one in (source, back)), "the common part")
+
+
 def test_same_bytes(folder):
     """Two runs write the same files, save_id included."""
     for name in "ab":
@@ -416,6 +469,11 @@ def prepare(suite, ckpt):
     suite.add("plans of transformers", test_plan)
     suite.add("rename", test_rename)
     suite.add("megatron", test_megatron)
+    for path in sorted((DATA / "megatron_torch_dist").iterdir()):
+        # Core 0.19's have no such file, and 0.16 can't read them.
+        if any(path.rglob("common.pt")):
+            suite.add(f"megatron and back {path.name}", test_megatron_back,
+                      path.name)
     suite.add("same bytes", test_same_bytes)
     suite.add("refusals", test_refusals)
     suite.add("placement", test_placement)
