@@ -39,8 +39,7 @@ TEST_CASE("json writer: escapes what JSON can't hold") {
     CHECK(std::move(json).text() == std::string(row.json) + "\n");
     JsonWriter tree;
     tree.tree({{std::string(row.text), {row.text}}});
-    CHECK(std::move(tree).text() ==
-          fmt::format("{{{0}:[{0}]}}\n", row.json));
+    CHECK(std::move(tree).text() == fmt::format("{{{0}:[{0}]}}\n", row.json));
   }
 }
 

@@ -31,7 +31,7 @@ from dcp_support import (
     check_files, check_same, load_nested, load_plain, load_sharded, run_ranks)
 from golden_cases import expected
 from support import (
-    DATA, Suite, check, check_equal, compare, load_pt, read_safetensors)
+    DATA, Skip, Suite, check, check_equal, compare, load_pt, read_safetensors)
 
 CKPT = None
 CASES = DATA / "dcp"
