@@ -16,6 +16,7 @@
 #include "formats/olmo_core/review.h"
 #include "formats/olmo_core/shards.h"
 #include "formats/olmo_core/sidecars.h"
+#include "formats/olmo_core/v1/review.h"
 #include "formats/target.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
@@ -267,6 +268,7 @@ class OlmoWriter final : public formats::Writer {
  public:
   std::string_view name() const override { return kFormat; }
   Catalog review(Catalog source, const Layout&) const override {
+    v1::split_groups(source);
     return review_names(std::move(source));
   }
   Target lay_out(const Catalog& source, const Layout& layout) const override {

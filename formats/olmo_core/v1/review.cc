@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/olmo_core/v1/review.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <unordered_map>
 
 #include "ckpt/error.h"
 #include "formats/olmo_core/review.h"
 #include "formats/olmo_core/v1/v1.h"
+#include "lib/pickle/value.h"
 #include "lib/text/format.h"
 
 namespace ckpt::olmo_core::v1 {
@@ -40,7 +43,51 @@ void rename_groups(Catalog& source) {
   });
 }
 
+// Of a dict: the list of its parameters' names.
+pickle::Id names_of(const pickle::Document& group, pickle::Id node) {
+  for (const char* key : {"_param_names", "param_names"})
+    if (const pickle::Id names = group.find(node, key); names != pickle::kNoId)
+      return names;
+  return pickle::kNoId;
+}
+
 }  // namespace
+
+void split_groups(Catalog& source) {
+  if (std::ranges::find(source.objects, kGroupCount, &Object::name) ==
+      source.objects.end())
+    return;
+  load_objects(source);
+  std::vector<Object> kept;
+  bool all = true;
+  for (Object& object : source.objects) {
+    const auto index = group_of(object.name);
+    const auto pairs =
+        index ? object.document->as_pairs(object.node) : std::nullopt;
+    const pickle::Id names =
+        pairs ? names_of(*object.document, object.node) : pickle::kNoId;
+    all &= !index || names != pickle::kNoId;
+    if (names == pickle::kNoId) {
+      kept.push_back(std::move(object));
+      continue;
+    }
+    const pickle::Document& group = *object.document;
+    for (size_t i = 0; i + 1 < pairs->size(); i += 2) {
+      const pickle::Id key = (*pairs)[i];
+      if (!group.is(key, pickle::Type::kString) || (*pairs)[i + 1] == names)
+        continue;
+      const std::string_view option = group.text(key);
+      kept.push_back({.name = fmt::format("param_groups.{}.{}", *index, option),
+                      .document = object.document,
+                      .node = option == "params" ? names : (*pairs)[i + 1]});
+    }
+  }
+  source.objects = std::move(kept);
+  if (!all) return;
+  std::erase_if(source.objects, [](const Object& object) {
+    return object.name == kGroupCount || object.name == kStateKeys;
+  });
+}
 
 Catalog review_v1(Catalog source) {
   if (source.format == kFormat) return source;

@@ -13,6 +13,12 @@ namespace ckpt::olmo_core::v1 {
 // source of olmo_core_v1 itself is returned unchanged.
 Catalog review_v1(Catalog source);
 
+// The groups of such a checkpoint, or of another container's copy of it, under
+// the keys that later OLMo-cores ask for: param_groups.<i>.<option>, and the
+// parameters' names as param_groups.<i>.params. A group that does not say their
+// names is left as it is.
+void split_groups(Catalog& source);
+
 // Makes num_param_groups, param_group0 …, state_keys for the source's states.
 // Options are found under "param_groups": a list of dicts, or values named
 // param_groups.<i>.<option> or param_groups.<parameter>.<option>. Throws

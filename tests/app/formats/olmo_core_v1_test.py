@@ -418,6 +418,36 @@ def test_peer_unshards_converted(folder, case):
     check_equal(plain(load_pt(folder / "model.pt")), want, "model")
 
 
+def test_to_later(folder, case):
+    """Groups under the keys that OLMo-core 2 and 3 ask for, which are those of
+    a state that OLMo-core 2 saved; and back, as the peer unshards it."""
+    asked = {o["name"].split(".", 2)[2]
+             for o in CKPT.inspect(
+                 DATA / "olmo_core_dcp/state_unflat_w2/ckpt")["objects"]}
+    later, back = folder / "later", folder / "back"
+    CKPT.ok("convert", case / "ckpt", later, "--to", "olmo_core")
+    want = json.loads((case / "case.json").read_text())["param_groups"]
+    got = {o["name"]: o["value"]
+           for o in CKPT.inspect(later, "--objects")["objects"]}
+    check_equal(sorted(got), sorted(
+        f"param_groups.{i}.{option}" for i, group in enumerate(want)
+        for option in group if option != "_param_names"), "keys")
+    check(asked - {"initial_lr", "decoupled_weight_decay"} <= {
+        name.split(".", 2)[2] for name in got}, f"of OLMo-core's: {asked}")
+    for i, group in enumerate(want):
+        check_equal(got[f"param_groups.{i}.params"], group["_param_names"],
+                    f"names of group {i}")
+    CKPT.ok("convert", later, back, "--to", "olmo_core_v1")
+    for path, name in ((case / "ckpt", "first.pt"), (back, "back.pt")):
+        CKPT.ok("unshard", path, folder / name, "--optim-only")
+    check_equal(plain(load_pt(folder / "back.pt")),
+                plain(load_pt(folder / "first.pt")), "optim")
+    ask_peer({"kind": "unshard", "path": str(back), "optim": True,
+              "out": str(folder)})
+    check_equal(plain(load_pt(folder / "optim.pt")),
+                plain(load_pt(folder / "first.pt")), "as the peer has it")
+
+
 # ------------------------------------------------------------------ the table
 NOT_SAME = ("legacy", "checkpointer_mixed")  # other spellings; [k, k]
 
@@ -468,6 +498,8 @@ def prepare(suite, ckpt):
         suite.add(f"from {case}: the peer unshards",
                   test_peer_unshards_converted, case)
     for case in ("fsdp_olmo_w2", "fsdp_torch_w4"):
+        suite.add(f"{case}: to later ones and back", test_to_later,
+                  GOLDENS / case)
         suite.add(f"{case}: by way of dcp", test_by_way_of_dcp,
                   GOLDENS / case)
     for name in BREAKAGES:
