@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <set>
+
+#include "lib/io/mount.h"
 #include "reshard/ranks/pack.h"
 #include "reshard/ranks/share.h"
 
@@ -155,6 +158,13 @@ struct Record {
 void put_source(Packer& out, const Catalog& source,
                 const std::deque<std::string>& memory) {
   auto bytes = memory.begin();
+  // Archives whose members are files to the rank that opened them.
+  std::set<std::string> archives;
+  for (const File& file : source.files)
+    if (const auto in = io::find_mounted(file.path))
+      archives.insert(in->entry.archive);
+  out.put(uint64_t{archives.size()});
+  for (const std::string& archive : archives) out.text(archive);
   out.put(uint64_t{source.files.size()});
   for (const File& file : source.files) {
     out.text(file.path);
@@ -174,6 +184,7 @@ void put_source(Packer& out, const Catalog& source,
 
 void take_source(Unpacker& in, Catalog& source,
                  std::deque<std::string>& memory) {
+  for (size_t n = in.count(8); n != 0; --n) io::mount_tar(in.text());
   source.files.resize(in.count(41));
   for (File& file : source.files) {
     file.path = in.text();

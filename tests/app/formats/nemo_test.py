@@ -236,6 +236,24 @@ def test_own_numbers(folder):
         check_equal(got[key], want[key], key)
 
 
+def test_launched(folder):
+    """Every rank of mpirun reads the members of the archive."""
+    if not shutil.which("mpirun"):
+        raise Skip("there is no mpirun")
+    source = pack(write_folder(folder / "in", "llama", 2, 2),
+                  folder / "x.nemo")
+    ranks = ["mpirun", "--oversubscribe", "--allow-run-as-root", "--quiet",
+             "-n", "3", CKPT.path]
+    for command in (["verify", source, "--deep"],
+                    ["unshard", source, folder / "of3.pt"]):
+        done = subprocess.run([*map(str, ranks + command)],
+                              capture_output=True, text=True)
+        check_equal(done.returncode, 0, done.stderr)
+    CKPT.ok("unshard", source, folder / "of1.pt")
+    check_equal(*(torch_tensors(load_any(folder / name))
+                  for name in ("of3.pt", "of1.pt")), "tensors")
+
+
 def test_in_place(folder):
     """Nothing but the target is written, whatever TMPDIR says."""
     source = pack(write_folder(folder / "in", "llama", 1, 1),
@@ -344,8 +362,8 @@ def prepare(suite, ckpt):
                 continue  # 61 rows: one rank
             suite.add(f"ranks {model} {tp} {pp}", test_ranks, model, tp, pp)
     suite.add("one O2", test_one, "llama", "model.module.")
-    for test in (test_own_numbers, test_in_place, test_gzip, test_refused,
-                 test_damaged):
+    for test in (test_own_numbers, test_launched, test_in_place, test_gzip,
+                 test_refused, test_damaged):
         suite.add(test.__name__[5:], test)
 
 
