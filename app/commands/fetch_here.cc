@@ -24,14 +24,17 @@
 #include "app/commands/fetch.h"
 #include "app/commands/fetch_journal.h"
 #include "app/options/rate.h"
+#include "ckpt/box.h"
 #include "ckpt/error.h"
 #include "lib/interrupt.h"
 #include "lib/io/lock.h"
+#include "lib/io/probe.h"
 #include "lib/io/remote.h"
 #include "lib/io/rename.h"
 #include "lib/io/watch.h"
 #include "lib/parallel.h"
 #include "lib/sha256.h"
+#include "lib/text/format.h"
 
 namespace ckpt::app {
 namespace {
@@ -47,6 +50,7 @@ constexpr size_t kPieces = 128;
 // What is left is divided into this many shares, so that they end together.
 constexpr uint64_t kShares = 24;
 constexpr uint64_t kLeastPiece = 16 * kFetchMiB, kMostPiece = 64 * kFetchMiB;
+constexpr uint64_t kMostPieces = uint64_t{1} << 20;  // about
 // What a killed process may have fetched in vain of one piece, and what a
 // machine that lost power may have fetched in vain of one file.
 constexpr uint64_t kNoted = 16 * kFetchMiB, kKept = 1024 * kFetchMiB;
@@ -119,6 +123,7 @@ class FetchHere {
  private:
   bool is_there(const FetchFile& file, const FetchJournal::Known& known) const;
   void look(const FetchFile& file);
+  uint64_t left_to_fetch() const;
   std::vector<Stretch> cut();
   void fetch(const Stretch& piece);
   void open(Arrival& one);
@@ -211,10 +216,25 @@ void FetchHere::look(const FetchFile& file) {
   fs::remove(part, ignored);
 }
 
+// Refuses what the disk has no room for before the first byte. A server can
+// claim any size, so the sum may be larger than a number.
+uint64_t FetchHere::left_to_fetch() const {
+  uint64_t left = 0;
+  for (const Arrival& one : arrivals_)
+    left = checked_add(left, one.file->bytes - one.bytes).value_or(UINT64_MAX);
+  const auto free = io::free_bytes(folder_);
+  if (free && left > *free)
+    throw Error(ExitCode::kIo, {job_.target, {}},
+                fmt::format("{} are left to fetch, and {} are free there",
+                            text::iec_size(left), text::iec_size(*free)),
+                "make room, or fetch into a directory on another disk");
+  return left;
+}
+
 // Large pieces first, smaller ones towards the end.
 std::vector<Stretch> FetchHere::cut() {
-  uint64_t left = 0;
-  for (const Arrival& one : arrivals_) left += one.file->bytes - one.bytes;
+  uint64_t left = left_to_fetch();
+  const uint64_t most = std::max(kMostPiece, left / kMostPieces);
   std::vector<Stretch> pieces;
   for (Arrival& one : arrivals_) {
     const Ranges missing = one.came.missing(one.file->bytes);
@@ -222,7 +242,7 @@ std::vector<Stretch> FetchHere::cut() {
     for (const auto& [begin, end] : missing)
       for (uint64_t at = begin; at < end;) {
         const uint64_t share = std::clamp(
-            left / kShares / kFetchMiB * kFetchMiB, kLeastPiece, kMostPiece);
+            left / kShares / kFetchMiB * kFetchMiB, kLeastPiece, most);
         // Leaves no tiny rest.
         const uint64_t size = end - at < share + share / 2 ? end - at : share;
         pieces.push_back({&one, at, at + size});

@@ -6,6 +6,7 @@ be. Servers are on loopback."""
 
 import base64
 import json
+import re
 import shutil
 import sys
 import time
@@ -527,6 +528,40 @@ def test_expired(folder):
             check(not (folder / "outFalse").exists(), "a target")
 
 
+class Boasting(Server):
+    """Says that every file has `size` bytes, and sends zeros."""
+
+    def __init__(self, folder, size):
+        super().__init__(folder)
+        self.size = size
+
+    def answer(self, handler, request, fault):
+        asked = re.match(r"bytes=(\d+)-(\d*)",
+                         request.headers.get("range", ""))
+        if not asked:
+            return handler.reply(200, b"\0" * 64)
+        first = int(asked[1])
+        last = min(int(asked[2] or self.size) + 1, first + (1 << 20),
+                   self.size) - 1
+        handler.reply(206, b"\0" * (last - first + 1), {
+            "ETag": '"boast"', "Accept-Ranges": "bytes",
+            "Content-Range": f"bytes {first}-{last}/{self.size}"})
+
+
+def test_claimed_size(folder):
+    """A size that the disk has no room for is refused before the first byte,
+    and its pieces are not counted out in memory."""
+    free = shutil.disk_usage(folder).free
+    for size in (2 * free, 10**15, 9 * 10**18, 2**63 - 1):
+        with Boasting(folder, size) as server:
+            done = run("fetch", f"{server.url}/m.safetensors", folder / "out")
+            check_equal(done.code, 6, done.err)
+            check("are free there" in done.err, done.err)
+            # It begins with what this process has.
+            check(done.rss < 1 << 30, f"{done.rss} bytes of memory")
+        check(not (folder / "out").exists(), "something was written")
+
+
 # --------------------------------------------------------------------- secrets
 SECRET = "hunter2"
 SIGNED = "X-Amz-Signature=hunter2&sig=hunter2"
@@ -717,7 +752,7 @@ def main():
     suite = Suite(__doc__)
     for test in (test_grows, test_shrinks, test_zip, test_records, test_index,
                  test_one_listing, test_once, test_verified_once,
-                 test_expired):
+                 test_expired, test_claimed_size):
         suite.add(test.__name__.removeprefix("test_"), test)
     suite.add("blind", test_blind)
     suite.add("evil storage", test_evil_storage)
