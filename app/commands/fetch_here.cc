@@ -166,7 +166,19 @@ std::string flat_name(const std::string& path) {
     flat += plain ? std::string(1, c)
                   : fmt::format("%{:02X}", static_cast<unsigned char>(c));
   }
-  return flat;
+  // File systems take 255 bytes, ".part" among them.
+  constexpr size_t kMost = 240, kKeptOfIt = 160;
+  if (flat.size() <= kMost) return flat;
+  Sha256 sum;
+  sum.update(std::as_bytes(std::span(flat)));
+  return flat.substr(0, kKeptOfIt) + "%" + sum.hex();
+}
+
+// What a run keeps is its own: through a link it would write elsewhere.
+void refuse_link(const std::string& path) {
+  if (io::is_link(path))
+    throw unsafe_error({path, {}}, "is a link, and no run of ckpt made it")
+        .with_hint("remove it, then run it again");
 }
 
 // True if the file is in place and is the right one.
@@ -196,6 +208,7 @@ void FetchHere::look(const FetchFile& file) {
     return;
   }
   const std::string part = part_of(name);
+  refuse_link(part);
   const uint64_t size = io::file_size(part).value_or(0);
   if (known.whole && size == file.bytes && io::is_file(part)) {
     job_.progress.advance(file.bytes);
@@ -447,11 +460,19 @@ void FetchHere::fetch(const Stretch& piece) {
 void FetchHere::run() {
   std::error_code failed;
   const bool is_new = !fs::exists(job_.target, failed);
+  const std::string journal = io::join(folder_, "journal");
+  refuse_link(folder_);
+  refuse_link(journal);
+  for (const FetchFile& file : job_.files)
+    if (path_of(file).starts_with(folder_ + "/"))
+      throw unfaithful_error({text::printable(file.path), {}},
+                             "has the name of what a fetch keeps while it "
+                             "runs")
+          .with_hint("--exclude '.ckpt-fetch/*' leaves it out");
   fs::create_directories(folder_, failed);
   if (failed) throw io_error(folder_, "cannot make it", failed.value());
   const io::TargetLock lock(job_.target);
-  journal_ =
-      std::make_unique<FetchJournal>(io::join(folder_, "journal"), job_.sync);
+  journal_ = std::make_unique<FetchJournal>(journal, job_.sync);
   try {
     parallel_for(
         job_.files.size(), [&](size_t i) { look(job_.files[i]); },

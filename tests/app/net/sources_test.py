@@ -562,6 +562,49 @@ def test_claimed_size(folder):
         check(not (folder / "out").exists(), "something was written")
 
 
+def test_own_folder(folder):
+    """Links in the place of what a fetch keeps are not followed; a file with
+    such a name is not taken."""
+    write_model(folder / "b/m.safetensors", layers(2, 1024))
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
+    precious = elsewhere / "precious"
+    precious.write_bytes(b"precious")
+    for name, to in ((".ckpt-fetch", elsewhere),
+                     (".ckpt-fetch/journal", precious),
+                     (".ckpt-fetch/m.safetensors.part", precious)):
+        link = folder / "out" / name
+        link.parent.mkdir(parents=True)
+        link.symlink_to(to)
+        with Server(folder) as server:
+            done = run("fetch", f"{server.url}/b/m.safetensors",
+                       folder / "out")
+        check_equal(done.code, 8, done.err)
+        check(name in done.err, done.err)
+        check_equal(precious.read_bytes(), b"precious", name)
+        check_equal([p.name for p in elsewhere.iterdir()], ["precious"], name)
+        shutil.rmtree(folder / "out")
+    write_model(folder / "c/m.safetensors", layers(1, 1024))
+    write_model(folder / "c/.ckpt-fetch/m.safetensors", layers(1, 1024))
+    with Server(folder) as server:
+        done = run("fetch", f"{server.url}/c/", folder / "out")
+    check(done.code == 5 or (folder / "out/m.safetensors").exists(), done.err)
+
+
+def test_long_names(folder):
+    """Paths whose names have all the bytes that a file system takes."""
+    names = ["a" * 255, "b" * 254, "/".join(["d" * 100] * 3 + ["e"]),
+             "%" * 90]
+    for name in names:
+        (folder / "b" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "b" / name).write_bytes(name.encode())
+    write_model(folder / "b/m.safetensors", layers(2, 1024))
+    with Server(folder) as server:
+        ok("fetch", f"{server.url}/b/", folder / "out")
+    for name in names[:2] + names[3:]:
+        check_equal((folder / "out" / name).read_bytes(), name.encode(), name)
+
+
 # --------------------------------------------------------------------- secrets
 SECRET = "hunter2"
 SIGNED = "X-Amz-Signature=hunter2&sig=hunter2"
@@ -752,7 +795,8 @@ def main():
     suite = Suite(__doc__)
     for test in (test_grows, test_shrinks, test_zip, test_records, test_index,
                  test_one_listing, test_once, test_verified_once,
-                 test_expired, test_claimed_size):
+                 test_expired, test_claimed_size, test_own_folder,
+                 test_long_names):
         suite.add(test.__name__.removeprefix("test_"), test)
     suite.add("blind", test_blind)
     suite.add("evil storage", test_evil_storage)
