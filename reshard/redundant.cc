@@ -6,9 +6,12 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <string_view>
+#include <unordered_set>
 
 #include "ckpt/error.h"
 #include "lib/interrupt.h"
+#include "lib/unruled.h"
 #include "reshard/numbers.h"
 #include "reshard/prove.h"
 #include "reshard/read.h"
@@ -73,12 +76,30 @@ void prove_value(const Catalog& catalog, const Redundant& one, const Box& tile,
   }
 }
 
+// The first that nobody can join stands for all.
+[[noreturn]] void refuse_unruled(const Catalog& catalog, const Redundant& one,
+                                 std::string_view why) {
+  std::unordered_set<std::string_view> names;
+  for (const Redundant& other : catalog.redundant)
+    if (is_unruled(other)) names.insert(other.tensor.name);
+  const auto file = [&](const Tensor& tensor) {
+    return catalog.files[tensor.pieces.at(0).extent.file].path;
+  };
+  throw unfaithful_error(
+      {catalog.path, one.tensor.name}, "{}: {} ({} and {}){}", one.why, why,
+      file(*one.same_as), file(one.tensor),
+      names.size() > 1 ? fmt::format("; {} tensors have no rule", names.size())
+                       : "")
+      .with_hint(unruled_hint(one.tensor.name));
+}
+
 void prove_same(const Catalog& catalog, const Redundant& one, const Box& tile,
                 std::span<const std::byte> bytes,
                 std::span<const std::byte> other) {
   if (bytes.size() == other.size() &&
       std::memcmp(bytes.data(), other.data(), bytes.size()) == 0)
     return;
+  if (is_unruled(one)) refuse_unruled(catalog, one, "what they hold differs");
   const auto unlike = std::ranges::mismatch(bytes, other);
   const auto byte = static_cast<uint64_t>(unlike.in1 - bytes.begin());
   throw unfaithful_error(
@@ -139,10 +160,13 @@ void prove_redundant(const Catalog& catalog, const RunOptions& options) {
           name(one.tensor.dtype), to_string(one.tensor.shape),
           one.same_as->name, name(one.same_as->dtype),
           to_string(one.same_as->shape), one.why);
+    bool zeros = may_be_zeros(one) && byte_size(one.tensor) != 0;
     for (const Box& tile :
          tiles(one.tensor, std::min(kMostTile, options.max_mem / 8))) {
       if (interrupted()) throw Interrupted("stopped; nothing was written");
       const auto bytes = read_box(catalog, one.tensor, tile, reading);
+      zeros = zeros && std::ranges::all_of(
+                           bytes, [](std::byte b) { return b == std::byte{}; });
       if (one.value) prove_value(catalog, one, tile, bytes);
       if (one.same_as) {
         const auto other = read_box(catalog, *one.same_as, tile, reading);
@@ -153,6 +177,9 @@ void prove_redundant(const Catalog& catalog, const RunOptions& options) {
       }
       options.progress.advance(bytes.size() * (one.same_as ? 2 : 1));
     }
+    if (zeros)
+      refuse_unruled(catalog, one,
+                     "each has zeros, which are copies or slices alike");
   }
   options.progress.end();
 }

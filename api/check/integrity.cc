@@ -12,6 +12,7 @@
 #include <stdexcept>
 
 #include "api/check/read_all.h"
+#include "api/check/unruled.h"
 #include "api/contents.h"
 #include "api/edit/select.h"
 #include "ckpt/error.h"
@@ -80,6 +81,7 @@ class Check {
   // writer's list, where no rules say more.
   void whole(const Catalog& catalog) {
     families::Whole found = families::check_whole(catalog);
+    drop_slices(catalog, found.problems);
     const bool sound = found.sound();
     add_all(std::move(found.problems));
     if (sound && !manifest_of(catalog).empty()) return;
@@ -535,6 +537,7 @@ Report check_integrity(const std::string& path, const Selection& selection,
       check.checksums(catalog, options);
     }
     check.contents(catalog, options);
+    tell_unruled(catalog, options.quick, engine, report);
     const std::string manifest = check.manifest_of(catalog);
     if (!manifest.empty() && !options.quick) check.files(manifest);
     if (!manifest.empty()) check.unproven(manifest);

@@ -19,6 +19,7 @@
 #include "lib/text/glob.h"
 #include "lib/text/number.h"
 #include "lib/text/suggest.h"
+#include "lib/unruled.h"
 
 namespace ckpt::library {
 namespace {
@@ -309,6 +310,7 @@ Chosen choose(Catalog& catalog, const Selection& options) {
     }
   }
   if (predicted && !predicts(catalog)) drop_prediction(catalog);
+  drop_unruled(catalog);
   if (!options.experts.empty()) {
     KeptExperts experts = keep_experts(catalog, options.experts, chosen.edits);
     chosen.notes.push_back(std::move(experts.note));

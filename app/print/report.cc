@@ -16,6 +16,7 @@
 #include "lib/pickle/json.h"
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"
+#include "lib/unruled.h"
 
 namespace ckpt::app {
 namespace {
@@ -235,6 +236,25 @@ void write_stats(JsonWriter& json, const reshard::Stats& stats) {
   json.end_array().end_object();
 }
 
+namespace {
+
+// Only if there are any.
+void write_unruled(JsonWriter& json, const Catalog& catalog) {
+  const std::vector<Unruled> unruled = unruled_of(catalog);
+  if (unruled.empty()) return;
+  json.key("no_rule").begin_array();
+  for (const Unruled& one : unruled) {
+    json.begin_object();
+    json.member("name", one.tensor->name);
+    json.member("copies", one.copies);
+    json.member("different", one.different);
+    json.end_object();
+  }
+  json.end_array();
+}
+
+}  // namespace
+
 std::string inspect_json(const Catalog& catalog, const InspectParts& parts) {
   const Totals sums = totals(catalog);
   JsonWriter json;
@@ -255,6 +275,7 @@ std::string inspect_json(const Catalog& catalog, const InspectParts& parts) {
   if (parts.header_bytes) json.member("header_bytes_read", *parts.header_bytes);
   write_facts(json, parts.facts);
   write_quantized(json, quantized_of(catalog));
+  write_unruled(json, catalog);
   json.key("tensors").begin_array();
   for (const Tensor& tensor : catalog.tensors)
     write_tensor(json, catalog, tensor, parts);

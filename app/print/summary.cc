@@ -23,6 +23,7 @@
 #include "lib/io/file.h"
 #include "lib/io/remote.h"
 #include "lib/text/format.h"
+#include "lib/unruled.h"
 #include "models/numbers.h"
 
 namespace ckpt::app {
@@ -306,6 +307,23 @@ std::string saved_text(const Catalog& catalog) {
 
 }  // namespace
 
+namespace {
+
+// What ranks share in a way that nobody knows.
+std::string unruled_text(const Catalog& catalog) {
+  const std::vector<Unruled> unruled = unruled_of(catalog);
+  if (unruled.empty()) return "";
+  const auto differ = std::ranges::count_if(
+      unruled, [](const Unruled& one) { return one.different > 1; });
+  return fmt::format(
+      "{}{}: shown and counted as one rank has them (--shard-dims)",
+      text::counted(unruled.size(), "tensor"),
+      differ == 0 ? " may be slices"
+                  : fmt::format(", {} of them different slices", differ));
+}
+
+}  // namespace
+
 std::vector<SummaryRow> summary_rows(const Catalog& catalog) {
   const Totals sums = totals(catalog);
   std::vector<SummaryRow> rows;
@@ -327,6 +345,7 @@ std::vector<SummaryRow> summary_rows(const Catalog& catalog) {
                           ? grouped(sums.parameters)
                           : fmt::format("{} ({})", grouped(sums.parameters),
                                         si_count(sums.parameters)));
+  row("no rule", unruled_text(catalog));
   row("quantized", quantized_text(quantized_of(catalog)));
   row("size",
       fmt::format("{} in {}", iec_size(sums.bytes),

@@ -15,6 +15,7 @@
 #include "app/print/table.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
+#include "lib/unruled.h"
 
 namespace ckpt::app {
 namespace {
@@ -67,8 +68,10 @@ std::string_view title(Kind kind) {
 
 // What the dimensions are: "layers dim 0, tp dim 1".
 std::string axes_text(const Catalog& catalog, const PatternRow& row,
-                      bool groups) {
+                      bool groups, const std::vector<Unruled>& unruled) {
   if (row.like_parameter) return {};
+  const auto open = std::ranges::find(unruled, row.first, &Unruled::tensor);
+  if (open != unruled.end()) return open->text();
   TpRule rule = row.first->tp;
   if (!groups) rule.groups = 1;
   std::string text =
@@ -86,13 +89,17 @@ Table rows_table(const Catalog& catalog, const std::vector<PatternRow>& rows,
   Table table({Align::kLeft, Align::kRight, Align::kLeft, Align::kLeft,
                Align::kRight, Align::kLeft},
               2);
-  table.give_up({kSplits, kSizes});
+  const std::vector<Unruled> unruled = unruled_of(catalog);
+  if (unruled.empty())
+    table.give_up({kSplits, kSizes});
+  else
+    table.give_up({kSizes});
   for (const PatternRow& row : rows) {
     table.row(
         {printable(row.name), times(row.count),
          std::string(name(row.first->dtype)),
          row.like_parameter ? "same as param" : dims_text(row.first->shape),
-         iec_size(row.bytes), axes_text(catalog, row, groups)});
+         iec_size(row.bytes), axes_text(catalog, row, groups, unruled)});
   }
   return table;
 }

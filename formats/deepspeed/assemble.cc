@@ -7,6 +7,7 @@
 #include "ckpt/note.h"
 #include "lib/cuts.h"
 #include "lib/text/format.h"
+#include "lib/unruled.h"
 
 namespace ckpt::deepspeed {
 
@@ -309,7 +310,10 @@ Joined Assembler::join_module(const std::string& name,
                  "they are equal and taken as replicas"
                : "no rule says how its tensor-parallel slices are joined; "
                  "they are joined on dimension 0, DeepSpeed's default"));
-  return replicas ? whole(shapes[0], shapes.size()) : rules_.join(name, shapes);
+  if (!replicas) return rules_.join(name, shapes);
+  Joined joined = whole(shapes[0], shapes.size());
+  joined.unruled = true;
+  return joined;
 }
 
 void Assembler::add_slices(std::span<const Named* const> ranks,
@@ -344,12 +348,16 @@ void Assembler::add_slices(std::span<const Named* const> ranks,
     Tensor tensor = make(name, joined);
     tensor.dtype = first.dtype;
     tensor.dp_replicated = buffer;
+    std::vector<size_t> owners;  // of each piece
     for (size_t t = 0; t < ranks.size(); ++t) {
       std::vector<Piece> pieces;
       add_slice(pieces, joined, t, shapes[t], refs[t]->dtype, refs[t]->extent,
                 refs[t]->transform);
       tensor.pieces.insert(tensor.pieces.end(), pieces.begin(), pieces.end());
+      owners.resize(tensor.pieces.size(), t);
     }
+    if (joined.unruled && !tensor.shape.empty())
+      set_aside(tensor, owners, Sharing::kTensorParallel, catalog_);
     add_model(std::move(tensor));
   }
 }

@@ -41,6 +41,8 @@ class Reading {
     rules_ =
         Rules::read(*first().container.document,
                     first().find("universal_checkpoint_info"), first().path);
+    if (!options_.shard_dims_file.empty())
+      rules_.set_user(families::Rules::from_file(options_.shard_dims_file));
     Assembler assembler(catalog_, rules_);
     if (universal_)
       add_universal(directory_, whole_shapes(), options_, assembler, catalog_);

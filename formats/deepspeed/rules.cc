@@ -6,6 +6,7 @@
 #include <map>
 #include <numeric>
 #include <regex>
+#include <utility>
 
 #include "ckpt/error.h"
 #include "containers/torch/tensors.h"
@@ -210,7 +211,11 @@ struct Rules::Data {
   std::vector<SubParams> subs;
   std::map<std::string, Widths> widths;
   std::optional<uint64_t> rows;
+  families::Rules user;
 
+  bool is_said(const std::string& name) const {
+    return user.tp(name).state != TpRule::State::kUnknown;
+  }
   const SubParams* find_sub(const std::string& name,
                             const Pattern** which) const {
     for (const SubParams& sub : subs)
@@ -227,6 +232,8 @@ struct Rules::Data {
                   const std::vector<Shape>& locals) const;
   Widths halves(const std::string& name,
                 const std::vector<Shape>& locals) const;
+  Widths said(const std::string& name, const std::vector<Shape>& locals,
+              Joined& out) const;
   Widths whole_slices(const std::string& name, const std::vector<Shape>& locals,
                       uint32_t dim) const;
   // Throws unless the slices differ on no other dimension.
@@ -241,6 +248,7 @@ Rules::Rules(Rules&&) noexcept = default;
 Rules& Rules::operator=(Rules&&) noexcept = default;
 
 bool Rules::names(const std::string& name) const {
+  if (data_->is_said(name)) return true;
   const Pattern* which = nullptr;
   for (const auto* list : {&data_->replicated, &data_->average, &data_->row,
                            &data_->two, &data_->vocabulary})
@@ -251,6 +259,8 @@ bool Rules::names(const std::string& name) const {
 bool Rules::is_vocabulary(const std::string& name) const {
   return first_match(data_->vocabulary, name) != nullptr;
 }
+
+void Rules::set_user(families::Rules rules) { data_->user = std::move(rules); }
 
 Rules Rules::read(const Document& document, Id info, const std::string& path) {
   Rules rules;
@@ -345,6 +355,7 @@ Widths Rules::Data::sub_widths(const std::string& name, const SubParams& sub,
 Widths Rules::Data::widths_of(const std::string& name,
                               const std::vector<Shape>& locals,
                               Joined& out) const {
+  if (is_said(name) && locals.size() > 1) return said(name, locals, out);
   const Pattern* pattern = nullptr;
   const bool is_average = first_match(average, name) != nullptr;
   if (is_average || first_match(replicated, name)) {
@@ -379,6 +390,28 @@ void Rules::Data::check_same(const std::string& name,
                         "is the same on all tensor-parallel ranks by its "
                         "rule, but {} and {} are its shapes",
                         to_string(locals[0]), to_string(shape));
+}
+
+// As --shard-dims says.
+Widths Rules::Data::said(const std::string& name,
+                         const std::vector<Shape>& locals, Joined& out) const {
+  out.tp = user.tp(name);
+  if (out.tp.state == TpRule::State::kReplicated) {
+    check_same(name, locals);
+    return {};
+  }
+  out.dim = out.tp.dim;
+  std::vector<uint64_t> group;
+  for (const Shape& shape : locals) {
+    if (out.dim >= shape.size() || shape[out.dim] % out.tp.groups != 0)
+      throw usage_error({path, printable(name)},
+                        "{}: {} on each rank can't be joined on dimension {} "
+                        "in {} groups",
+                        user.source(), to_string(shape), out.dim,
+                        out.tp.groups);
+    group.push_back(shape[out.dim] / out.tp.groups);
+  }
+  return Widths(out.tp.groups, group);
 }
 
 Widths Rules::Data::halves(const std::string& name,
@@ -453,15 +486,16 @@ Joined Rules::join(const std::string& name,
                    const std::vector<Shape>& locals) const {
   const Data& data = *data_;
   const size_t ranks = locals.size();
-  if (ranks > 1 && !data.any)
+  if (ranks > 1 && !data.any && !data.is_said(name))
     throw unfaithful_error({data.path, printable(name)},
                            "{} tensor-parallel ranks, and no "
                            "universal_checkpoint_info says how their slices "
                            "are joined",
                            ranks)
         .with_hint(
-            "the client has to store it (Megatron-DeepSpeed and AutoTP do); "
-            "a universal checkpoint of ds_to_universal can be opened too");
+            "--shard-dims RULES.json says it for each tensor: {\"" + name +
+            "\": 0} if dimension 0 is cut, null instead of 0 if each rank "
+            "holds the whole");
   Joined out;
   out.shape = locals[0];
   const Widths widths = data.widths_of(name, locals, out);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the tensor-parallel slices of a parameter are joined: the client's
-// universal_checkpoint_info, lists of patterns for names of parameters.
+// How the tensor-parallel slices of a parameter are joined: --shard-dims, else
+// the client's universal_checkpoint_info, lists of patterns for names of
+// parameters.
 //
 //   tp_replicated_parameter_patterns           all slices are equal
 //   parameter_to_average_patterns              they are to be averaged
@@ -20,6 +21,7 @@
 
 #include "ckpt/catalog.h"
 #include "lib/pickle/value.h"
+#include "models/rules.h"
 
 namespace ckpt::deepspeed {
 
@@ -37,6 +39,7 @@ struct Joined {
   uint32_t dim = 0;
   bool replicated = false;  // every rank holds the whole
   bool averaged = false;
+  bool unruled = false;  // replicated for all that is known (lib/unruled.h)
   std::vector<std::vector<Segment>> ranks;  // not if replicated
 };
 
@@ -51,6 +54,9 @@ class Rules {
   // input_error for patterns that can't be understood.
   static Rules read(const pickle::Document& document, pickle::Id info,
                     const std::string& path);
+
+  // --shard-dims: comes before the client's patterns.
+  void set_user(families::Rules rules);
 
   // `locals`: the shapes of all ranks' slices. Throws unfaithful_error if there
   // are several but no rules, input_error if they don't fit.

@@ -2,14 +2,19 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <span>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "containers/foreign.h"
 #include "containers/hf/hf.h"
 #include "containers/hf/index.h"
 #include "containers/safetensors/header.h"
+#include "formats/fsdp/rank_files.h"
+#include "formats/rank_share.h"
 #include "formats/safetensors/locate.h"
 #include "formats/safetensors/safetensors.h"
 #include "lib/io/file.h"
@@ -18,6 +23,7 @@
 #include "lib/text/format.h"
 #include "lib/text/json.h"
 #include "lib/text/name_table.h"
+#include "lib/text/other_json.h"
 
 namespace ckpt::safetensors {
 namespace {
@@ -27,6 +33,8 @@ using formats::Located;
 using formats::Support;
 using text::printable;
 using Severity = Problem::Severity;
+
+constexpr uint64_t kMostConfig = uint64_t{4} << 20;
 
 // torch's DCP marks files that hold parts of tensors with these keys; what they
 // say holds for that file only.
@@ -95,7 +103,9 @@ class Assembly {
     });
   }
 
-  void take_all() {
+  void take_all(const formats::ReadOptions& options = {}) {
+    if (const auto order = rank_order(); !order.empty())
+      return take_ranks(order, options);
     std::vector<Located> all;
     for (uint32_t f = 0; f < headers_.size(); ++f) {
       for (uint32_t t = 0; t < headers_[f].entries.size(); ++t) {
@@ -139,6 +149,83 @@ class Assembly {
   Catalog& catalog() { return catalog_; }
 
  private:
+  // The files in the order of their ranks, if their names number them and each
+  // has a part of the same tensors; else nothing.
+  std::vector<uint32_t> rank_order() const {
+    std::vector<std::string> names;
+    for (const File& file : catalog_.files)
+      names.push_back(io::base_name(file.path));
+    if (names.size() < 2) return {};
+    const auto sets = fsdp::by_rank(names);
+    if (sets.size() != names.size()) return {};
+    const auto parts = [](const Header& header) {
+      std::vector<std::pair<std::string_view, Shape>> all;
+      for (const Entry& entry : header.entries)
+        all.emplace_back(entry.name, entry.shape);
+      std::ranges::sort(all);
+      return all;
+    };
+    const auto first = parts(headers_[0]);
+    for (const Header& header : headers_)
+      if (first.empty() || parts(header) != first) return {};
+    std::vector<uint32_t> order;
+    for (const auto& set : sets)
+      order.push_back(static_cast<uint32_t>(
+          std::ranges::find(names, set.at(0)) - names.begin()));
+    return order;
+  }
+
+  // Joins what --shard-dims has a rule for; nothing else says how ranks share
+  // it.
+  void take_ranks(const std::vector<uint32_t>& order,
+                  const formats::ReadOptions& options) {
+    families::Rules rules;
+    if (!options.shard_dims_file.empty())
+      rules = families::Rules::from_file(options.shard_dims_file);
+    std::vector<size_t> ranks(order.size());
+    std::iota(ranks.begin(), ranks.end(), 0);
+    std::map<std::string_view, std::vector<Piece>> pieces;
+    for (const uint32_t file : order)
+      for (const Entry& entry : headers_[file].entries)
+        pieces[entry.name].push_back(
+            {.box = Box::whole(entry.shape),
+             .flat = {},
+             .extent = {.offset = entry.begin, .strides = {}, .file = file}});
+    for (const Entry& entry : headers_[order[0]].entries) {
+      Tensor tensor;
+      tensor.name = entry.name;
+      tensor.dtype = entry.dtype;
+      tensor.shape = entry.shape;
+      tensor.pieces = std::move(pieces.at(entry.name));
+      formats::share_by_rule(tensor, ranks, order.size(), rules,
+                             Sharing::kTensorParallel, catalog_);
+      catalog_.tensors.push_back(std::move(tensor));
+    }
+    catalog_.topology.tp = static_cast<uint32_t>(order.size());
+    const std::string maker = maker_of_ranks();
+    catalog_.problems.push_back(warning(
+        "rank_files", {catalog_.path, {}},
+        "{} files{}, each with one rank's part of the same tensors, {} first",
+        order.size(), maker.empty() ? "" : " of " + maker,
+        printable(io::base_name(catalog_.files[order[0]].path))));
+  }
+
+  // TensorRT-LLM's config.json has the sizes of its mesh.
+  std::string maker_of_ranks() const {
+    const std::string path = io::join(catalog_.path, "config.json");
+    if (!io::is_file(path)) return "";
+    const auto config = text::parse_or_discard<nlohmann::json>(
+        io::read_file(path, kMostConfig));
+    if (!config.is_object() || !config.contains("architecture")) return "";
+    const auto mapping = config.find("mapping");
+    if (mapping == config.end() || !mapping->is_object() ||
+        !mapping->contains("tp_size"))
+      return "";
+    return fmt::format("TensorRT-LLM (mapping in config.json: tp {}, pp {})",
+                       mapping->value("tp_size", 0),
+                       mapping->value("pp_size", 1));
+  }
+
   // Checks across files; within one, the header was already checked.
   void check_unique(const std::vector<Located>& taken) {
     if (headers_.size() < 2) return;
@@ -262,13 +349,14 @@ void read_indexed(const std::string& directory, const std::string& index_file,
   });
 }
 
-void read_directory(const std::string& directory, Assembly& assembly) {
+void read_directory(const std::string& directory,
+                    const formats::ReadOptions& options, Assembly& assembly) {
   Files files = locate(directory);
   if (!files.index.empty()) {
     read_indexed(directory, files.index, assembly, files.unread);
   } else {
     assembly.read_files(io::join_each(directory, files.names));
-    assembly.take_all();
+    assembly.take_all(options);
   }
   Catalog& catalog = assembly.catalog();
   const std::string taken = files.index.empty() ? files.names[0] : files.index;
@@ -295,7 +383,7 @@ class SafetensorsReader final : public formats::Reader {
     const bool directory = io::is_directory(path);
     std::vector<std::string> unread;
     if (directory) {
-      read_directory(path, assembly);
+      read_directory(path, options, assembly);
     } else if (is_index_path(path)) {
       read_indexed(io::parent(path), io::base_name(path), assembly, unread);
     } else {

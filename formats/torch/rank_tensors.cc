@@ -2,12 +2,15 @@
 #include "formats/torch/rank_tensors.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "ckpt/error.h"
 #include "formats/fsdp/expand.h"
+#include "formats/rank_share.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 #include "lib/text/number.h"
+#include "lib/unruled.h"
 
 namespace ckpt::torch {
 namespace {
@@ -30,8 +33,8 @@ std::optional<uint64_t> number_of(const std::string& text) {
 }  // namespace
 
 RankTensors::RankTensors(Catalog& catalog, const fsdp::FlatParameters* flat,
-                         const RankShares* shares)
-    : catalog_(catalog), shares_(shares) {
+                         const RankShares* shares, families::Rules user)
+    : catalog_(catalog), shares_(shares), user_(std::move(user)) {
   if (flat == nullptr) return;
   count_ = flat->all.size();
   for (const fsdp::FlatParameter& one : flat->all) {
@@ -70,6 +73,10 @@ void RankTensors::add(const std::string& path, uint64_t rank,
   }
   if (share == Share::kOwn) return add_own(path, std::move(tensor));
   const auto [it, first] = index_.emplace(found.name, catalog_.tensors.size());
+  // A number without dimensions can't be a slice.
+  if (!found.ref.distributed && !found.ref.shape.empty())
+    plain_[found.name].resize(plain_[found.name].size() + tensor.pieces.size(),
+                              rank);
   if (first) {
     catalog_.tensors.push_back(std::move(tensor));
     return;
@@ -172,6 +179,10 @@ void RankTensors::drop_padding(Tensor& whole, uint64_t length) {
 }
 
 std::unordered_set<std::string> RankTensors::finish(uint64_t ranks) {
+  for (Tensor& tensor : catalog_.tensors)
+    if (const auto at = plain_.find(tensor.name); at != plain_.end())
+      formats::share_by_rule(tensor, at->second, ranks, user_, Sharing::kAny,
+                             catalog_);
   for (const std::string& name : joined_)
     drop_padding(catalog_.tensors[index_.at(name)], shares_->length(name));
   counts_.parts = joined_.size();

@@ -6,8 +6,9 @@
 //   rank 0  flat_param_0 [39] ─┐
 //   rank 1  flat_param_0 [39] ─┴─►  flat_param_0 [78], pieces [0, 39) [39, 78)
 //
-// Other tensors are replicas, unless rank_shares.h finds that they are not.
-// Private to this room.
+// Other tensors are taken for copies, unless rank_shares.h finds that they are
+// not, or --shard-dims says so; what nothing explains is proven
+// (lib/unruled.h). Private to this room.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +22,7 @@
 #include "containers/torch/tree.h"
 #include "formats/fsdp/flat_params.h"
 #include "formats/torch/rank_shares.h"
+#include "models/rules.h"
 
 namespace ckpt::torch {
 
@@ -28,8 +30,9 @@ class RankTensors {
  public:
   // `flat`: the flat parameters, if they are known; else `shares` says what
   // plain tensors are. Each may be null.
+  // `user`: the rules of --shard-dims, for plain tensors that no other knows.
   RankTensors(Catalog& catalog, const fsdp::FlatParameters* flat,
-              const RankShares* shares = nullptr);
+              const RankShares* shares = nullptr, families::Rules user = {});
 
   // Adds a tensor of the file `path`, written by rank `rank`; ranks come in
   // order. Throws input_error if it contradicts earlier files.
@@ -61,6 +64,7 @@ class RankTensors {
 
   Catalog& catalog_;
   const RankShares* shares_;
+  const families::Rules user_;
   Counts counts_;
   std::unordered_set<std::string> keys_;  // of flat parameters
   // Parameters in them. With use_orig_params=True a local state dict also has
@@ -70,6 +74,8 @@ class RankTensors {
   std::unordered_map<std::string, size_t> index_;  // in the catalog
   std::unordered_map<std::string, Part> parts_;
   std::vector<std::string> joined_;  // by shares_
+  // Plain tensors that nothing explains: the rank of each piece.
+  std::unordered_map<std::string, std::vector<size_t>> plain_;
 };
 
 }  // namespace ckpt::torch

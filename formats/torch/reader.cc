@@ -157,7 +157,9 @@ class Assembly {
       trees.push_back({&files_[f].tree, ranks.empty() ? f : ranks[f]});
     const RankShares shares(trees, sets.size());
     take_parts(
-        nullptr, [](size_t file) { return file; }, files_.size(), &shares);
+        nullptr,
+        [&](size_t file) { return ranks.empty() ? file : ranks[file]; },
+        sets.size(), &shares);
     fsdp::expand_given(catalog_, options_);
     note_parts();
   }
@@ -223,7 +225,11 @@ class Assembly {
   std::unordered_set<std::string> take_parts(
       const fsdp::FlatParameters* flat, RankOf rank_of, size_t ranks,
       const RankShares* shares = nullptr) {
-    RankTensors tensors(catalog_, flat, shares);
+    RankTensors tensors(
+        catalog_, flat, shares,
+        options_.shard_dims_file.empty()
+            ? families::Rules()
+            : families::Rules::from_file(options_.shard_dims_file));
     for (size_t f = 0; f < files_.size(); ++f) {
       const OpenFile& file = files_[f];
       OpenFile rest{file.container, {}};

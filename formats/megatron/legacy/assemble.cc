@@ -9,6 +9,7 @@
 #include "formats/megatron/legacy/names.h"
 #include "formats/megatron/model/rules.h"
 #include "lib/text/format.h"
+#include "lib/unruled.h"
 
 namespace ckpt::megatron {
 namespace {
@@ -112,6 +113,20 @@ Groups LegacyAssembler::groups_of(const Whole& whole, const LegacyEntry& entry,
   return groups;
 }
 
+TpRule LegacyAssembler::rule_of(const std::string& param,
+                                const Shape& shape) const {
+  const TpRule said = user_.tp(param);
+  if (said.state == TpRule::State::kSplit && said.dim >= shape.size())
+    throw usage_error({catalog_.path, printable(param)},
+                      "{}: each rank has {}, which has no dimension {}",
+                      user_.source(), to_string(shape), said.dim);
+  if (said.state != TpRule::State::kUnknown) return said;
+  const TpRule rule = tp_rule(param, facts_);
+  const bool fits =
+      rule.state != TpRule::State::kSplit || rule.dim < shape.size();
+  return fits ? rule : TpRule{};
+}
+
 void LegacyAssembler::begin(Whole& whole, const std::string& param,
                             const LocalTensor& part, const std::string& file,
                             bool cut) {
@@ -120,16 +135,12 @@ void LegacyAssembler::begin(Whole& whole, const std::string& param,
   whole.first = file;
   whole.local = part.shape;
   whole.ranks = expert ? sizes_.etp : sizes_.tp;
-  whole.rule = cut ? tp_rule(param, facts_) : TpRule::replicated();
+  whole.rule = cut ? rule_of(param, part.shape) : TpRule::replicated();
   whole.tensor.tp = whole.rule;
-  // What no rule explains is taken to be whole. Replicas are compared, so a
-  // wrong guess does not go through.
-  if (whole.rule.state == TpRule::State::kUnknown ||
-      (whole.rule.state == TpRule::State::kSplit &&
-       whole.rule.dim >= part.shape.size())) {
+  // What no rule explains is taken to be whole, which is proven before anything
+  // is written.
+  if (whole.rule.state == TpRule::State::kUnknown)
     whole.rule = TpRule::replicated();
-    whole.tensor.tp = TpRule{};
-  }
   if (expert && cut) check_expert(whole, param, file);
   const auto shape = whole_shape(part.shape, whole.rule, whole.ranks);
   if (!shape)
@@ -181,6 +192,7 @@ void LegacyAssembler::add(Whole& whole, const std::string& param,
              row_order(rank, entry), groups_of(whole, entry, chunk));
   else
     add_part(whole.tensor, part, whole.rule, slot, whole.ranks);
+  whole.slots.resize(whole.tensor.pieces.size(), slot);
 }
 
 void LegacyAssembler::add_model(const LegacyRank& rank) {
@@ -259,16 +271,13 @@ void LegacyAssembler::check_seen(const Whole& whole) const {
 }
 
 void LegacyAssembler::finish() {
-  size_t unknown = 0;
   for (Whole& whole : wholes_) {
     check_seen(whole);
     check_sizes(whole, whole.first);
+    // A number without dimensions can't be a slice.
     if (whole.tensor.tp.state == TpRule::State::kUnknown && whole.ranks > 1 &&
-        whole.tensor.kind == Kind::model && unknown++ < 8)
-      catalog_.assumptions.push_back(fmt::format(
-          "{}: no rule says how ranks share it; taken for whole on each, and "
-          "compared",
-          printable(whole.tensor.name)));
+        !whole.tensor.shape.empty())
+      set_aside(whole.tensor, whole.slots, Sharing::kTensorParallel, catalog_);
     catalog_.tensors.push_back(std::move(whole.tensor));
   }
 }

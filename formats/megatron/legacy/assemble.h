@@ -4,6 +4,7 @@
 
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "ckpt/catalog.h"
@@ -12,6 +13,7 @@
 #include "formats/megatron/legacy/states.h"
 #include "formats/megatron/model/facts.h"
 #include "formats/megatron/model/parts.h"
+#include "models/rules.h"
 
 namespace ckpt::megatron {
 
@@ -27,11 +29,13 @@ LegacySizes legacy_sizes(const Facts& facts, const std::string& path);
 class LegacyAssembler {
  public:
   LegacyAssembler(Catalog& catalog, const Facts& facts,
-                  const LegacySizes& sizes, const LegacyNumbering& numbering)
+                  const LegacySizes& sizes, const LegacyNumbering& numbering,
+                  families::Rules user = {})
       : catalog_(catalog),
         facts_(facts),
         sizes_(sizes),
-        numbering_(numbering) {}
+        numbering_(numbering),
+        user_(std::move(user)) {}
 
   // Makes room for the model's tensors, in this order.
   void add_order(const std::vector<GlobalChunk>& chunks);
@@ -46,8 +50,9 @@ class LegacyAssembler {
     TpRule rule;
     uint64_t ranks = 1;
     Shape local;
-    std::vector<bool> seen;  // by slot
-    std::string first;       // path of the first part, for messages
+    std::vector<bool> seen;     // by slot
+    std::vector<size_t> slots;  // of each piece, where no rule says more
+    std::string first;          // path of the first part, for messages
     bool begun = false;
   };
   // The name under which a rank's entry is joined with the others'.
@@ -56,6 +61,7 @@ class LegacyAssembler {
   Whole& whole(const std::string& name);
   void begin(Whole& whole, const std::string& param, const LocalTensor& part,
              const std::string& file, bool cut);
+  TpRule rule_of(const std::string& param, const Shape& shape) const;
   struct From {
     const LegacyRank& rank;
     uint32_t chunk;
@@ -79,6 +85,7 @@ class LegacyAssembler {
   const Facts& facts_;
   const LegacySizes sizes_;
   const LegacyNumbering& numbering_;
+  const families::Rules user_;  // --shard-dims
   std::vector<Whole> wholes_;
   std::unordered_map<std::string, size_t> by_name_;
   std::vector<MixerParts> mixers_;  // of one rank, by chunk

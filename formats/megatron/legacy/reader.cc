@@ -335,7 +335,11 @@ Catalog LegacyReader::read_catalog(const std::string& path,
   const LegacyNumbering numbering(ranks, facts, place.path);
   const auto order = global_order(ranks, numbering, sizes.ep);
 
-  LegacyAssembler assembler(catalog, facts, sizes, numbering);
+  LegacyAssembler assembler(
+      catalog, facts, sizes, numbering,
+      options.shard_dims_file.empty()
+          ? families::Rules()
+          : families::Rules::from_file(options.shard_dims_file));
   assembler.add_order(order);
   for (const LegacyRank& rank : ranks) assembler.add_model(rank);
   AllStates all;

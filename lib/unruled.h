@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// What ranks hold under one name while no rule says how they share it: copies
+// of the whole, or slices of something larger. Headers can't tell.
+//
+//   rank 0  rm_head.weight [2, 32] ─┐   taken for the tensor
+//   rank 1  rm_head.weight [2, 32] ─┴─► Catalog::redundant: proven equal before
+//                                       anything is written, or refused
+//
+// If the two differ, they are slices of unknown cut, and nothing is written.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "ckpt/catalog.h"
+
+namespace ckpt {
+
+// How ranks that hold such tensors share a model.
+enum class Sharing : uint8_t {
+  kTensorParallel,  // equal zeros may be slices, too
+  kAny,
+};
+
+// Moves the pieces of other ranks than the first from the tensor to
+// catalog.redundant. `ranks`: of each piece.
+void set_aside(Tensor& tensor, const std::vector<size_t>& ranks,
+               Sharing sharing, Catalog& catalog);
+
+bool is_unruled(const Redundant& one);
+// True if equal zeros don't show that they are copies.
+bool may_be_zeros(const Redundant& one);
+
+// What says how such a tensor is joined, as a hint.
+std::string unruled_hint(const std::string& tensor);
+
+// A tensor of the catalog that has such copies.
+struct Unruled {
+  const Tensor* tensor = nullptr;
+  size_t copies = 0;  // on all ranks
+  // Of them differ, by the checksums that their files store; 0: not known.
+  size_t different = 0;
+
+  std::string text() const;  // "2 different slices, no rule"
+};
+// In the catalog's order; from headers alone.
+std::vector<Unruled> unruled_of(const Catalog& catalog);
+
+// Leaves out the copies of what the catalog no longer holds.
+void drop_unruled(Catalog& catalog);
+
+}  // namespace ckpt
