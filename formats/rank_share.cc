@@ -10,14 +10,14 @@
 namespace ckpt::formats {
 
 void share_by_rule(Tensor& tensor, const std::vector<size_t>& ranks,
-                   uint64_t count, const families::Rules& user, Sharing sharing,
+                   uint64_t count, const families::Rules& user,
                    Catalog& catalog) {
   // A number without dimensions can't be a slice.
   if (tensor.shape.empty()) return;
   const TpRule rule =
       user.tp(tensor.param.empty() ? tensor.name : tensor.param);
   if (rule.state == TpRule::State::kUnknown) {
-    if (ranks.size() > 1) set_aside(tensor, ranks, sharing, catalog);
+    if (ranks.size() > 1) set_aside(tensor, ranks, catalog);
     return;
   }
   tensor.tp = rule;

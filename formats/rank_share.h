@@ -17,7 +17,7 @@ namespace ckpt::formats {
 // usage_error for a rule that does not fit, unfaithful_error if it is cut and a
 // rank lacks its part.
 void share_by_rule(Tensor& tensor, const std::vector<size_t>& ranks,
-                   uint64_t count, const families::Rules& user, Sharing sharing,
+                   uint64_t count, const families::Rules& user,
                    Catalog& catalog);
 
 }  // namespace ckpt::formats

@@ -15,9 +15,7 @@
 namespace ckpt {
 namespace {
 
-constexpr std::string_view kTensorParallel =
-    "no rule says how tensor-parallel ranks share it";
-constexpr std::string_view kAny = "no rule says how ranks share it";
+constexpr std::string_view kWhy = "no rule says how ranks share it";
 
 using Records = std::map<std::pair<uint32_t, uint64_t>, const StoredCrc*>;
 
@@ -43,7 +41,7 @@ std::optional<uint32_t> crc_of(const Tensor& tensor, const Records& records) {
 }  // namespace
 
 void set_aside(Tensor& tensor, const std::vector<size_t>& ranks,
-               Sharing sharing, Catalog& catalog) {
+               Catalog& catalog) {
   const auto with = [&](std::vector<Piece> pieces) {
     Tensor copy = tensor;
     copy.pieces = std::move(pieces);
@@ -65,20 +63,14 @@ void set_aside(Tensor& tensor, const std::vector<size_t>& ranks,
   const Tensor first = with(copies.at({ranks[0], 0}));
   for (auto& [copy, pieces] : copies) {
     if (copy.first == ranks[0]) continue;
-    catalog.redundant.push_back(
-        {.tensor = with(std::move(pieces)),
-         .value = {},
-         .same_as = first,
-         .why = std::string(
-             sharing == Sharing::kTensorParallel ? kTensorParallel : kAny)});
+    catalog.redundant.push_back({.tensor = with(std::move(pieces)),
+                                 .value = {},
+                                 .same_as = first,
+                                 .why = std::string(kWhy)});
   }
 }
 
-bool is_unruled(const Redundant& one) {
-  return one.why == kTensorParallel || one.why == kAny;
-}
-
-bool may_be_zeros(const Redundant& one) { return one.why == kTensorParallel; }
+bool is_unruled(const Redundant& one) { return one.why == kWhy; }
 
 std::string unruled_hint(const std::string& tensor) {
   return fmt::format(

@@ -6,7 +6,8 @@
 //   rank 1  rm_head.weight [2, 32] ─┴─► Catalog::redundant: proven equal before
 //                                       anything is written, or refused
 //
-// If the two differ, they are slices of unknown cut, and nothing is written.
+// If the two differ, they are slices of unknown cut, and nothing is written. If
+// both are zeros, they may be.
 #pragma once
 
 #include <cstddef>
@@ -17,20 +18,12 @@
 
 namespace ckpt {
 
-// How ranks that hold such tensors share a model.
-enum class Sharing : uint8_t {
-  kTensorParallel,  // equal zeros may be slices, too
-  kAny,
-};
-
 // Moves the pieces of other ranks than the first from the tensor to
 // catalog.redundant. `ranks`: of each piece.
 void set_aside(Tensor& tensor, const std::vector<size_t>& ranks,
-               Sharing sharing, Catalog& catalog);
+               Catalog& catalog);
 
 bool is_unruled(const Redundant& one);
-// True if equal zeros don't show that they are copies.
-bool may_be_zeros(const Redundant& one);
 
 // What says how such a tensor is joined, as a hint.
 std::string unruled_hint(const std::string& tensor);

@@ -160,7 +160,7 @@ void prove_redundant(const Catalog& catalog, const RunOptions& options) {
           name(one.tensor.dtype), to_string(one.tensor.shape),
           one.same_as->name, name(one.same_as->dtype),
           to_string(one.same_as->shape), one.why);
-    bool zeros = may_be_zeros(one) && byte_size(one.tensor) != 0;
+    bool zeros = is_unruled(one) && byte_size(one.tensor) != 0;
     for (const Box& tile :
          tiles(one.tensor, std::min(kMostTile, options.max_mem / 8))) {
       if (interrupted()) throw Interrupted("stopped; nothing was written");

@@ -357,7 +357,7 @@ void Assembler::add_slices(std::span<const Named* const> ranks,
       owners.resize(tensor.pieces.size(), t);
     }
     if (joined.unruled && !tensor.shape.empty())
-      set_aside(tensor, owners, Sharing::kTensorParallel, catalog_);
+      set_aside(tensor, owners, catalog_);
     add_model(std::move(tensor));
   }
 }

@@ -197,8 +197,7 @@ class Assembly {
       tensor.dtype = entry.dtype;
       tensor.shape = entry.shape;
       tensor.pieces = std::move(pieces.at(entry.name));
-      formats::share_by_rule(tensor, ranks, order.size(), rules,
-                             Sharing::kTensorParallel, catalog_);
+      formats::share_by_rule(tensor, ranks, order.size(), rules, catalog_);
       catalog_.tensors.push_back(std::move(tensor));
     }
     catalog_.topology.tp = static_cast<uint32_t>(order.size());

@@ -181,8 +181,7 @@ void RankTensors::drop_padding(Tensor& whole, uint64_t length) {
 std::unordered_set<std::string> RankTensors::finish(uint64_t ranks) {
   for (Tensor& tensor : catalog_.tensors)
     if (const auto at = plain_.find(tensor.name); at != plain_.end())
-      formats::share_by_rule(tensor, at->second, ranks, user_, Sharing::kAny,
-                             catalog_);
+      formats::share_by_rule(tensor, at->second, ranks, user_, catalog_);
   for (const std::string& name : joined_)
     drop_padding(catalog_.tensors[index_.at(name)], shares_->length(name));
   counts_.parts = joined_.size();

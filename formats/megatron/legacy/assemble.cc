@@ -277,7 +277,7 @@ void LegacyAssembler::finish() {
     // A number without dimensions can't be a slice.
     if (whole.tensor.tp.state == TpRule::State::kUnknown && whole.ranks > 1 &&
         !whole.tensor.shape.empty())
-      set_aside(whole.tensor, whole.slots, Sharing::kTensorParallel, catalog_);
+      set_aside(whole.tensor, whole.slots, catalog_);
     catalog_.tensors.push_back(std::move(whole.tensor));
   }
 }
