@@ -10,13 +10,17 @@
 #include <set>
 #include <span>
 #include <stdexcept>
+#include <utility>
 
+#include "api/check/hub.h"
 #include "api/check/read_all.h"
+#include "api/check/sums.h"
 #include "api/check/unruled.h"
 #include "api/contents.h"
 #include "api/edit/select.h"
 #include "ckpt/error.h"
 #include "ckpt/note.h"
+#include "containers/hf/hub_cache.h"
 #include "convert/whole.h"
 #include "formats/loose_files.h"
 #include "formats/runs/counts.h"
@@ -28,6 +32,7 @@
 #include "lib/io/file.h"
 #include "lib/io/remote.h"
 #include "lib/manifest.h"
+#include "lib/text/format.h"
 #include "reshard/crc_check.h"
 #include "reshard/plan_size.h"
 #include "reshard/prove.h"
@@ -48,6 +53,15 @@ Problem problem_of(const Error& error, std::string kind) {
 bool is_answer(const Error& error) {
   return error.code() == ExitCode::kDamaged ||
          error.code() == ExitCode::kUnfaithful;
+}
+
+std::string hub_snapshot(const std::string& path) {
+  try {
+    const auto found = formats::find_snapshot(path);
+    return found ? found->path : "";
+  } catch (const Error&) {
+    return "";  // none is there
+  }
 }
 
 class Check {
@@ -121,17 +135,73 @@ class Check {
     add_all(std::move(found.problems));
   }
 
+  // What others left beside the files, and what the user brought. A manifest of
+  // ckpt's is compared elsewhere, and says more than a header's old sum.
+  void sums(const Catalog& catalog, const IntegrityOptions& options) {
+    const std::string manifest = manifest_of(catalog);
+    auto [found, problems] = sums::beside(
+        files_of(catalog, selected_),
+        catalog.file_root.empty() ? catalog.path : catalog.file_root);
+    HubRepo repo = look_at_repo(path_);
+    for (const std::string& blob : repo.blobs)
+      if (sums::Sum sum = sums::stored_under_sum(blob); !sum.hex.empty())
+        found.push_back(std::move(sum));
+    add_all(std::move(repo.problems));
+    if (!manifest.empty())
+      std::erase_if(found, [](const sums::Sum& sum) { return sum.begin != 0; });
+    add_all(std::move(problems));
+    if (!options.against.empty())
+      std::ranges::move(read_against(options.against, root_of(catalog)).sums,
+                        std::back_inserter(found));
+    if (options.quick) {
+      if (!found.empty())
+        engine_.warn(
+            fmt::format("--quick: {} beside the files are not compared",
+                        text::counted(found.size(), "checksum")));
+      return;
+    }
+    summed_ = true;
+    if (!found.empty()) proven_ = check_sums(found, engine_, report_);
+  }
+
+  // What can't be opened; returns false if a checksum contradicts it.
+  bool as_summed(const std::string& path, const IntegrityOptions& options) {
+    if (options.quick || std::exchange(summed_, true)) return true;
+    const size_t before = report_.problems.size();
+    const auto snapshot = hub_snapshot(path);
+    const std::string& at = snapshot.empty() ? path : snapshot;
+    auto [found, problems] =
+        sums::beside(files_at(at), io::is_file(at) ? io::parent(at) : at);
+    HubRepo repo = look_at_repo(path);
+    for (const std::string& blob : repo.blobs)
+      if (sums::Sum sum = sums::stored_under_sum(blob); !sum.hex.empty())
+        found.push_back(std::move(sum));
+    add_all(std::move(repo.problems));
+    check_sums(found, engine_, report_);
+    return std::none_of(
+        report_.problems.begin() + static_cast<std::ptrdiff_t>(before),
+        report_.problems.end(),
+        [](const Problem& one) { return one.kind == "checksum"; });
+  }
+
+  // What a list names its files from.
+  std::string root_of(const Catalog& catalog) const {
+    if (io::is_file(path_)) return io::parent(path_);
+    return catalog.file_root.empty() ? path_ : catalog.file_root;
+  }
+
   void contents(Catalog& catalog, const IntegrityOptions& options) {
     const std::string manifest = manifest_of(catalog);
     const uint64_t bare = without_checksum(catalog);
-    report_.unproven = options.quick || (manifest.empty() && bare);
-    if (manifest.empty() && bare)
+    const uint64_t open = without_checksum(catalog, proven_);
+    report_.unproven = options.quick || (manifest.empty() && open);
+    if (manifest.empty() && open)
       engine_.warn(fmt::format(
           "no checksums of {}, neither stored nor in a manifest: the structure "
           "was checked, the values can't be",
-          bare == catalog.tensors.size()
+          open == catalog.tensors.size()
               ? "the tensors"
-              : fmt::format("{} of {} tensors", bare, catalog.tensors.size())));
+              : fmt::format("{} of {} tensors", open, catalog.tensors.size())));
     if (!reads_all(options, manifest, bare)) {
       reshard::count_read_plan(catalog, false);  // proves the cover
       if (!options.quick) lone_numbers(catalog);
@@ -219,7 +289,7 @@ class Check {
   // for a checkpoint that can't even be opened.
   void files(const std::string& path) {
     const Manifest manifest = read_manifest(path);
-    const std::string root = io::parent(path);
+    const std::string root = root_of(path);
     for (const auto& [name, content] : manifest.contents) {
       if (!content.unproven.empty()) continue;
       const std::string full = io::join(root, name);
@@ -243,9 +313,22 @@ class Check {
     }
   }
 
+  // The directory that the names in a manifest are relative to.
+  std::string root_of(const std::string& manifest) const {
+    if (against_.empty()) return io::parent(manifest);
+    return io::is_file(path_) ? io::parent(path_) : path_;
+  }
+
+  // Call first: --against.
+  void compare_with(const std::string& against) {
+    if (against.empty()) return;
+    if (read_against(against, path_).manifest) against_ = against;
+  }
+
   // The manifest of what was requested or of what that led to; "" if there is
   // none, or if it describes another file.
   std::string manifest_of(const Catalog& catalog) const {
+    if (!against_.empty()) return against_;
     for (const std::string& root : {path_, catalog.path}) {
       const std::string manifest = manifest_path(root);
       if (!io::is_file(manifest)) continue;
@@ -283,7 +366,7 @@ class Check {
     for (const auto& [name, tensor] : manifest.tensors)
       tell({path_, name}, tensor.unproven);
     for (const auto& [name, content] : manifest.contents)
-      tell({io::join(io::parent(path), name), {}}, content.unproven);
+      tell({io::join(root_of(path), name), {}}, content.unproven);
   }
 
   size_t problems() const { return report_.problems.size(); }
@@ -329,7 +412,9 @@ class Check {
 
   // Counts tensors with a piece in a record without a checksum. Those are read,
   // which at least finds unreadable sectors and chunks that can't be inflated.
-  static uint64_t without_checksum(const Catalog& catalog) {
+  // `proven`: files whose whole content has the checksum that lies beside them.
+  static uint64_t without_checksum(const Catalog& catalog,
+                                   const std::set<std::string>& proven = {}) {
     using Place = std::pair<uint32_t, uint64_t>;
     std::vector<std::pair<Place, uint64_t>> summed;  // begins and ends
     summed.reserve(catalog.crcs.size());
@@ -346,6 +431,7 @@ class Check {
     };
     const auto is_bare = [&](const Piece& piece) {
       const Codec codec = catalog.files[piece.extent.file].codec;
+      if (proven.contains(catalog.files[piece.extent.file].path)) return false;
       return codec != Codec::kMemory && codec != Codec::kFill &&
              !is_summed(piece.extent);
     };
@@ -365,7 +451,7 @@ class Check {
   void compare_manifest(const Catalog& catalog, const Reading& reading,
                         const std::string& path) {
     const Manifest manifest = read_manifest(path);
-    const std::string root = io::parent(path);
+    const std::string root = root_of(path);
     for (const auto& [file, size] : manifest.files) {
       const std::string full = io::join(root, file);
       const auto now = io::file_size(full);
@@ -448,10 +534,13 @@ class Check {
   const std::string& path_;
   const Engine& engine_;
   Report& report_;
+  bool summed_ = false;         // checksums beside the files are compared
   bool selected_ = false;       // only some tensors are checked
   bool with_contents_ = false;  // stored checksums are compared there
   Edits edits_;
   std::optional<scan::Heads> heads_;
+  std::set<std::string> proven_;      // files as their checksums promise
+  std::string against_;               // a manifest from elsewhere
   std::string scanned_in_;            // the directory
   std::vector<std::string> scanned_;  // or else the files of the catalog
   size_t scanned_at_ = 0;             // its problems in the report
@@ -482,6 +571,9 @@ Catalog open_checked(const std::string& path, const IntegrityOptions& source,
     return formats::open(path, source.from, source.read);
   } catch (const Error& error) {
     if (is_answer(error)) throw;
+    if (!check.as_summed(path, source))
+      throw input_error({error.where().path, error.where().tensor}, "{}",
+                        error.problem());
     Catalog none;
     none.path = path;
     const std::string manifest = check.manifest_of(none);
@@ -503,11 +595,19 @@ bool holds_model(const Catalog& catalog) {
 
 }  // namespace
 
+void check_blobs(const std::string& path, const IntegrityOptions& options,
+                 const Engine& engine, Report& report) {
+  Check(path, engine, report).as_summed(path, options);
+}
+
 Report check_integrity(const std::string& path, const Selection& selection,
                        const IntegrityOptions& options, const Engine& engine) {
+  if (options.from.empty() && is_hub(path))
+    return check_hub(path, selection, options, engine);
   Report report;
   Check check(path, engine, report);
   bool selecting = false;  // an error here is the question's fault
+  check.compare_with(options.against);
   try {
     Catalog catalog = open_checked(path, options, check);
     add_carried_crcs(catalog);
@@ -536,6 +636,7 @@ Report check_integrity(const std::string& path, const Selection& selection,
       check.integrity_file(catalog);
       check.checksums(catalog, options);
     }
+    check.sums(catalog, options);
     check.contents(catalog, options);
     tell_unruled(catalog, options.quick, engine, report);
     const std::string manifest = check.manifest_of(catalog);
@@ -545,7 +646,8 @@ Report check_integrity(const std::string& path, const Selection& selection,
     check.pickles_again();
   } catch (const Error& error) {
     const bool hole = is_hole(error, path, options);
-    if (selecting || (!hole && !is_answer(error))) throw;
+    if (selecting) throw;
+    if (check.as_summed(path, options) && !hole && !is_answer(error)) throw;
     check.pickles_again();
     check.add(problem_of(error, hole ? "missing_file"
                                 : error.code() == ExitCode::kDamaged

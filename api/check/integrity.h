@@ -12,17 +12,22 @@
 namespace ckpt::library {
 
 struct IntegrityOptions {
-  bool deep = false;      // read everything, so that replicas are compared
-  bool finite = false;    // NaN and infinities are reported
-  bool quick = false;     // headers, sizes and bounds: no payload is read
-  bool strict = false;    // warnings and what can't be told are failures
-  std::string from = {};  // the format, if it is not to be detected
+  bool deep = false;         // read everything, so that replicas are compared
+  bool finite = false;       // NaN and infinities are reported
+  bool quick = false;        // headers, sizes and bounds: no payload is read
+  bool strict = false;       // warnings and what can't be told are failures
+  std::string against = {};  // a list of checksums, or a manifest
+  std::string from = {};     // the format, if it is not to be detected
   formats::ReadOptions read = {};
 };
 
 // verify() of ckpt/check.h, for a source opened with any options.
 Report check_integrity(const std::string& path, const Selection& selection,
                        const IntegrityOptions& options, const Engine& engine);
+
+// The checksums of files that can't be opened as a checkpoint.
+void check_blobs(const std::string& path, const IntegrityOptions& options,
+                 const Engine& engine, Report& report);
 
 // From the problems, report.open and `strict`: report.verdict and report.ok.
 void judge(Report& report, bool strict);

@@ -57,7 +57,10 @@ Verdict meaning_of(const Problem& problem) {
   // An index that is wrong about the bytes fails whatever reads it.
   if (problem.severity != Problem::Severity::kDamage &&
       problem.kind != "total_size")
-    return problem.kind == "absent_part" ? Verdict::kOk : Verdict::kWarnings;
+    return problem.kind == "absent_part" || problem.kind == "checksums" ||
+                   problem.kind == "repository"
+               ? Verdict::kOk
+               : Verdict::kWarnings;
   const auto* found =
       std::ranges::find(kMeanings, problem.kind, &Meaning::kind);
   return found == std::end(kMeanings) ? Verdict::kDamaged : found->verdict;

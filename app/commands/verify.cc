@@ -66,6 +66,11 @@ void Verify::add_options(CLI::App& app) {
   app.add_option("OTHER", other_, "Another: compare the two")
       ->group("Arguments");
   const std::string group = "Checks";
+  names_file(app.add_option(
+                 "--against", integrity_.against,
+                 "Compare files with a list (SHA256SUMS) or a manifest"))
+      ->type_name("FILE")
+      ->group(group);
   app.add_flag("--deep", integrity_.deep,
                "Read all bytes and compare replicas, manifest or not")
       ->group(group);
@@ -123,10 +128,11 @@ std::vector<Group> groups_of(const std::vector<Problem>& problems,
   return groups;
 }
 
-// True for what the trainer's loader does without: reported, but not as a
-// problem.
-bool is_absence(const Problem& problem) {
-  return problem.kind == "absent_part";
+// True for what is reported, but not as a problem: what the trainer's loader
+// does without, checksums that were compared.
+bool is_no_problem(const Problem& problem) {
+  return problem.kind == "absent_part" || problem.kind == "checksums" ||
+         problem.kind == "repository";
 }
 
 // Several readers may have come upon one broken file.
@@ -193,7 +199,7 @@ std::string Verify::verdict_text(const VerifyReport& report) const {
   // Of two that are identical, a note says in what they still differ.
   const auto notes = static_cast<size_t>(
       std::ranges::count_if(report.problems, [&](const Problem& problem) {
-        return is_absence(problem) ||
+        return is_no_problem(problem) ||
                (two && problem.severity == Problem::Severity::kNote);
       }));
   const size_t found = report.problems.size() - notes + report.facts.size();
@@ -238,7 +244,7 @@ void Verify::print_text(const VerifyReport& report) const {
     const Problem& problem = *group.first;
     const bool cut = !all && lines[problem.kind] > kFew;
     if (++said[problem.kind] > 1 && cut) continue;
-    std::string line = is_absence(problem) ? "note: " : problem.kind + ": ";
+    std::string line = is_no_problem(problem) ? "note: " : problem.kind + ": ";
     if (!problem.file.empty()) line += problem.file + ": ";
     if (!problem.tensor.empty()) line += spelled_name(group.names);
     const size_t alike = group.names.size();

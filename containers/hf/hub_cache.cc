@@ -11,11 +11,6 @@
 namespace ckpt::formats {
 namespace {
 
-bool is_repo_name(const std::string& name) {
-  return name.starts_with("models--") || name.starts_with("datasets--") ||
-         name.starts_with("spaces--");
-}
-
 std::string main_commit(const std::string& path) {
   const std::string ref = io::join(path, "refs/main");
   if (!io::is_file(ref)) return {};
@@ -25,8 +20,13 @@ std::string main_commit(const std::string& path) {
 
 }  // namespace
 
+bool is_hub_repo_name(const std::string& name) {
+  return name.starts_with("models--") || name.starts_with("datasets--") ||
+         name.starts_with("spaces--");
+}
+
 std::optional<Snapshot> find_snapshot(const std::string& path) {
-  if (io::is_url(path) || !is_repo_name(io::base_name(path)))
+  if (io::is_url(path) || !is_hub_repo_name(io::base_name(path)))
     return std::nullopt;
   const std::string all = io::join(path, "snapshots");
   if (!io::is_directory(all)) return std::nullopt;

@@ -12,6 +12,9 @@
 
 namespace ckpt::formats {
 
+// models--ORG--NAME, datasets--…, spaces--…
+bool is_hub_repo_name(const std::string& name);
+
 struct Snapshot {
   std::string path;
   std::string why;  // "revision 0123abcd, which refs/main names"

@@ -292,6 +292,11 @@ void check_cover(const std::string& path, const Header& header,
 
 }  // namespace
 
+bool is_checksum_key(std::string_view key) {
+  return key == "sshs_model_hash" || key == "sshs_legacy_hash" ||
+         key == "modelspec.hash_sha256";
+}
+
 bool looks_like_header(std::string_view head, uint64_t size) {
   if (head.size() < 9 || size < 10) return false;
   const uint64_t length = little_endian(head);

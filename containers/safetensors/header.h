@@ -44,6 +44,10 @@ struct Entry {
 
 using Metadata = std::vector<std::pair<std::string, std::string>>;
 
+// True for keys whose values are checksums of a file's tensors or of the whole
+// file: sshs_model_hash, sshs_legacy_hash, modelspec.hash_sha256.
+bool is_checksum_key(std::string_view key);
+
 struct Header {
   std::vector<Entry> entries;        // by begin
   std::optional<Metadata> metadata;  // in the order of the file

@@ -117,6 +117,13 @@ class Builder {
     for (size_t i = 0; i + 1 < pairs->size(); i += 2) {
       const pickle::Id key = (*pairs)[i], value = (*pairs)[i + 1];
       if (!is_text(key) || !is_text(value)) return false;
+      // Of the source's bytes, which may not be the target's.
+      if (is_checksum_key(object.document->text(key))) {
+        warn(Problem::Severity::kNote, "checksum_left_out", object.name,
+             fmt::format("{}: a checksum of the source's file is left out",
+                         object.document->text(key)));
+        continue;
+      }
       metadata.emplace_back(object.document->text(key),
                             object.document->text(value));
     }

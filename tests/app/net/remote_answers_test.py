@@ -255,7 +255,7 @@ def test_empty(folder):
 READ = {"--shard-dims": "file", "--flat-params": "file", "--rename": "file",
         "--family-file": "file", "--assume-order": "order",
         "--config-from": "directory", "--adapter": "directory",
-        "--like": "either"}
+        "--like": "either", "--against": "file"}
 WRITTEN = {"--trace", "--html", "--plan-file", "--draft", "--dir"}
 
 

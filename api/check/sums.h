@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Compares files with the checksums that lie beside them (containers/sums).
+#pragma once
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "api/engine.h"
+#include "ckpt/catalog.h"
+#include "ckpt/check.h"
+#include "containers/sums/sums.h"
+
+namespace ckpt::library {
+
+// A file, or all files in and below a directory, without hidden folders.
+std::vector<std::string> files_at(const std::string& path);
+
+// The files of what was opened; with `tensors`, those alone that tensors are
+// read from.
+std::vector<std::string> files_of(const Catalog& catalog, bool tensors);
+
+// Reads each file whole. What differs is damage, named with file and algorithm;
+// a remark says whose checksums were compared. Returns the files of which all
+// bytes have the content that was promised.
+std::set<std::string> check_sums(const std::vector<sums::Sum>& sums,
+                                 const Engine& engine, Report& report);
+
+// A list of checksums, or a manifest of ckpt's, from elsewhere. Each file that
+// a list names must be there.
+struct Against {
+  std::vector<sums::Sum> sums;
+  bool manifest = false;  // it is a manifest
+};
+Against read_against(const std::string& path, const std::string& root);
+
+}  // namespace ckpt::library
