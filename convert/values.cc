@@ -32,13 +32,8 @@ Values parse_json(const std::string& text, const std::string& path) {
   return {std::move(json), io::base_name(path)};
 }
 
-Values read_json(const std::string& path) {
-  return parse_json(io::read_file(path, kMaxConfig), path);
-}
-
 // Some params.json wrap the numbers in {"model": {…}}.
-Values read_params(const std::string& path) {
-  Values values = read_json(path);
+Values unwrapped(Values values) {
   const auto model = values.values.find("model");
   if (model != values.values.end() && model->is_object() &&
       !values.values.contains("dim"))
@@ -65,27 +60,36 @@ void put(Json& object, std::string_view dotted, Json value) {
   (*at)[std::string(dotted)] = std::move(value);
 }
 
-Values read_yaml(const std::string& path) {
-  const fairseq2::ModelYaml yaml = fairseq2::read_model_yaml(path);
+Values values_of_yaml(const fairseq2::ModelYaml& yaml,
+                      const std::string& path) {
   Values values{Json::object(), io::base_name(path), yaml.family};
   for (const auto& [key, value] : yaml.config)
     put(values.values, key, std::visit(ToJson(), value));
   return values;
 }
 
-Values read_side(const std::string& path, std::string_view side) {
-  if (side == "meta") return read_params(path);
-  if (side == "fairseq2") return read_yaml(path);
-  return read_json(path);
+// `path` is for messages.
+Values parse_side(const std::string& text, const std::string& path,
+                  std::string_view side) {
+  if (side == "meta") return unwrapped(parse_json(text, path));
+  if (side == "fairseq2")
+    return values_of_yaml(fairseq2::model_yaml_of(path, text), path);
+  return parse_json(text, path);
 }
 
-Values read_args(const Catalog& catalog) {
+Values read_side(const std::string& path, std::string_view side) {
+  return parse_side(io::read_file(path, kMaxConfig), path, side);
+}
+
+// Numbers in a value of the catalog's, which --layers and others change.
+Values read_object(const Catalog& catalog, std::string_view name,
+                   std::string source) {
   for (const Object& object : catalog.objects) {
-    if (object.name != "args" || !object.document) continue;
+    if (object.name != name || !object.document) continue;
     const pickle::Id dict = megatron::args_dict(*object.document, object.node);
     if (dict == pickle::kNoId) continue;
     Json args = pickle::to_config(*object.document, dict, kMaxArgs);
-    if (args.is_object()) return {args, "args"};
+    if (args.is_object()) return {std::move(args), std::move(source)};
   }
   return {};
 }
@@ -106,11 +110,15 @@ std::string find_beside(const Catalog& catalog, const std::string& name) {
 }  // namespace
 
 Values values_of(const Catalog& catalog, std::string_view side) {
-  if (side == "mcore") return read_args(catalog);
+  if (side == "mcore") return read_object(catalog, "args", "args");
   const std::string name = file_name(side);
+  if (side == "meta")
+    if (Values params = read_object(catalog, "params", name);
+        !params.source.empty())
+      return unwrapped(std::move(params));
   for (const Sidecar& sidecar : catalog.sidecars)
-    if (sidecar.name == name && sidecar.text && name == "config.json")
-      return parse_json(*sidecar.text, name);
+    if (sidecar.name == name && sidecar.text)
+      return parse_side(*sidecar.text, name, side);
   const std::string path = find_beside(catalog, name);
   return path.empty() ? Values() : read_side(path, side);
 }

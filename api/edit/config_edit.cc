@@ -73,7 +73,8 @@ std::string unmasked(std::string text) {
 }  // namespace
 
 bool is_config_file(const Sidecar& sidecar) {
-  return sidecar.name == "config.json" && sidecar.size <= kMostBytes;
+  return (sidecar.name == "config.json" || sidecar.name == "params.json") &&
+         sidecar.size <= kMostBytes;
 }
 
 bool is_config_object(const Object& object) {

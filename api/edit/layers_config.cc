@@ -10,12 +10,15 @@
 #include "api/edit/layers.h"
 #include "ckpt/error.h"
 #include "formats/traits.h"
+#include "lib/io/file.h"
 #include "lib/text/other_json.h"
 
 namespace ckpt::library {
 namespace {
 
 using Json = ConfigTable;
+
+constexpr uint64_t kMostYaml = uint64_t{16} << 20;
 
 constexpr const char* kCounts[] = {"num_hidden_layers", "num_layers", "n_layer",
                                    "n_layers"};
@@ -97,9 +100,9 @@ bool follow(const std::set<uint32_t>& layers, Json& config,
 // fairseq2's reader.
 void follow_yaml(const std::set<uint32_t>& layers, Sidecar& sidecar) {
   constexpr std::string_view kKey = "\n  num_layers: ";
-  if (!sidecar.text || sidecar.text->find("layer_types:") != std::string::npos)
-    return;
-  std::string text = *sidecar.text;
+  std::string text =
+      sidecar.text ? *sidecar.text : io::read_file(sidecar.path, kMostYaml);
+  if (text.find("layer_types:") != text.npos) return;
   const size_t at = text.find(kKey);
   if (at == text.npos) return;
   const size_t begin = at + kKey.size();
@@ -108,6 +111,7 @@ void follow_yaml(const std::set<uint32_t>& layers, Sidecar& sidecar) {
   Json table = {{"num_layers", text::parse_or_discard<Json>(count)}};
   if (!follow(layers, table, sidecar.path)) return;
   text.replace(begin, end - begin, table["num_layers"].dump());
+  sidecar.path = "made:" + sidecar.name;
   sidecar.size = text.size();
   sidecar.text = std::make_shared<const std::string>(std::move(text));
 }

@@ -196,7 +196,11 @@ void ask_for_yaml(const std::string& path) {
 }
 
 ModelYaml read_model_yaml(const std::string& path) {
-  Config values = read_flat_yaml(path);
+  return model_yaml_of(path, io::read_file(path, kMaxBytes));
+}
+
+ModelYaml model_yaml_of(const std::string& path, const std::string& text) {
+  Config values = flat_yaml(path, text);
   ModelYaml yaml{.path = path, .family = {}, .config = {}};
   if (const auto found = values.find("model_family"); found != values.end())
     yaml.family = families::to_string(found->second);

@@ -23,6 +23,8 @@ struct ModelYaml {
 // Throws input_error naming the line for files over 16 MiB, aliases, more than
 // 100,000 values, nesting deeper than 64, or what is not YAML at all.
 ModelYaml read_model_yaml(const std::string& path);
+// The same for a text; `path` is for messages.
+ModelYaml model_yaml_of(const std::string& path, const std::string& text);
 
 // Asks a server for it; whoever reads it soon finds it on its way.
 void ask_for_yaml(const std::string& path);
