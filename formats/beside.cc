@@ -14,6 +14,7 @@
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "containers/hf/index.h"
+#include "formats/file_list.h"
 #include "formats/format.h"
 #include "formats/loose_files.h"
 #include "formats/runs/run.h"
@@ -76,11 +77,6 @@ bool is_hidden_folder(std::string_view path) {
     path.remove_prefix(path.find('/') + 1);
   }
   return false;
-}
-
-bool is_state(std::string_view part) {
-  return part == "optim" || part == "scheduler" || part == "rng" ||
-         part == "trainer" || part == "dataloader";
 }
 
 // Files of the working directory are opened as "x" and as "./x".

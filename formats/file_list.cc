@@ -261,6 +261,11 @@ class Walk {
 
 }  // namespace
 
+bool is_state(std::string_view part) {
+  return part == "optim" || part == "scheduler" || part == "rng" ||
+         part == "trainer" || part == "dataloader";
+}
+
 std::string_view part_by_name(std::string_view path) {
   const size_t slash = path.rfind('/');
   const std::string_view name =

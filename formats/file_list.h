@@ -23,6 +23,9 @@ namespace ckpt::formats {
 // `path` is relative to the checkpoint.
 std::string_view part_by_name(std::string_view path);
 
+// True for a part that is not the model, and that training goes on with.
+bool is_state(std::string_view part);
+
 // Manifests and staging directories.
 bool is_own_file(std::string_view name);
 

@@ -113,11 +113,15 @@ std::vector<Format> make_formats() {
                      nemo::make_reader(),
                      nullptr,
                      {.dialect = "mcore", .mixed_dialects = true}});
-  formats.push_back({"orbax",
-                     "Orbax's trees of zarr arrays (JAX)",
-                     orbax::make_reader(),
-                     nullptr,
-                     {.any_tensors = true}});
+  formats.push_back(
+      {"orbax",
+       "Orbax's trees of zarr arrays (JAX)",
+       orbax::make_reader(),
+       nullptr,
+       {.any_tensors = true,
+        .own_files = {"_METADATA", "_CHECKPOINT_METADATA", "_sharding",
+                      "_strings.json", "array_metadatas/*"},
+        .leaves_arrays = true}});
   formats.push_back({"fairseq2",
                      "fairseq2's native checkpoints",
                      fairseq2::make_reader(),

@@ -3,6 +3,9 @@
 
 #include <utility>
 
+#include "formats/beside.h"
+#include "formats/file_list.h"
+#include "formats/traits.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 
@@ -46,8 +49,15 @@ TargetFile copied_file(std::string path, const Sidecar& sidecar) {
 void copy_sidecars(const Catalog& source, bool keep, std::string_view folder,
                    Target& target) {
   target.beside = folder;
+  // Of another format, what training goes on with and its own lists stay
+  // there: settle_files() says so.
+  const bool foreign = !traits_of(source.format).is_container;
+  const auto stays = [&](const Sidecar& sidecar) {
+    return foreign && (is_state(part_by_name(sidecar.name)) ||
+                       is_format_file(source.format, sidecar.name));
+  };
   for (const Sidecar& sidecar : source.sidecars) {
-    if (keep || sidecar.text)
+    if ((keep && !stays(sidecar)) || sidecar.text)
       target.files.push_back(
           copied_file(io::join(folder, sidecar.name), sidecar));
   }
