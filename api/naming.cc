@@ -415,7 +415,7 @@ class Renaming {
     if (naming_.renamed && target_.is_container) {
       // Names that were asked for are the user's. name_config() sees to it that
       // no loader takes config.json for theirs.
-      if (!families::check_whole(source_, options_).sound())
+      if (!is_found_there())
         source_.problems.push_back(note(Problem::Severity::kNote, kOwnNames,
                                         {source_.path, {}},
                                         "--rename gives names that its "
@@ -435,6 +435,18 @@ class Renaming {
                            beside - 1, naming_.config_from)
         .with_hint("--model-only leaves them out");
   }
+
+  // What the target's reader will say: it has neither the step that the source
+  // is, nor its format's own lists.
+  bool is_found_there() {
+    const std::string format = std::exchange(source_.format, to_format_);
+    const auto run = std::exchange(source_.run, {});
+    const bool found = families::check_whole(source_, options_).sound();
+    source_.format = format;
+    source_.run = run;
+    return found;
+  }
+
   Naming kept() const {
     Naming rest = naming_;
     rest.allow_missing.clear();
