@@ -465,9 +465,12 @@ class Check {
     std::set<std::string_view> seen;
     for (size_t i = 0; i < catalog.tensors.size(); ++i) {
       const Tensor& tensor = catalog.tensors[i];
-      seen.insert(tensor.name);
       const Edit edit = edit_of(edits_, tensor.name);
-      const auto entry = manifest.tensors.find(edit.stored);
+      auto entry = manifest.tensors.find(edit.stored);
+      // A trainer's reader names state by its parameter, its file does not.
+      if (entry == manifest.tensors.end() && tensor.kind == Kind::optim)
+        entry = manifest.tensors.find("optimizer.state." + edit.stored);
+      seen.insert(entry == manifest.tensors.end() ? tensor.name : entry->first);
       if (entry == manifest.tensors.end()) {
         if (!is_listed_content(manifest, root, catalog, tensor))
           add(warning("unlisted_tensor", {path, tensor.name},
