@@ -43,10 +43,9 @@ bool is_apart(const Catalog& source) {
 }
 
 bool is_foreign(const Catalog& source, std::string_view dialect) {
-  for (const char* kind : {kOwnNames, "several_models"})
-    if (std::ranges::find(source.problems, kind, &Problem::kind) !=
-        source.problems.end())
-      return true;
+  if (std::ranges::find(source.problems, kOwnNames, &Problem::kind) !=
+      source.problems.end())
+    return true;
   if (dialect.empty()) return is_apart(source);
   if (dialect == "hf" || dialect == "vllm") return false;
   return !formats::traits_of(source.format).is_container ||

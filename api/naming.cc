@@ -411,18 +411,17 @@ class Renaming {
 
   // Names that stay are read by the model that the configuration describes.
   void need_whole() {
-    if (naming_.partial) return;
     if (naming_.renamed && target_.is_container) {
       // Names that were asked for are the user's. name_config() sees to it that
       // no loader takes config.json for theirs.
-      if (!is_found_there())
-        source_.problems.push_back(note(Problem::Severity::kNote, kOwnNames,
-                                        {source_.path, {}},
-                                        "--rename gives names that its "
-                                        "configuration has no place for"));
+      if (!is_found_there()) say_own_names("--rename gives names");
       return;
     }
-    families::need_whole(source_, options_);
+    if (!naming_.partial) families::need_whole(source_, options_);
+    // Several models with their roles, a base with an adapter inside.
+    if (source_.run && target_.is_container && !is_found_there())
+      say_own_names("the trainer has names");
+    if (naming_.partial) return;
     const auto beside =
         std::ranges::count(source_.tensors, Kind::other, &Tensor::kind);
     if (naming_.config_from.empty() || !target_.unwraps_names || beside == 0)
@@ -436,15 +435,24 @@ class Renaming {
         .with_hint("--model-only leaves them out");
   }
 
+  void say_own_names(std::string_view who) {
+    source_.problems.push_back(
+        note(Problem::Severity::kNote, kOwnNames, {source_.path, {}},
+             "{} that its configuration has no place for", who));
+  }
+
   // What the target's reader will say: it has neither the step that the source
   // is, nor its format's own lists.
   bool is_found_there() {
     const std::string format = std::exchange(source_.format, to_format_);
     const auto run = std::exchange(source_.run, {});
-    const bool found = families::check_whole(source_, options_).sound();
+    const families::Whole whole = families::check_whole(source_, options_);
     source_.format = format;
     source_.run = run;
-    return found;
+    return std::ranges::none_of(whole.problems, [&](const Problem& problem) {
+      return problem.severity == Problem::Severity::kDamage &&
+             (!naming_.partial || problem.kind == "unknown_tensor");
+    });
   }
 
   Naming kept() const {
