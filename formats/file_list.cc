@@ -66,6 +66,7 @@ constexpr auto kNames = std::to_array<NameRow>({
     {"custom_checkpoint_*.pkl", "trainer"},
     {"resumption.pkl", "trainer"},
     {"composer_metadata.json", "trainer"},
+    {"ep*-ba*-rank*.pt", "model"},
     {"tokenizer*", "tokenizer"},
     {"vocab*", "tokenizer"},
     {"merges.txt", "tokenizer"},
