@@ -16,6 +16,8 @@ namespace {
 constexpr std::string_view kIndex = ".metadata";
 constexpr std::string_view kStarted = ".metadata.tmp";
 constexpr std::string_view kData = ".distcp";
+constexpr std::string_view kIteration = "iter";
+constexpr std::string_view kTracker = "latest_checkpointed_iteration.txt";
 
 // True if another writer, with its own reader, left its mark: Megatron's
 // metadata.json, OLMo-core's .metadata.json.
@@ -29,10 +31,11 @@ struct Step {
   uint64_t number = 0;
 };
 
-// step-1000, step_1000, step=1000, step1000, …
+// step-1000, step_1000, step=1000, step1000, …; Megatron's iter_0001000, of
+// --ckpt-format torch_dcp.
 std::optional<Step> step_of(std::string_view name) {
   constexpr auto kWords = std::to_array<std::string_view>(
-      {"step", "global_step", "checkpoint", "ckpt", "epoch"});
+      {"step", "global_step", "checkpoint", "ckpt", "epoch", kIteration});
   for (const std::string_view word : kWords) {
     if (!name.starts_with(word)) continue;
     std::string_view rest = name.substr(word.size());
@@ -54,6 +57,17 @@ void look_for_shards(Directory& directory) {
     directory.path = path;
     return;
   }
+}
+
+// The iteration that Megatron would continue with.
+std::optional<uint64_t> tracked(const std::string& path) {
+  constexpr uint64_t kMost = 64;
+  const std::string file = io::join(path, kTracker);
+  if (io::file_size(file).value_or(kMost + 1) > kMost) return std::nullopt;
+  std::string word = io::read_file(file, kMost);
+  while (!word.empty() && (word.back() == '\n' || word.back() == ' '))
+    word.pop_back();
+  return text::number(word);
 }
 
 }  // namespace
@@ -113,9 +127,13 @@ std::optional<Followed> follow(const std::string& path) {
   followed.mixed = complete.size() > 1;
   uint64_t newest = 0;
   if (!complete.empty()) {
-    const auto& [at, name] = *complete.begin()->second.rbegin();
-    newest = at;
-    followed.name = name;
+    const auto& steps = complete.begin()->second;
+    auto chosen = std::prev(steps.end());
+    if (complete.begin()->first == kIteration)
+      if (const auto named = tracked(path); named && steps.contains(*named))
+        chosen = steps.find(*named);
+    newest = chosen->first;
+    followed.name = chosen->second;
   }
   // Unfinished steps before the newest complete one don't matter.
   for (const auto& [at, name] : unfinished)
