@@ -140,6 +140,20 @@ void add_sizes(const NamedTensors& model, const Facts& facts,
         {"misshapen", error.where().tensor, error.problem(), error.hint()});
 }
 
+void name_backbone(Catalog& source, const TranslateOptions& options,
+                   const Family& family, std::vector<Tensor>& tensors) {
+  const Values config = options.config_from.empty()
+                            ? values_of(source, "hf")
+                            : values_of_file(options.config_from, "hf");
+  const std::string prefix(backbone_prefix(config.values, family, tensors));
+  if (prefix.empty()) return;
+  for (Tensor& tensor : tensors) tensor.name.insert(0, prefix);
+  source.assumptions.push_back(
+      fmt::format("'{}' is put before the names: {} names the class of a "
+                  "backbone by itself",
+                  prefix, config.source));
+}
+
 }  // namespace
 
 Catalog translate(Catalog source, const TranslateOptions& options) {
@@ -170,6 +184,7 @@ Catalog translate(Catalog source, const TranslateOptions& options) {
   Configuration configuration(source, family, from, options);
   NamedTensors model({});
   if (from == "hf") {
+    name_backbone(source, options, *family, tensors);
     model = translation.normal(std::move(tensors), *family);
   } else {
     const Numbers& own = configuration.numbers(need_dialect(*family, from));

@@ -8,14 +8,15 @@
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
+#include "convert/backbone.h"
 #include "convert/check_source.h"
 #include "convert/codes.h"
 #include "convert/dialects.h"
 #include "convert/facts.h"
 #include "convert/sizes.h"
 #include "convert/structure.h"
-#include "convert/translate.h"
 #include "convert/values.h"
+#include "convert/whole_dialect.h"
 #include "formats/peft/config.h"
 #include "formats/traits.h"
 #include "lib/text/format.h"
@@ -27,8 +28,6 @@ namespace {
 
 // Names are compared with each other only if there are few.
 constexpr size_t kFew = 500;
-
-constexpr std::string_view kNearest = "the nearest that is missing: ";
 
 // The one that ends like `name`, or is spelt like it; "" if none does.
 std::string nearest_of(std::string_view name,
@@ -67,7 +66,8 @@ Catalog names_of(const Catalog& source) {
   names.topology = source.topology;
   names.sidecars = source.sidecars;
   for (const Object& object : source.objects)
-    if (object.name == "args") names.objects.push_back(object);
+    if (object.name == "args" || object.name == "params")
+      names.objects.push_back(object);
   for (const Tensor& tensor : source.tensors) {
     if (tensor.kind != Kind::model) continue;
     Tensor& one = names.tensors.emplace_back();
@@ -91,6 +91,14 @@ bool is_second_copy(std::string_view name) {
       kSecondCopies, [&](std::string_view end) { return name.ends_with(end); });
 }
 
+// torch's are bytes in a row, numpy's are words.
+bool is_random_state(const Tensor& tensor) {
+  return tensor.shape.size() == 1 && !tensor.name.ends_with(".weight") &&
+         (tensor.dtype == DType::u8 ||
+          (!is_float(tensor.dtype) &&
+           tensor.name.find("rng") != tensor.name.npos));
+}
+
 class Question {
  public:
   Question(const Catalog& source, const TranslateOptions& options)
@@ -110,9 +118,7 @@ class Question {
                   ? values_of(names_, "hf")
                   : values_of_file(options_.config_from, "hf");
     for (const Tensor& tensor : names_.tensors)
-      if (tensor.dtype == DType::u8 && tensor.shape.size() == 1 &&
-          !tensor.name.ends_with(".weight"))
-        states_.insert(tensor.name);
+      if (is_random_state(tensor)) states_.insert(tensor.name);
     codes_ = Codes(names_);
     answer_.open = codes_.open();
     by_configuration();
@@ -121,7 +127,7 @@ class Question {
     empty();
     // What is not a model folder has a list of its own: an index of items, the
     // ranks' files, the parts of a step.
-    if (!folder()) answer_.open.clear();
+    if (!folder()) answer_.open = std::move(elsewhere_);
     return std::move(answer_);
   }
 
@@ -145,11 +151,13 @@ class Question {
       unwrap(names_, likely.get());
     const std::string from(dialect_of(names_));
     const auto family = find_family(names_, options_);
+    if (!family && from == "mcore" && !values_of(names_, from).source.empty())
+      return by_dialect(from, ask_all_families(names_, options_));
     if (!family) return;
     const bool other = !from.empty() && from != "hf";
     if (other && family->dialect(from) &&
         !values_of(names_, from).source.empty())
-      return by_translation(from);
+      return by_dialect(from, ask_dialect(names_, options_));
     if (is_set_aside()) {
       answer_.open = fmt::format(
           "{} is kept for the way back to transformers' names, and these are "
@@ -203,17 +211,12 @@ class Question {
     for (const Tensor& tensor : names_.tensors)
       if (!codes_.is_part(tensor.name))
         shapes.emplace(tensor.name, tensor.shape);
-    backbone_alone_ = other_class(family);
-    // A backbone by itself is saved without the name that its model has for it.
-    constexpr std::string_view kModel = "model.";
-    const auto has = [&](const auto& one) {
-      return one.first.starts_with(kModel);
-    };
-    if (!backbone_alone_ || std::ranges::any_of(shapes, has)) return shapes;
+    backbone_alone_ = is_other_class(config_.values, family);
+    prefix_ = backbone_prefix(config_.values, family, names_.tensors);
+    if (prefix_.empty()) return shapes;
     families::Shapes within;
     for (const auto& [name, shape] : shapes)
-      within.emplace(std::string(kModel) + name, shape);
-    prefix_ = kModel;
+      within.emplace(prefix_ + name, shape);
     return within;
   }
 
@@ -275,18 +278,6 @@ class Question {
     return true;
   }
 
-  // True if the class that config.json names is another than those that the
-  // rules are for: a bare backbone, a classifier.
-  bool other_class(const Family& family) const {
-    const auto found = config_.values.find("architectures");
-    if (found == config_.values.end() || !found->is_array() || found->empty() ||
-        !found->front().is_string())
-      return false;
-    const auto& known = family.hf().architectures;
-    return std::ranges::find(known, found->front().get<std::string>()) ==
-           known.end();
-  }
-
   bool ties(const Numbers& numbers) const {
     try {
       return numbers.dialect().vars.contains("$tie") && numbers.holds("$tie");
@@ -336,17 +327,30 @@ class Question {
         std::string near = missing.size() < kFew && findings.size() < 2 * kFew
                                ? nearest_of(finding.tensor, missing)
                                : "";
-        if (!near.empty()) near = fmt::format(", {}{}", kNearest, near);
+        if (!near.empty()) near = fmt::format(", {}{}", kNearestMissing, near);
         add(damage("unknown_tensor", {names_.path, finding.tensor},
                    "{} has no place for it ({}){}", config_.source,
                    numbers.family().name(), near));
       } else if (finding.kind == "misshapen") {
-        if (!codes_) shape(finding.tensor, finding.message);
+        misshapen(finding);
       } else {
         add(damage("unknown_tensor", {names_.path, finding.tensor}, "{}",
                    finding.message));
       }
     }
+  }
+
+  // The shape of codes that no rule reads is not that of their weight.
+  void misshapen(const Finding& finding) {
+    const auto strange =
+        std::ranges::find_if(names_.tensors, [&](const Tensor& tensor) {
+          return !is_float(tensor.dtype) && !codes_.is_part(tensor.name);
+        });
+    if (!codes_ || strange == names_.tensors.end())
+      shape(finding.tensor, finding.message);
+    else if (answer_.open.empty())
+      answer_.open =
+          fmt::format("no rule reads the codes of {}", strange->name);
   }
 
   void shape(const std::string& tensor, const std::string& message) {
@@ -367,28 +371,33 @@ class Question {
       shape(error.where().tensor, error.problem());
   }
 
-  // Whole numbers where floats belong, and floats of another size than
-  // config.json says.
+  // Whole numbers where floats belong.
+  void whole_numbers() {
+    if (codes_) return;
+    for (const Tensor& tensor : names_.tensors)
+      if (!is_float(tensor.dtype) &&
+          (tensor.name.ends_with("weight") || tensor.name.ends_with("bias") ||
+           tensor.name.ends_with("_proj")))
+        add(damage("dtype", {names_.path, tensor.name},
+                   "is {}, and nothing says that it is quantized",
+                   ckpt::name(tensor.dtype)));
+  }
+
+  // Floats of another size than config.json says.
   void dtypes() {
+    whole_numbers();
     uint64_t floats = 0, other = 0;
     std::string_view found;
     const std::string said = said_dtype();
     for (const Tensor& tensor : names_.tensors) {
       if (codes_.is_part(tensor.name)) continue;
+      if (!is_float(tensor.dtype)) continue;
       const uint64_t elements = element_count(tensor.shape).value_or(0);
-      if (is_float(tensor.dtype)) {
-        floats += elements;
-        if (is_small_float(tensor.dtype) || ckpt::name(tensor.dtype) == said)
-          continue;
-        other += elements;
-        found = ckpt::name(tensor.dtype);
-      } else if (!codes_ && (tensor.name.ends_with(".weight") ||
-                             tensor.name.ends_with(".bias") ||
-                             tensor.name.ends_with("_proj"))) {
-        add(damage("dtype", {names_.path, tensor.name},
-                   "is {}, and nothing says that it is quantized",
-                   ckpt::name(tensor.dtype)));
-      }
+      floats += elements;
+      if (is_small_float(tensor.dtype) || ckpt::name(tensor.dtype) == said)
+        continue;
+      other += elements;
+      found = ckpt::name(tensor.dtype);
     }
     if (folder() && !said.empty() && !codes_ && other > floats / 2)
       add(warning("dtype", {names_.path, {}},
@@ -407,19 +416,9 @@ class Question {
     return {};
   }
 
-  // Names of another dialect: the way to transformers' says what does not fit.
-  void by_translation(const std::string& from) {
-    TranslateOptions asked = options_;
-    std::vector<Finding> findings;
-    asked.to = "hf";
-    asked.findings = &findings;
-    try {
-      translate(names_, asked);
-    } catch (const Error& error) {
-      if (error.code() != ExitCode::kUnfaithful) throw;
-      answer_.open = error.problem();
-    }
-    for (const Finding& finding : findings) {
+  void by_dialect(std::string_view from, const DialectAnswer& answer) {
+    elsewhere_ = answer.open;
+    for (const Finding& finding : answer.findings)
       if (finding.kind == "missing")
         add(damage("missing_tensor", {names_.path, finding.tensor},
                    "the model's configuration asks for it"));
@@ -429,8 +428,8 @@ class Question {
         add(damage("unknown_tensor", {names_.path, finding.tensor},
                    "the model has no place for it in the names of {}",
                    owner_of(from)));
-    }
-    if (answer_.open.empty()) answer_.basis = Whole::Basis::kRules;
+    if (answer.open.empty()) answer_.basis = Whole::Basis::kRules;
+    whole_numbers();
   }
 
   void by_structure() {
@@ -455,37 +454,11 @@ class Question {
   bool backbone_alone_ = false;
   std::string prefix_;                         // that names lack
   std::set<std::string, std::less<>> shaped_;  // told
-  // Bytes in a row beside the model: random states, in a file of everything.
+  // Random states beside the model, in a file of everything.
   std::set<std::string, std::less<>> states_;
+  std::string elsewhere_;  // what can't be told of another dialect's names
   Whole answer_;
 };
-
-// "3 tensors missing: a, b, …; "; of what has no count of its own, the message.
-void add_kind(const std::vector<Problem>& problems, std::string_view kind,
-              std::string_view what, std::string& text) {
-  constexpr uint64_t kListed = 5;
-  std::string listed;
-  uint64_t count = 0;
-  for (const Problem& problem : problems) {
-    if (problem.kind != kind || problem.severity != Problem::Severity::kDamage)
-      continue;
-    if (++count > kListed) continue;
-    listed += (listed.empty() ? "" : ", ") + problem.tensor;
-    const size_t near = problem.message.find(kNearest);
-    if (kind == "unknown_tensor" && near != problem.message.npos)
-      listed += fmt::format(" (nearest: {})",
-                            problem.message.substr(near + kNearest.size()));
-    if (kind == "shape" || what.empty())
-      listed += (problem.tensor.empty() ? "" : " ") + problem.message;
-  }
-  if (count == 0) return;
-  text += fmt::format(
-      "{}{}{}{}", text.empty() ? "" : "; ",
-      what.empty()
-          ? ""
-          : fmt::format("{} {}: ", text::counted(count, "tensor"), what),
-      listed, count > kListed ? ", …" : "");
-}
 
 }  // namespace
 
@@ -497,29 +470,6 @@ bool Whole::sound() const {
 
 Whole check_whole(const Catalog& source, const TranslateOptions& options) {
   return Question(source, options).run();
-}
-
-void need_whole(const Catalog& source, const TranslateOptions& options) {
-  const Whole whole = check_whole(source, options);
-  if (whole.sound()) return;
-  // What claims to be of the model explains what is missing.
-  std::string text;
-  for (const auto& [kind, what] :
-       {std::pair("unknown_tensor", "that the model has no place for"),
-        std::pair("shape", "of another shape"),
-        std::pair("dtype", "of another kind of dtype"),
-        std::pair("empty_tensor", "without elements"),
-        std::pair("missing_tensor", "missing"), std::pair("layer_gap", ""),
-        std::pair("configuration", "")})
-    add_kind(whole.problems, kind, what, text);
-  throw unfaithful_error({source.path, {}},
-                         "is not the whole model that its configuration "
-                         "describes: {}",
-                         text::printable(text))
-      .with_hint(
-          "`ckpt verify` lists all; --rename brings names to others, "
-          "--allow-missing GLOB does without a tensor, --exclude GLOB leaves "
-          "one out");
 }
 
 std::vector<DialectCheck> check_family(

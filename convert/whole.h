@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ckpt/catalog.h"
@@ -36,6 +37,10 @@ struct Whole {
   // No damage.
   bool sound() const;
 };
+
+// In messages about unknown tensors, before the name that it may be.
+inline constexpr std::string_view kNearestMissing =
+    "the nearest that is missing: ";
 
 // Reads no payload. Throws input_error for a configuration that can't be read.
 Whole check_whole(const Catalog& source, const TranslateOptions& options = {});

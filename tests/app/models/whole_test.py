@@ -12,9 +12,11 @@ By default some of the ways for few types; --full has all of them.
 import json
 import os
 import random
+import shutil
 import sys
 from pathlib import Path
 
+import whole_files
 from support import Skip, Suite, check, check_equal
 
 CKPT = None
@@ -90,6 +92,8 @@ def spoilt(tensors, name, way):
         if value.dim() != 2 or value.shape[0] == value.shape[1]:
             return None
         out[name] = value.t()
+    elif way == "added":
+        out[name + "_x"] = value.clone()
     elif way == "integer":
         out[name] = torch.zeros(value.shape, dtype=torch.int8)
     return out
@@ -126,6 +130,38 @@ def spoil(folder, model_type):
             counts["silent"] += 1
             silent.append(f"{name} {way}")
     print(f"  {model_type}: {counts}")
+    check(not silent, f"{len(silent)} silent: {silent[:10]}")
+
+
+def spoil_files(folder, case):
+    """The same of other dialects: nothing that is gone, has another name or
+    shape is "ok"."""
+    whole_files.copied(CKPT, folder / "as it is", case).write()
+    check_equal(verdict(folder / "as it is")["verdict"], "ok", "as it is")
+    names = sorted(whole_files.copied(CKPT, folder / "names", case).places())
+    counts, silent = dict.fromkeys(("found", "can't tell", "silent"), 0), []
+    chosen = [(name, way) for name in names for way in (*WAYS, "added")]
+    if not FULL:
+        chosen = random.Random(7).sample(chosen, min(9, len(chosen)))
+    for name, way in chosen:
+        spoilt_files = whole_files.copied(CKPT, folder / "x", case)
+        changes = 0
+        for holder, key in spoilt_files.places()[name]:
+            changed = spoilt({key: holder[key]}, key, way)
+            if changed is not None:
+                del holder[key]
+                holder.update(changed)
+                changes += 1
+        if changes:
+            spoilt_files.write()
+            report = verdict(folder / "x")
+            said = ("found" if not report["ok"] else "can't tell"
+                    if report["verdict"] == "cant_tell" else "silent")
+            counts[said] += 1
+            if said == "silent":
+                silent.append(f"{name} {way}")
+        shutil.rmtree(folder / "x")
+    print(f"  {case}: {counts}")
     check(not silent, f"{len(silent)} silent: {silent[:10]}")
 
 
@@ -341,6 +377,8 @@ def prepare(suite, ckpt):
     for model_type in types:
         suite.add(f"each tensor of {model_type} spoilt", spoil, model_type)
         suite.add(f"each number of {model_type} changed", change, model_type)
+    for case in (*whole_files.CASES, *whole_files.MADE):
+        suite.add(f"each tensor of {case} spoilt", spoil_files, case)
     for case in (class_of_losses, class_of_mismatches, verdicts, without_rules,
                  a_configuration_that_means_others, holes, stale_index):
         suite.add(case.__name__.replace("_", " "), case)

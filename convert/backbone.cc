@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "convert/backbone.h"
+
+#include <algorithm>
+#include <string>
+
+namespace ckpt::families {
+
+bool is_other_class(const Json& config, const Family& family) {
+  if (!config.is_object()) return false;
+  const auto found = config.find("architectures");
+  if (found == config.end() || !found->is_array() || found->empty() ||
+      !found->front().is_string())
+    return false;
+  const auto& known = family.hf().architectures;
+  return std::ranges::find(known, found->front().get<std::string>()) ==
+         known.end();
+}
+
+std::string_view backbone_prefix(const Json& config, const Family& family,
+                                 const std::vector<Tensor>& tensors) {
+  constexpr std::string_view kModel = "model.";
+  const auto has = [&](const Tensor& tensor) {
+    return tensor.name.starts_with(kModel);
+  };
+  return is_other_class(config, family) && std::ranges::none_of(tensors, has)
+             ? kModel
+             : std::string_view();
+}
+
+}  // namespace ckpt::families

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// A backbone that was saved by itself: LlamaModel's names lack the "model."
+// that LlamaForCausalLM has before them.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "ckpt/catalog.h"
+#include "models/family.h"
+
+namespace ckpt::families {
+
+// True if the class that config.json names is another than those that the
+// family's rules are for: a bare backbone, a classifier.
+bool is_other_class(const Json& config, const Family& family);
+
+// What the names of the family's model have before these; "" if nothing.
+std::string_view backbone_prefix(const Json& config, const Family& family,
+                                 const std::vector<Tensor>& tensors);
+
+}  // namespace ckpt::families

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// The question's answer as an error.
+#include <fmt/format.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ckpt/error.h"
+#include "convert/whole.h"
+#include "lib/text/format.h"
+
+namespace ckpt::families {
+namespace {
+
+// "3 tensors missing: a, b, …; "; of what has no count of its own, the message.
+void add_kind(const std::vector<Problem>& problems, std::string_view kind,
+              std::string_view what, std::string& text) {
+  constexpr uint64_t kListed = 5;
+  std::string listed;
+  uint64_t count = 0;
+  for (const Problem& problem : problems) {
+    if (problem.kind != kind || problem.severity != Problem::Severity::kDamage)
+      continue;
+    if (++count > kListed) continue;
+    listed += (listed.empty() ? "" : ", ") + problem.tensor;
+    const size_t near = problem.message.find(kNearestMissing);
+    if (kind == "unknown_tensor" && near != problem.message.npos)
+      listed +=
+          fmt::format(" (nearest: {})",
+                      problem.message.substr(near + kNearestMissing.size()));
+    if (kind == "shape" || what.empty())
+      listed += (problem.tensor.empty() ? "" : " ") + problem.message;
+  }
+  if (count == 0) return;
+  text += fmt::format(
+      "{}{}{}{}", text.empty() ? "" : "; ",
+      what.empty()
+          ? ""
+          : fmt::format("{} {}: ", text::counted(count, "tensor"), what),
+      listed, count > kListed ? ", …" : "");
+}
+
+}  // namespace
+
+void need_whole(const Catalog& source, const TranslateOptions& options) {
+  const Whole whole = check_whole(source, options);
+  if (whole.sound()) return;
+  // What claims to be of the model explains what is missing.
+  std::string text;
+  for (const auto& [kind, what] :
+       {std::pair("unknown_tensor", "that the model has no place for"),
+        std::pair("shape", "of another shape"),
+        std::pair("dtype", "of another kind of dtype"),
+        std::pair("empty_tensor", "without elements"),
+        std::pair("missing_tensor", "missing"), std::pair("layer_gap", ""),
+        std::pair("configuration", "")})
+    add_kind(whole.problems, kind, what, text);
+  throw unfaithful_error({source.path, {}},
+                         "is not the whole model that its configuration "
+                         "describes: {}",
+                         text::printable(text))
+      .with_hint(
+          "`ckpt verify` lists all; --rename brings names to others, "
+          "--allow-missing GLOB does without a tensor, --exclude GLOB leaves "
+          "one out");
+}
+
+}  // namespace ckpt::families
