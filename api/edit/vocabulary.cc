@@ -196,6 +196,13 @@ std::string follow_rows(Catalog& catalog, const std::set<uint64_t>& before,
 
 }  // namespace
 
+void follow_rows_of(Catalog& catalog, uint64_t before, uint64_t rows) {
+  take_config(catalog);
+  follow_rows(catalog, {before}, rows);
+}
+
+bool has_row_for_each_token(std::string_view name) { return has_rows(name); }
+
 std::string follow_vocabulary(Catalog& catalog, uint64_t rows) {
   take_config(catalog);
   for (Object& object : catalog.objects)

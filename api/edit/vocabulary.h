@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ckpt/catalog.h"
@@ -25,6 +26,13 @@ struct NewVocabulary {
 // config.json disagrees with the rows, and for a tensor of unknown name with a
 // dimension of that size.
 NewVocabulary set_vocabulary(Catalog& catalog, uint64_t rows);
+
+// The tables have `rows` rows already, and had `before`: config.json's
+// vocab_size follows.
+void follow_rows_of(Catalog& catalog, uint64_t before, uint64_t rows);
+
+// True for the name of an embedding, a head or its bias.
+bool has_row_for_each_token(std::string_view name);
 
 // Of a checkpoint of Megatron's, whose writer cuts and pads the tensors: the
 // args and the config.json beside them say so many rows. Returns what may

@@ -8,9 +8,12 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <iterator>
+#include <set>
 #include <unordered_map>
 
 #include "api/check/read_all.h"
+#include "api/edit/vocabulary.h"
 #include "app/keep.h"
 #include "app/options/read_paths.h"
 #include "ckpt/ckpt.h"
@@ -83,6 +86,10 @@ class Adding {
   // the base's manifest knows nothing about it.
   void put_whole(const std::string& name, const Tensor& whole) {
     Tensor& old = tensor(name);
+    if (has_more_rows(old, whole)) {
+      grown_.insert({old.shape[0], whole.shape[0]});
+      old.shape = whole.shape;
+    }
     if (old.shape != whole.shape)
       throw unfaithful_error({adapter_.catalog.path, name},
                              "the adapter has {} whole, the base's is {}",
@@ -104,6 +111,35 @@ class Adding {
     put_file(old, made, file.path);
   }
 
+  // peft's resize_token_embeddings(): tokens were added in training, and each
+  // table of them is in the adapter whole.
+  void follow_tokens() {
+    if (grown_.empty()) return;
+    const auto [before, rows] = *grown_.begin();
+    for (const Tensor& tensor : base_.tensors)
+      if (library::has_row_for_each_token(tensor.name) &&
+          !tensor.shape.empty() && tensor.shape[0] == before)
+        throw unfaithful_error(
+            {adapter_.catalog.path, tensor.name},
+            "the adapter has tokens of {} rows, and this table of the base has "
+            "{}: it is not in the adapter",
+            rows, before)
+            .with_hint(
+                "save the adapter with both the embedding and the head "
+                "(save_embedding_layers=True)");
+    if (grown_.size() > 1)
+      throw unfaithful_error({adapter_.catalog.path, {}},
+                             "the adapter's embedding and head have {} and {} "
+                             "rows",
+                             rows, std::prev(grown_.end())->second)
+          .with_hint("save the adapter again: they belong to one vocabulary");
+    library::follow_rows_of(base_, before, rows);
+    spdlog::warn(
+        "{}: the vocabulary has {} rows, the base's has {}: vocab_size "
+        "follows; the tokenizer that goes with it is the adapter's",
+        text::printable(adapter_.catalog.path), rows, before);
+  }
+
   // So that a change during the run is noticed.
   uint32_t first_file() {
     if (!first_) {
@@ -115,6 +151,14 @@ class Adding {
   }
 
  private:
+  static bool has_more_rows(const Tensor& old, const Tensor& whole) {
+    return library::has_row_for_each_token(old.name) && !old.shape.empty() &&
+           old.shape.size() == whole.shape.size() &&
+           whole.shape[0] > old.shape[0] &&
+           std::equal(old.shape.begin() + 1, old.shape.end(),
+                      whole.shape.begin() + 1);
+  }
+
   void put_file(Tensor& tensor, const reshard::Made& made,
                 const std::string& path) {
     const auto file = static_cast<uint32_t>(base_.files.size());
@@ -159,6 +203,7 @@ class Adding {
   const bool allow_nonfinite_;
   std::unordered_map<std::string, size_t> place_;
   std::optional<uint32_t> first_;
+  std::set<std::pair<uint64_t, uint64_t>> grown_;  // rows before and after
 };
 
 // A tensor made from another looks whole to the plan, whatever it is made from.
@@ -329,6 +374,7 @@ void add_adapter(Catalog& base, const std::string& path, double weight,
     adding.add_module(name, module);
   for (const auto& [name, whole] : adapter.wholes)
     adding.put_whole(name, *whole);
+  adding.follow_tokens();
   base.assumptions.push_back(
       fmt::format("{}: added to {}: {}{}", path,
                   text::counted(adapter.modules.size(), "weight"),
