@@ -218,6 +218,8 @@ std::string Verify::verdict_text(const VerifyReport& report) const {
       styled(word, report.ok ? Style::kGreen : Style::kRed),
       text::counted(report.tensors, "tensor"), text::iec_size(report.bytes),
       text::counted(report.files, "file"), text::printable(said));
+  if (const size_t count = not_compared_of(report); count != 0)
+    line += fmt::format("; {} not compared", count);
   if (!two && integrity_.quick)
     line += "; --quick: no tensor was read, no checksum compared";
   else if (!two && report.unproven)

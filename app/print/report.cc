@@ -312,6 +312,11 @@ void write_numbers(JsonWriter& json, const Difference& difference) {
   json.member("max_rel", difference.distance->max_rel);
 }
 
+size_t not_compared_of(const VerifyReport& report) {
+  return static_cast<size_t>(
+      std::ranges::count(report.problems, "not_compared", &Problem::kind));
+}
+
 std::string verify_json(const VerifyReport& report) {
   JsonWriter json;
   json.begin_document("verify");
@@ -319,6 +324,8 @@ std::string verify_json(const VerifyReport& report) {
   json.member("verdict", name(report.verdict));
   if (!report.open.empty()) json.member("cant_tell", report.open);
   if (report.unproven) json.member("values_proven", false);
+  if (const size_t count = not_compared_of(report); count != 0)
+    json.member("not_compared", count);
   json.key("checked").begin_object();
   json.member("tensors", report.tensors);
   json.member("bytes", report.bytes);

@@ -48,6 +48,9 @@ struct VerifyReport : Report {
 };
 std::string verify_json(const VerifyReport& report);
 
+// Tensors and values that the other has no place for.
+size_t not_compared_of(const VerifyReport& report);
+
 // Sums that reports and headers show.
 struct Totals {
   uint64_t bytes = 0;       // of all tensors

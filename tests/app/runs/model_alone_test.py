@@ -161,6 +161,12 @@ def test_not_compared(folder):
         done = CKPT.ok("verify", source, out, "--json").json()
         kinds = {one["kind"] for one in done["problems"]}
         check_equal((done["ok"], kinds), (True, {"not_compared"}), target)
+        line = CKPT.ok("verify", source, out).out.splitlines()[-1]
+        count = len([one for one in done["problems"]
+                     if one["kind"] == "not_compared"])
+        check_equal(done["not_compared"], count, "the document's count")
+        check(line.startswith("identical: ")
+              and line.endswith(f"; {count} not compared"), line)
     words, out = words_for(source, folder, "less.safetensors")
     CKPT.ok(*words, "--exclude", "*.layers.1.*")
     CKPT.run("verify", source, out).want(1)
