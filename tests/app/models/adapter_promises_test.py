@@ -152,9 +152,59 @@ def test_empty(folder):
     check(not (folder / "out").exists(), "something was written")
 
 
+def with_tokens(folder, **more):
+    """As peft saves an adapter once tokens were added: tables whole."""
+    state = base_tensors()
+    torch.manual_seed(5)
+
+    def change(factors):
+        for name, extra in more.items():
+            table = state[{"embedding": "model.embed_tokens.weight",
+                           "head": "lm_head.weight"}[name]]
+            key = {"embedding": "model.embed_tokens", "head": "lm_head"}[name]
+            factors[f"base_model.model.{key}.weight"] = torch.cat(
+                [table, torch.randn(extra, table.shape[1]).to(table.dtype)])
+        return factors
+
+    return make(folder / "a", change)
+
+
+def test_tokens(folder):
+    """Tables of more rows: both of them, or neither."""
+    rows = len(base_tensors()["lm_head.weight"])
+    adapter = with_tokens(folder, embedding=5, head=5)
+    done = merge(folder, adapter).want(0)
+    check(f"{rows + 5} rows" in done.err, str(done))
+    state, want = result(folder), load_file(adapter / "adapter_model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        check(torch.equal(state[name], want["base_model.model." + name]), name)
+    config = json.loads((folder / "out/config.json").read_text())
+    check(config["vocab_size"] == rows + 5, str(config))
+    CKPT.ok("verify", folder / "out")
+    for more in ({"embedding": 5}, {"head": 5}, {"embedding": 5, "head": 6}):
+        done = merge(folder, with_tokens(folder, **more)).want(5)
+        check("hint: save the adapter" in done.err, str(done))
+        check(not (folder / "out").exists(), str(done))
+
+
+def test_base_not_whole(folder):
+    """The same question as without an adapter, of base and adapter together."""
+    shutil.copytree(BASE, folder / "base")
+    path = next((folder / "base").glob("*.safetensors"))
+    state = load_file(path)
+    for name in ("model.norm.weight", "model.layers.0.mlp.up_proj.weight"):
+        save_file({k: v for k, v in state.items() if k != name}, path,
+                  {"format": "pt"})
+        done = CKPT.run("convert", folder / "base", folder / "out", "--to",
+                        "safetensors", "--adapter", make(folder / "a")).want(5)
+        check(name in done.err and not (folder / "out").exists(), str(done))
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
+    suite.add("added tokens", test_tokens)
+    suite.add("a base that is not whole", test_base_not_whole)
     suite.add("as promised", test_whole)
     suite.add("half of the modules", test_half)
     suite.add("values that are not finite", test_values)
