@@ -2,6 +2,7 @@
 #include "convert/check.h"
 
 #include <set>
+#include <unordered_set>
 #include <utility>
 
 #include "ckpt/error.h"
@@ -70,11 +71,12 @@ class Checker {
 
   // Experts in one tensor, where the rules have them one by one.
   void split_trained(const std::vector<Instance>& all) {
-    std::set<std::string_view> wanted;
+    std::unordered_set<std::string_view> wanted;
     for (const Instance& one : all) wanted.insert(one.hf.begin(), one.hf.end());
-    const Shapes before = there_;
-    for (const auto& [name, shape] : before) {
-      if (wanted.contains(name)) continue;
+    std::vector<std::pair<std::string, Shape>> others;
+    for (const auto& [name, shape] : there_)
+      if (!wanted.contains(name)) others.emplace_back(name, shape);
+    for (const auto& [name, shape] : others) {
       const std::vector<std::string> saved = saved_experts(
           name, shape,
           [&](const std::string& one) { return wanted.contains(one); });

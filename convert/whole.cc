@@ -171,8 +171,8 @@ class Question {
 
   // ModelOpt's state says of which sizes the layers are, and which are there.
   bool of_own_sizes() const {
-    return !names_.run && dialect_of(names_) == "hf" &&
-           !formats::traits_of(names_.format).any_tensors;
+    return !names_.run && !formats::traits_of(names_.format).any_tensors &&
+           dialect_of(names_) == "hf";
   }
 
   Whole unknown(std::string why) {
