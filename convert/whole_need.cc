@@ -2,7 +2,9 @@
 // The question's answer as an error.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -41,6 +43,25 @@ void add_kind(const std::vector<Problem>& problems, std::string_view kind,
       listed, count > kListed ? ", …" : "");
 }
 
+// What helps against any of these, and no more: the same command with an option
+// that changes nothing would fail again.
+std::string hint_of(const std::vector<Problem>& problems) {
+  const auto has = [&](std::string_view kind) {
+    return std::ranges::any_of(problems, [&](const Problem& problem) {
+      return problem.kind == kind &&
+             problem.severity == Problem::Severity::kDamage;
+    });
+  };
+  std::string hint = "`ckpt verify` lists all";
+  if (has("unknown_tensor"))
+    hint +=
+        "; --rename brings names to others, --exclude GLOB leaves out what "
+        "has no place";
+  if (has("missing_tensor"))
+    hint += "; --allow-missing GLOB does without what is missing";
+  return hint;
+}
+
 }  // namespace
 
 void need_whole(const Catalog& source, const TranslateOptions& options) {
@@ -60,10 +81,7 @@ void need_whole(const Catalog& source, const TranslateOptions& options) {
                          "is not the whole model that its configuration "
                          "describes: {}",
                          text::printable(text))
-      .with_hint(
-          "`ckpt verify` lists all; --rename brings names to others, "
-          "--allow-missing GLOB does without a tensor, --exclude GLOB leaves "
-          "one out");
+      .with_hint(hint_of(whole.problems));
 }
 
 }  // namespace ckpt::families

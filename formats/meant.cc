@@ -17,8 +17,7 @@ namespace ckpt::formats {
 namespace {
 
 constexpr std::string_view kHuggingFace =
-    "the format of Hugging Face's files is safetensors; --dialect hf gives "
-    "their names";
+    "--to safetensors --dialect hf writes Hugging Face's files and names";
 constexpr std::string_view kMegatron =
     "Megatron's: megatron_torch_dist, megatron_legacy (mp_rank_XX) or "
     "megatron_zarr";

@@ -323,7 +323,9 @@ Catalog with_state_as_asked(const WriteRequest& request, Catalog source,
   if (request.write.with_optimizer && !layout.single_file)
     throw usage_error({request.target_path, {}},
                       "--with-optimizer is for one .safetensors file")
-        .with_hint("--to dcp and --to torch keep the optimizer's state");
+        .with_hint(
+            "without --with-optimizer, --to dcp and --to torch keep the "
+            "optimizer's state");
   if (request.select.model_only &&
       (target.is_container || target.any_tensors)) {
     const size_t said = source.assumptions.size();

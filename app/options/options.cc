@@ -121,7 +121,9 @@ DType cast_type(const std::string& text) {
                       "--dtype '{}': a cast without scales, which makes zeros "
                       "of the small weights",
                       text)
-        .with_hint("--quantize fp8-block makes f8_e4m3 codes and their scales");
+        .with_hint(
+            "--quantize fp8-block, without --dtype, makes f8_e4m3 codes and "
+            "their scales");
   // What is meant by these is a quantizer's work, not a misspelt type.
   const bool quantized = text.find("int") != text.npos ||
                          text.find('4') != text.npos || text.starts_with('i') ||
