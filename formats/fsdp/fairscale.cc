@@ -5,6 +5,7 @@
 
 #include "ckpt/error.h"
 #include "containers/torch/tensors.h"
+#include "formats/fsdp/xla.h"
 #include "lib/text/format.h"
 
 namespace ckpt::fsdp {
@@ -139,11 +140,20 @@ std::optional<ShardMetadata> read_shard_metadata(
     metadata.object = key;
     return metadata;
   }
-  return std::nullopt;
+  return read_xla_metadata(document, path);
 }
 
 void check_padding(const std::vector<ShardMetadata>& ranks,
                    const Catalog& catalog) {
+  for (size_t r = 0; r < ranks.size(); ++r)
+    if (ranks[r].rank.value_or(r) != r ||
+        ranks[r].ranks.value_or(ranks.size()) != ranks.size())
+      throw input_error({ranks[r].all.source, {}},
+                        "is rank {} of {} by its metadata of shards, by the "
+                        "files' names {} of {}",
+                        ranks[r].rank.value_or(r),
+                        ranks[r].ranks.value_or(ranks.size()), r, ranks.size())
+          .with_hint("are all ranks' files here, and numbered as the ranks?");
   const auto& first = ranks.at(0).all.all;
   for (size_t f = 0; f < first.size(); ++f) {
     const Tensor* tensor = find(catalog, first[f].key);
@@ -161,7 +171,7 @@ void check_padding(const std::vector<ShardMetadata>& ranks,
       const uint64_t begin = r * part;
       const uint64_t padding =
           begin + part - std::clamp(elements, begin, begin + part);
-      if (padding == ranks[r].padding[f]) continue;
+      if (ranks[r].padding.empty() || padding == ranks[r].padding[f]) continue;
       throw input_error(where,
                         "the padding of its part is {} elements, as rank {} "
                         "of {} it has {}",
@@ -195,7 +205,9 @@ void finish(const ShardMetadata& metadata, Catalog& catalog) {
 bool holds_flat(const pickle::Document& document) {
   for (const char* key : kObjects) {
     const Id node = document.find(document.root(), key);
-    if (document.find(node, "param_metadata") != kNoId) return true;
+    if (document.find(node, "param_metadata") != kNoId ||
+        document.find(node, "shard_info") != kNoId)
+      return true;
   }
   for (Id id = 0; id < document.size(); ++id) {
     if (document.type(id) != Type::kString) continue;

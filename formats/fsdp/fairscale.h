@@ -31,14 +31,17 @@
 namespace ckpt::fsdp {
 
 struct ShardMetadata {
-  std::string object;             // its key in the file
-  FlatParameters all;             // without gaps
-  std::vector<uint64_t> padding;  // of each one's part in this file, elements
+  std::string object;  // its key in the file
+  FlatParameters all;  // without gaps
+  // Of each one's part in this file, in elements; empty if it isn't said.
+  std::vector<uint64_t> padding;
+  std::optional<uint64_t> rank, ranks;  // whose it is, where it is said
   // Parameters under a second name: (which, the other name).
   std::vector<std::pair<std::string, std::string>> shared;
 };
 
-// Nothing if the file has none. Throws input_error if it is malformed,
+// Also of torch_xla's (xla.h). Nothing if the file has none. Throws input_error
+// if it is malformed,
 // unfaithful_error for parameters private to each rank (experts).
 std::optional<ShardMetadata> read_shard_metadata(
     const pickle::Document& document, const std::string& path);

@@ -305,6 +305,68 @@ def test_padding_is_zero(folder):
             *options_of("torch_w3"))
 
 
+XLA = "_fsdp_wrapped_module."
+
+
+def xla_files(path, model, units, ranks):
+    """What torch_xla's users save: state_dict() and get_shard_metadata() of each
+    rank. units: {module: (parameters in one flat one, those alone)}."""
+    import torch
+
+    path.mkdir()
+    for rank in range(ranks):
+        state, shards, flats = {}, {}, {}
+        for module, (together, alone) in units.items():
+            dot = module + "." if module else ""
+            parts = {XLA + "flat_param_0": together}
+            parts |= {XLA + name: [name] for name in alone}
+            for original, names in parts.items():
+                whole = torch.cat([model[dot + n].flatten() for n in names])
+                length = -(-len(whole) // ranks)
+                padded = torch.zeros(length * ranks)
+                padded[:len(whole)] = whole
+                name = "_fsdp_shard." + original
+                state[dot + name] = padded.chunk(ranks)[rank].clone()
+                flat = original.endswith("flat_param_0")
+                shards.setdefault(module, {})[name] = {
+                    "_orig_name": original, "_orig_size":
+                    whole.shape if flat else model[dot + names[0]].shape}
+                if flat:
+                    flats[dot + original] = (
+                        names, [model[dot + n].shape for n in names],
+                        [model[dot + n].numel() for n in names])
+        torch.save({"model": state, "shard_metadata": {
+            "shard_info": shards, "flatten_info": flats, "buffer_info": {},
+            "rank": rank, "world_size": ranks}},
+            path / f"ckpt_rank-{rank:08}-of-{ranks:08}.pth")
+
+
+def test_xla(folder, ranks):
+    """torch_xla's shards: nested modules, padding, parameters on their own."""
+    import torch
+
+    model = {"emb.weight": torch.randn(11, 4), "head.bias": torch.randn(5),
+             "layers.0.a.weight": torch.randn(3, 7),
+             "layers.0.a.bias": torch.randn(3)}
+    xla_files(folder / "run", model, {
+        "": (["emb.weight"], ["head.bias"]),
+        "layers.0": (["a.weight", "a.bias"], [])}, ranks)
+    CKPT.ok("verify", folder / "run")
+    check_equal(CKPT.inspect(folder / "run")["parameters"], 73, "parameters")
+    CKPT.ok("unshard", folder / "run", folder / "out.pt")
+    got = {name.removeprefix("model."): value for name, value in
+           torch.load(folder / "out.pt").items()}
+    check_equal(sorted(got), sorted(model), "names")
+    for name, value in model.items():
+        check(torch.equal(got[name], value), name)
+    files = sorted((folder / "run").iterdir())
+    files[0].rename(folder / "x")
+    files[1].rename(files[0])
+    (folder / "x").rename(files[1])
+    result = CKPT.run("inspect", folder / "run").want(4)
+    check("rank" in result.err, f"{result}")
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -325,6 +387,8 @@ def prepare(suite, ckpt):
     suite.add("numbers that don't add up", test_wrong_numbers)
     suite.add("files that don't fit", test_wrong_files)
     suite.add("padding is zero", test_padding_is_zero)
+    for ranks in (2, 3):
+        suite.add(f"torch_xla: {ranks} ranks", test_xla, ranks)
 
 
 if __name__ == "__main__":
