@@ -66,9 +66,9 @@ void Verify::add_options(CLI::App& app) {
   app.add_option("OTHER", other_, "Another: compare the two")
       ->group("Arguments");
   const std::string group = "Checks";
-  names_file(app.add_option(
-                 "--against", integrity_.against,
-                 "Compare files with a list (SHA256SUMS) or a manifest"))
+  names_file(
+      app.add_option("--against", integrity_.against,
+                     "Compare files with a list (SHA256SUMS) or a manifest"))
       ->type_name("FILE")
       ->group(group);
   app.add_flag("--deep", integrity_.deep,

@@ -90,7 +90,7 @@ std::vector<Line> lines_of(const std::string& path) {
       continue;
     auto line = line_of(one);
     if (!line)
-      throw input_error({path, {}}, "'{}' is no line of checksums",
+      throw input_error({path, {}}, "'{}' is not a line of checksums",
                         text::printable(one.substr(0, 80)));
     lines.push_back(*std::move(line));
   }
