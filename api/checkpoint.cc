@@ -5,6 +5,7 @@
 #include "ckpt/ckpt.h"
 #include "formats/format.h"
 #include "lib/text/suggest.h"
+#include "reshard/prove.h"
 #include "reshard/read.h"
 
 namespace ckpt {
@@ -54,6 +55,7 @@ TensorData Checkpoint::read(const std::string& name) const {
 
 TensorData Checkpoint::read(const std::string& name, const Box& box) const {
   const Tensor& tensor = named(*catalog_, name);
+  reshard::prove_shared(*catalog_, tensor);
   return located(*catalog_, tensor,
                  [&](const Catalog& catalog, const Tensor& found) {
                    return TensorData{tensor.dtype, box.shape,
@@ -71,6 +73,7 @@ library::Aligned library::read_aligned(const Checkpoint& checkpoint,
                                        const Tensor& tensor,
                                        const std::optional<Box>& part) {
   const Box box = part.value_or(Box::whole(tensor.shape));
+  reshard::prove_shared(checkpoint.catalog(), tensor);
   return located(
       checkpoint.catalog(), tensor,
       [&](const Catalog& catalog, const Tensor& found) {

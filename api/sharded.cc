@@ -16,6 +16,7 @@
 #include "formats/megatron/state/common.h"
 #include "lib/pickle/whole_json.h"
 #include "lib/text/suggest.h"
+#include "reshard/prove.h"
 #include "reshard/read.h"
 
 namespace ckpt {
@@ -81,6 +82,7 @@ TensorData library::read_request(const Catalog& catalog, const Tensor& tensor,
     throw usage_error(
         {catalog.path, tensor.name}, "no box at {} of shape {} in shape {}",
         to_string(box.offset), to_string(box.shape), to_string(shape));
+  reshard::prove_shared(catalog, tensor);
   TensorData data{tensor.dtype, box.shape, {}};
   if (!differs) {
     data.bytes = reshard::read_box(catalog, tensor, box);

@@ -45,4 +45,8 @@ std::optional<uint64_t> first_unlike(std::span<const std::byte> exact,
 void prove_redundant(const Catalog& catalog, const RunOptions& options);
 uint64_t redundant_bytes(const Catalog& catalog);
 
+// The same for what ranks hold of one tensor while no rule says how they share
+// it (lib/unruled.h): call before it is read for the whole.
+void prove_shared(const Catalog& catalog, const Tensor& tensor);
+
 }  // namespace ckpt::reshard

@@ -184,4 +184,15 @@ void prove_redundant(const Catalog& catalog, const RunOptions& options) {
   options.progress.end();
 }
 
+void prove_shared(const Catalog& catalog, const Tensor& tensor) {
+  Catalog one;
+  for (const Redundant& copy : catalog.redundant)
+    if (copy.tensor.name == tensor.name && is_unruled(copy))
+      one.redundant.push_back(copy);
+  if (one.redundant.empty()) return;
+  one.path = catalog.path;
+  one.files = catalog.files;
+  prove_redundant(one, {});
+}
+
 }  // namespace ckpt::reshard

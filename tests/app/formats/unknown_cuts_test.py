@@ -9,10 +9,14 @@ part of a tensor is never written for the whole: refused, or joined as
 """
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 from megatron_legacy_test import load as load_lenient
-from support import DATA, Suite, check, check_equal
+from support import DATA, ROOT, Skip, Suite, check, check_equal
 
 CKPT = None
 ODD = "odd_head"  # a module that no family has
@@ -233,6 +237,33 @@ def test_wrong_rule(folder, build):
     check(not (folder / "out.pt").exists(), "written")
 
 
+READ = """
+import sys
+import ckpt
+try:
+    print(ckpt.open(sys.argv[1])[sys.argv[2]][...].shape)
+except ckpt.errors.UnfaithfulError as error:
+    print("refused", error)
+"""
+
+
+def test_library(folder, build):
+    """The library gives no slice for the tensor either."""
+    path, _ = build(folder, {f"{ODD}.rows.weight", f"{ODD}.same.weight"})
+    names = {t["name"] for t in CKPT.inspect(path)["tensors"]}
+    library = Path(CKPT.path).resolve().parent / "libckpt.so"
+    if not library.exists():
+        raise Skip("no libckpt.so")
+    env = {**os.environ, "CKPT_LIBRARY": str(library),
+           "PYTHONPATH": str(ROOT / "python")}
+    for end, want in (("rows.weight", "refused"), ("same.weight", "(3, 5)")):
+        name = next(n for n in names if n.endswith(f"{ODD}.{end}"))
+        done = subprocess.run([sys.executable, "-c", READ, path, name],
+                              env=env, check=False, capture_output=True,
+                              text=True)
+        check(want in done.stdout, f"{name}: {done}")
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -243,6 +274,7 @@ def prepare(suite, ckpt):
         suite.add(f"{kind}: a wrong rule", test_wrong_rule, build)
         if kind.startswith("legacy") or kind == "torch":
             suite.add(f"{kind}: left out", test_left_out, build)
+    suite.add("legacy: the library", test_library, FORMATS["legacy"])
 
 
 if __name__ == "__main__":
