@@ -37,7 +37,7 @@ TEST_CASE("registry: formats by name") {
     }
   };
   CHECK(hint("safetensor") == "did you mean safetensors?");
-  CHECK(hint("hf").find("safetensors; --dialect hf") != std::string::npos);
+  CHECK(hint("hf").find("safetensors --dialect hf") != std::string::npos);
   CHECK(hint("mcore").find("megatron_torch_dist") != std::string::npos);
   CHECK(hint("pt") == "did you mean torch?");
   CHECK(hint("gguf").find("llama.cpp") != std::string::npos);
