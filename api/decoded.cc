@@ -28,9 +28,7 @@ uint64_t bytes_to_read(const Catalog& source, uint64_t bytes) {
     const File& file = source.files[number];
     const Decoding& from = decoding_of(file);
     uint64_t stored = 0;
-    for (const Tensor* part :
-         {&from.codes, &from.scales, &from.zeros, &from.order})
-      if (!part->shape.empty()) stored += byte_size(*part);
+    for (const Tensor* part : parts_of(from)) stored += byte_size(*part);
     bytes = bytes - std::min(bytes, file.size) + stored;
   }
   return bytes;

@@ -135,8 +135,7 @@ class Settling {
       return;
     }
     const Decoding& from = decoding_of(file);
-    for (const Tensor* part :
-         {&from.codes, &from.scales, &from.zeros, &from.order})
+    for (const Tensor* part : parts_of(from))
       for (const Piece& piece : part->pieces)
         use(from.files->at(piece.extent.file));
   }

@@ -6,6 +6,14 @@
 
 namespace ckpt {
 
+std::vector<const Tensor*> parts_of(const Decoding& made) {
+  std::vector<const Tensor*> parts;
+  for (const Tensor* part :
+       {&made.codes, &made.scales, &made.zeros, &made.order, &made.outer})
+    if (!part->name.empty()) parts.push_back(part);
+  return parts;
+}
+
 File decoded_file(std::string path, uint64_t size, Decoding decoding) {
   static std::mutex mutex;
   static auto& kept = *new std::deque<Decoding>();

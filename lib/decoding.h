@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,6 +31,9 @@ enum class Coding : uint8_t {
   kGptq,
   // int32 words of 8 codes along the columns, in the order 0 2 4 6 1 3 5 7.
   kAwq,
+  // `bits` bits to a code, along a row of bytes without gaps, lowest bits
+  // first. `table` has the number of each code; without one, codes are numbers.
+  kPacked,
   // The other way round: `codes` are numbers, and the file holds their e4m3
   // codes, or the f32 scales of their blocks. Nothing is transposed.
   kFp8Codes,
@@ -47,10 +51,29 @@ struct Decoding {
   uint64_t block_rows = 1, block_columns = 1;
   uint32_t bits = 8;
   uint32_t zero_offset = 0;  // added to each stored zero of kGptq
-  std::string name;          // of the weight, for messages
+  bool high_first =
+      false;  // kPacked of 4 bits: the first code is the high half
+  // kPacked: zeros are packed as codes are, along the rows of words.
+  bool packed_zeros = false;
+  // kPacked: zeros are added instead, code * scale + zero.
+  bool adds_zeros = false;
+  float factor = 1;  // of each number, after its scale
+  // What each number is rounded to before it becomes `dtype`.
+  std::optional<DType> rounds;
+  std::shared_ptr<const std::vector<float>> table;
+  std::string name;  // of the weight, for messages
   Tensor codes, scales;
   // An empty shape if absent. `order` (g_idx) holds the group of each row.
   Tensor zeros, order;
+  // Absent, or what the scales are scaled by: one for each matrix, or one for
+  // `outer_block` scales in their own order.
+  //
+  //   scale = scale * outer, or scale / outer, or table[scale] * outer + offset
+  Tensor outer;
+  uint64_t outer_block = 0;  // 0: a matrix
+  bool outer_divides = false;
+  float outer_offset = 0;
+  std::shared_ptr<const std::vector<float>> scale_table;
   // The files that the tensors' extents refer to. Not the catalog's own list,
   // which may become part of another.
   std::shared_ptr<const std::vector<File>> files;
@@ -59,6 +82,9 @@ struct Decoding {
 // Such a File has Codec::kMemory, "bytes of the caller's": `memory` is the
 // Decoding, and `fill`, which memory does not use, is this mark.
 inline constexpr std::string_view kDecodedMark = "decoded";
+
+// The stored tensors that it is made of.
+std::vector<const Tensor*> parts_of(const Decoding& made);
 
 inline bool is_decoded(const File& file) {
   return file.codec == Codec::kMemory && file.fill == kDecodedMark;

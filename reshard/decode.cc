@@ -6,6 +6,7 @@
 
 #include "lib/trace.h"
 #include "reshard/cast_kernel.h"
+#include "reshard/decode_kernel.h"
 #include "reshard/decode_turned.h"
 #include "reshard/sources.h"
 #include "reshard/turn.h"
@@ -60,6 +61,10 @@ DecodeReader::Tile DecodeReader::stored_tile(const Decoding& made,
     case Coding::kScaled:
     case Coding::kFp8Codes:
     case Coding::kFp8Scales:
+      break;
+    case Coding::kPacked:
+      stored.column = tile.column * made.bits / 8;
+      stored.columns = up(end * made.bits, 8) - stored.column;
       break;
     case Coding::kE2m1:
       stored.column = tile.column / 2;
@@ -237,6 +242,9 @@ void DecodeReader::make_lines(const Decoding& made, const Tile& strip,
     if (made.coding != Coding::kGptq && r + kAhead < strip.rows)
       __builtin_prefetch(stored.at + (r + kAhead) * stored.stride);
     line(made, strip, r, stored);
+    if (made.factor != 1)
+      best_decode_kernel().scale(line_.data(), 0, made.factor, strip.columns);
+    round_line(made, strip.columns);
     const auto* numbers = reinterpret_cast<const std::byte*>(line_.data());
     std::byte* to = turns ? narrow_.data() + i * strip.columns * element
                           : place.at + i * place.by_row;

@@ -80,6 +80,14 @@ class DecodeReader {
   // A box of a tensor of three dimensions, row-major.
   void box(const Decoding& made, const Tensor& tensor, const Tile& tile,
            std::byte* out);
+  // decode_packed.cc
+  void packed_line(const Decoding& made, const Tile& tile, const std::byte* row);
+  void find_pairs(const Decoding& made);
+  void scale_scales(const Decoding& made, const Tile& wanted);
+  void load_packed_zeros(const Decoding& made, const Tile& wanted,
+                         uint64_t first, uint64_t rows);
+  void round_line(const Decoding& made, uint64_t count);
+  void add_zeros(const Decoding& made, const Tile& tile, uint64_t row);
   // decode_fp8.cc
   void read_fp8(const Decoding& made, uint64_t first, uint64_t count,
                 std::byte* out);
@@ -108,8 +116,12 @@ class DecodeReader {
   bool plain_powers_ = false;  // scales that change e2m1's exponents alone
   std::vector<int32_t> order_;
   uint64_t order_row_ = 0;
-  std::vector<std::byte> codes_, bounce_, narrow_, stored_;
+  std::vector<std::byte> codes_, bounce_, narrow_, stored_, rounded_;
   std::vector<int16_t> powers_;
+
+  // kPacked: the two numbers of each byte of 4-bit codes.
+  const Decoding* pairs_of_ = nullptr;
+  std::vector<float> pairs_, outer_;
 
   // The value of each code of each column, in one group of rows.
   const Decoding* tables_of_ = nullptr;

@@ -33,6 +33,12 @@ void DecodeReader::line(const Decoding& made, const Tile& tile, uint64_t row,
     if (skip) std::memmove(line_.data(), line_.data() + 1, tile.columns * 4);
     return scaled_line(made, tile, row, nullptr);
   }
+  if (made.coding == Coding::kPacked) {
+    packed_line(made, tile, codes.at + row * codes.stride);
+    scaled_line(made, tile, row, nullptr);
+    if (made.adds_zeros) add_zeros(made, tile, row);
+    return;
+  }
   if (made.coding == Coding::kGptq) {
     const uint64_t word_row = natural / per - tile.row / per;
     const auto shift = static_cast<uint32_t>(natural % per * made.bits);
@@ -69,8 +75,9 @@ void DecodeReader::scaled_line(const Decoding& made, const Tile& tile,
   }
   const uint64_t scale_row = (tile.row + row) / made.block_rows - scale_row_;
   const float* scales = scales_.data() + scale_row * scale_columns_;
-  const float* zeros =
-      zeros_.empty() ? nullptr : zeros_.data() + scale_row * scale_columns_;
+  const float* zeros = zeros_.empty() || made.adds_zeros
+                           ? nullptr
+                           : zeros_.data() + scale_row * scale_columns_;
   for (uint64_t c = 0; c < tile.columns;) {
     const uint64_t block = (tile.column + c) / made.block_columns;
     const uint64_t end =
@@ -187,6 +194,7 @@ void DecodeReader::find_tables(const Decoding& made, const Tile& strip,
     std::fill_n(line_.begin(), strip.columns, static_cast<float>(code));
     best_decode_kernel().scale_each(line_.data(), zeros_.data() + at,
                                     scales_.data() + at, strip.columns);
+    round_line(made, strip.columns);
     narrow(reinterpret_cast<const std::byte*>(line_.data()),
            narrow_.data() + code * strip.columns * 2, strip.columns);
   }

@@ -45,11 +45,15 @@ void DecodeReader::load_scales(const Decoding& made, const Tile& tile) {
                     blocks(tile.row + tile.rows, made.block_rows) - scale_row_,
                     scale_column_, scale_columns_};
   numbers(made, made.scales, wanted, scales_);
+  if (!made.outer.name.empty()) scale_scales(made, wanted);
   has_zero_scale_ = std::ranges::find(scales_, 0.0F) != scales_.end();
   plain_powers_ = made.coding == Coding::kE2m1 && made.zeros.shape.empty() &&
                   std::ranges::all_of(scales_, is_plain_power);
   zeros_.clear();
-  if (!made.zeros.shape.empty()) numbers(made, made.zeros, wanted, zeros_);
+  if (made.packed_zeros)
+    load_packed_zeros(made, wanted, scale_row_, wanted.rows);
+  else if (!made.zeros.shape.empty())
+    numbers(made, made.zeros, wanted, zeros_);
 }
 
 void DecodeReader::load_order(const Decoding& made, const Tile& tile) {
@@ -115,7 +119,8 @@ void DecodeReader::floats(const Decoding& made, const Tensor& tensor,
   out.resize(count);
   auto* to = reinterpret_cast<std::byte*>(out.data());
   DType dtype = tensor.dtype;
-  if (dtype == DType::u8 && &tensor == &made.scales) dtype = DType::f8_e8m0;
+  if (dtype == DType::u8 && &tensor == &made.scales && !made.scale_table)
+    dtype = DType::f8_e8m0;
   if (dtype == DType::f32)
     std::memcpy(to, stored.data(), count * sizeof(float));
   else if (dtype == DType::i8)
