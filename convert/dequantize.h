@@ -21,21 +21,28 @@ namespace ckpt::families {
 struct LogicalWeight {
   std::string name;
   Shape shape;
-  std::string method;  // "fp8", "int8", "mxfp4", "gptq", "awq"
+  std::string method;  // "fp8", "int8", "mxfp4", "gptq", "bitsandbytes nf4" …
   uint32_t bits = 8;
   std::string block;  // what shares a scale: "128x128", "channel", "group 32"
+  // Why no rule makes numbers of its codes, though one finds them; else "".
+  std::string open;
   std::vector<std::string> parts;
   Decoding
       made;  // without `files`; tensors without pieces until they are folded
 };
 
-// False if nothing in it has the dtype and the name of codes.
+// False for an optimizer's state, and for codes that are made on the way.
+bool may_be_codes(const Catalog& catalog, const Tensor& tensor);
+
+// False if nothing in it has the dtype of codes.
 bool may_be_quantized(const Catalog& catalog);
 
-// All of them, in the order of the catalog. Throws input_error if scales are
-// missing or don't fit their codes, unfaithful_error for an unknown
-// quantization method.
-std::vector<LogicalWeight> logical_weights(const Catalog& catalog);
+// All of them, in the order of the catalog. `contents`: small tensors that say
+// more than names and shapes (a shape, a marker) are read, too; without that
+// some are open. Throws input_error if scales are missing or don't fit their
+// codes, unfaithful_error for an unknown quantization method.
+std::vector<LogicalWeight> logical_weights(const Catalog& catalog,
+                                           bool contents = false);
 
 // Replaces codes by weights of that dtype and removes what they are made of,
 // including config.json's quantization_config. Extents must be located. Does

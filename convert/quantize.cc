@@ -111,7 +111,7 @@ void check_source(const Catalog& catalog) {
   if (!quantized.empty() || quantization_config(catalog).there)
     throw unfaithful_error({catalog.path, {}},
                            "--quantize: weights are quantized already")
-        .with_hint("--dtype bf16 dequantizes them first");
+        .with_hint(dequantize_hint(catalog));
 }
 
 // transformers makes an fp8 layer of a Linear, not of a Conv1D or of a class of

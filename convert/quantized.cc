@@ -11,6 +11,7 @@
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
+#include "convert/dequantize.h"
 #include "convert/quantized_config.h"
 #include "lib/decoding.h"
 #include "models/family.h"
@@ -116,19 +117,6 @@ bool is_scale(std::string_view name) {
   });
 }
 
-// self_attn.k_scale (compressed-tensors), self_attn.k_proj.k_scale (ModelOpt),
-// self_attn.kv_scale (AutoFP8)
-bool is_cache_scale(const Tensor& tensor) {
-  constexpr std::string_view kWords[] = {
-      "k_scale",    "v_scale",      "kv_scale",     "q_scale",
-      "prob_scale", "k_zero_point", "v_zero_point", "q_zero_point"};
-  const size_t dot = tensor.name.rfind('.');
-  return tensor.kind != Kind::optim && dot != tensor.name.npos &&
-         std::ranges::find(kWords,
-                           std::string_view(tensor.name).substr(dot + 1)) !=
-             std::end(kWords);
-}
-
 // Codes made on the way (--quantize) are not any source's.
 bool is_made(const Catalog& catalog, const Tensor& tensor) {
   return !tensor.pieces.empty() &&
@@ -145,14 +133,42 @@ bool may_be_unknown_codes(const Tensor& tensor) {
          !name.ends_with(".bias");
 }
 
-std::string_view until_last_dot(std::string_view name) {
+// Whole numbers in two dimensions or more, which masks and positions are, too.
+bool looks_like_codes(const Tensor& tensor) {
+  constexpr std::string_view kOthers[] = {"bias", "mask", "index", "_ids",
+                                          "_map", "_idx", "tokens"};
+  return tensor.shape.size() > 1 && is_code(tensor.dtype) &&
+         std::ranges::none_of(kOthers, [&](std::string_view end) {
+           return tensor.name.ends_with(end);
+         });
+}
+
+// Whose parameter it is: "a" of a.weight, a.weight._data and a.qweight.
+std::string_view unit_name(std::string_view name) {
   const size_t dot = name.rfind('.');
-  return dot == name.npos ? std::string_view() : name.substr(0, dot + 1);
+  if (dot == name.npos) return {};
+  std::string_view module = name.substr(0, dot);
+  if (module.ends_with(".weight")) module.remove_suffix(7);
+  return module;
+}
+
+// The floats of each module, but for what any layer may have beside a weight.
+std::unordered_map<std::string_view, std::vector<const Tensor*>>
+floats_by_module(const Catalog& catalog) {
+  std::unordered_map<std::string_view, std::vector<const Tensor*>> floats;
+  for (const Tensor& tensor : catalog.tensors)
+    if (tensor.kind != Kind::optim && !is_code(tensor.dtype) &&
+        tensor.dtype != DType::i64 && tensor.dtype != DType::bool_ &&
+        !tensor.name.ends_with("bias") && !is_cache_scale(tensor))
+      if (const std::string_view module = unit_name(tensor.name);
+          !module.empty())
+        floats[module].push_back(&tensor);
+  return floats;
 }
 
 // Floats of eight bits are cast like others where nothing scales them, as Flux
-// and torch's .to() have them. A scale of a name that no rule has
-// (scale_weight), or weights beside them that had one, say that they are codes.
+// and torch's .to() have them. Weights beside them that had a scale say that
+// they are codes; a scale of their own does, too (quantized_weights).
 void check_plain_floats(const Catalog& catalog, DType dtype) {
   const auto is_plain = [&](const Tensor& tensor) {
     return is_small_float(tensor.dtype) && tensor.dtype != dtype &&
@@ -168,33 +184,34 @@ void check_plain_floats(const Catalog& catalog, DType dtype) {
                            "uncounted",
                            name(dtype), name(first->dtype))
         .with_hint("write bf16, which holds all of them, then cast that");
-  const Tensor* scaled = nullptr;  // was one of codes and scales
-  std::unordered_map<std::string_view, const Tensor*> scales;  // by module
-  for (const Tensor& tensor : catalog.tensors) {
-    const std::string_view module = until_last_dot(tensor.name);
-    if (is_made(catalog, tensor)) scaled = &tensor;
-    if (tensor.name.find("scale", module.size()) != std::string::npos &&
-        !is_small_float(tensor.dtype))
-      scales.emplace(module, &tensor);
-  }
-  for (const Tensor& tensor : catalog.tensors) {
-    if (!is_plain(tensor)) continue;
-    const auto found = scales.find(until_last_dot(tensor.name));
-    if (!scaled && found == scales.end()) continue;
+  const auto scaled =
+      std::ranges::find_if(catalog.tensors, [&](const Tensor& tensor) {
+        return is_made(catalog, tensor);  // of codes and scales
+      });
+  if (scaled != catalog.tensors.end())
     throw unfaithful_error(
-        {catalog.path, tensor.name}, "--dtype {}: {} {} {}", name(dtype),
-        name(tensor.dtype), to_string(tensor.shape),
-        found != scales.end()
-            ? "beside " + found->second->name +
-                  ", and how that scales them is not known"
-            : "without a scale, which other weights have: " + scaled->name)
+        {catalog.path, first->name},
+        "--dtype {}: {} {} without a scale, which other weights have: {}",
+        name(dtype), name(first->dtype), to_string(first->shape), scaled->name)
         .with_hint(
             "docs/quantized.md lists what is known; without --dtype codes and "
             "scales are kept as they are");
-  }
 }
 
 }  // namespace
+
+// self_attn.k_scale (compressed-tensors), self_attn.k_proj.k_scale (ModelOpt),
+// self_attn.kv_scale (AutoFP8)
+bool is_cache_scale(const Tensor& tensor) {
+  constexpr std::string_view kWords[] = {
+      "k_scale",    "v_scale",      "kv_scale",     "q_scale",
+      "prob_scale", "k_zero_point", "v_zero_point", "q_zero_point"};
+  const size_t dot = tensor.name.rfind('.');
+  return tensor.kind != Kind::optim && dot != tensor.name.npos &&
+         std::ranges::find(kWords,
+                           std::string_view(tensor.name).substr(dot + 1)) !=
+             std::end(kWords);
+}
 
 bool is_small_float(DType dtype) {
   return dtype == DType::f8_e4m3 || dtype == DType::f8_e5m2 ||
@@ -210,8 +227,23 @@ std::vector<QuantizedWeight> quantized_weights(const Catalog& catalog) {
   }
   std::vector<QuantizedWeight> found;
   if (!any) return found;
+  // A tensor class with an archive of its own is carried as a whole.
+  std::unordered_set<std::string_view> archives;
+  for (const Object& object : catalog.objects)
+    if (object.bytes != 0) archives.insert(object.name);
+  const auto is_carried = [&](std::string_view name) {
+    while (!name.empty() && !archives.contains(name)) {
+      const size_t dot = name.rfind('.');
+      name = dot == name.npos ? std::string_view() : name.substr(0, dot);
+    }
+    return !name.empty();
+  };
+  const auto floats = floats_by_module(catalog);
   for (const Tensor& tensor : catalog.tensors) {
-    if (tensor.kind == Kind::optim || !is_code(tensor.dtype) ||
+    // bitsandbytes may view its bytes as floats.
+    const bool viewed =
+        !is_code(tensor.dtype) && names.contains(tensor.name + ".absmax");
+    if (tensor.kind == Kind::optim || (!is_code(tensor.dtype) && !viewed) ||
         is_made(catalog, tensor))
       continue;
     QuantizedWeight weight{tensor.name, tensor.dtype, {}};
@@ -222,9 +254,76 @@ std::vector<QuantizedWeight> quantized_weights(const Catalog& catalog) {
       scale += row.scale;
       if (names.contains(scale)) weight.scales.push_back(std::move(scale));
     }
+    if (weight.scales.empty() && looks_like_codes(tensor) &&
+        !is_carried(tensor.name))
+      if (const auto beside = floats.find(unit_name(tensor.name));
+          beside != floats.end())
+        for (const Tensor* one : beside->second)
+          if (!is_small_float(tensor.dtype) ||
+              one->name.find("scale", unit_name(one->name).size()) !=
+                  std::string::npos)
+            weight.scales.push_back(one->name);
     if (!weight.scales.empty()) found.push_back(std::move(weight));
   }
   return found;
+}
+
+std::string kind_of(const QuantizedWeight& weight, const Catalog& catalog) {
+  struct Kind {
+    std::string_view word, name;
+  };
+  constexpr Kind kKinds[] = {{"W_q", "HQQ"},
+                             {"codebooks", "AQLM"},
+                             {"trellis", "EXL3"},
+                             {"q_weight", "EXL2"},
+                             {"wscales", "nunchaku"},
+                             {"weights_scaling_factor", "TensorRT-LLM"},
+                             {"weight_scales", "EETQ"},
+                             {"._data", "quanto"},
+                             {"SCB", "bitsandbytes"},
+                             {"qdata", "torchao"},
+                             {"absmax", "bitsandbytes"}};
+  try {
+    if (const std::string method = quantization_config(catalog).method;
+        !method.empty())
+      return method;
+  } catch (const Error&) {
+    // By the names, then.
+  }
+  for (const Kind& kind : kKinds) {
+    const auto has = [&](const std::string& name) {
+      return name.find(kind.word) != std::string::npos;
+    };
+    if (has(weight.name) || std::ranges::any_of(weight.scales, has))
+      return std::string(kind.name);
+  }
+  return std::string(name(weight.dtype));
+}
+
+std::string dequantize_hint(const Catalog& catalog) {
+  std::string kind = "this kind";
+  try {
+    std::unordered_set<std::string> parts;
+    std::string open;
+    for (const LogicalWeight& weight : logical_weights(catalog, true)) {
+      if (open.empty()) open = weight.open;
+      parts.insert(weight.parts.begin(), weight.parts.end());
+    }
+    if (const QuantizationConfig config = quantization_config(catalog);
+        open.empty())
+      open = config.hindrance;
+    for (const QuantizedWeight& weight : quantized_weights(catalog))
+      if (!parts.contains(weight.name)) {
+        kind = kind_of(weight, catalog);
+        open = "no rule";
+      }
+    if (open.empty()) return "--dtype bf16 dequantizes them on the way";
+  } catch (const Error&) {
+    // --dtype would say why.
+  }
+  return "ckpt has no rule that makes numbers of " + kind +
+         "; dequantize with the library that wrote them, then convert the "
+         "result";
 }
 
 std::string describe(const std::vector<QuantizedWeight>& weights) {
@@ -251,6 +350,63 @@ void check_scales(const std::vector<QuantizedWeight>& weights,
             .with_hint("leave out both of them or none");
 }
 
+void check_together(const std::vector<QuantizedWeight>& before,
+                    const Catalog& catalog) {
+  const auto scales = [](const std::vector<QuantizedWeight>& weights) {
+    size_t sum = 0;
+    for (const QuantizedWeight& weight : weights) sum += weight.scales.size();
+    return sum;
+  };
+  const std::vector<QuantizedWeight> after = quantized_weights(catalog);
+  if (after.size() == before.size() && scales(after) == scales(before)) return;
+  throw unfaithful_error(
+      {catalog.path, before.front().name},
+      "--rename parts codes from what makes numbers of them: "
+      "{} of {} weights have their scales by name",
+      after.size(), before.size())
+      .with_hint("rename the scales as their codes, or --dtype bf16 first");
+}
+
+// Scales and the like whose codes are gone or have another name.
+static void check_orphans(const Catalog& catalog) {
+  constexpr std::string_view kEndings[] = {"_scale_inv",
+                                           "weight_scale",
+                                           "weight_scale_2",
+                                           "global_scale",
+                                           "weight_zero_point",
+                                           "weight_packed",
+                                           "weight_shape",
+                                           "weight_g_idx",
+                                           ".qweight",
+                                           ".qzeros",
+                                           ".scales",
+                                           ".biases",
+                                           ".g_idx",
+                                           ".SCB",
+                                           ".absmax",
+                                           ".quant_map",
+                                           ".nested_absmax",
+                                           ".nested_quant_map",
+                                           "._scale",
+                                           "._shift",
+                                           ".comfy_quant",
+                                           ".scale_weight",
+                                           ".weight_format"};
+  for (const Tensor& tensor : catalog.tensors)
+    if (tensor.kind != Kind::optim && !is_made(catalog, tensor) &&
+        (tensor.name.find(".quant_state.bitsandbytes") != std::string::npos ||
+         std::ranges::any_of(kEndings, [&](std::string_view end) {
+           return tensor.name.ends_with(end);
+         })))
+      throw unfaithful_error(
+          {catalog.path, tensor.name},
+          "--dtype: it belongs to the codes of a weight, and no codes are "
+          "there that it fits")
+          .with_hint(
+              "a tensor is lost or has another name; without --dtype all are "
+              "kept as they are");
+}
+
 void check_unknown_codes(const Catalog& catalog, const std::string& method) {
   for (const Tensor& tensor : catalog.tensors)
     if (tensor.kind != Kind::optim && may_be_unknown_codes(tensor) &&
@@ -264,6 +420,7 @@ void check_unknown_codes(const Catalog& catalog, const std::string& method) {
           .with_hint(
               "docs/quantized.md lists what is known; without --dtype codes "
               "and scales are kept as they are");
+  check_orphans(catalog);
 }
 
 void check_activation_scales(const Catalog& catalog) {

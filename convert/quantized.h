@@ -16,6 +16,8 @@ namespace ckpt::families {
 //   a.weight (f8, i8)        a.weight_scale_inv, a.weight_scale, a.scales …
 //   a.qweight, a.weight_packed (i32, u8)      a.scales, a.weight_scale
 //   a_blocks (u8)            a_scales
+//
+// and whole numbers of two dimensions or more beside floats of their module.
 struct QuantizedWeight {
   std::string name;
   DType dtype;
@@ -26,6 +28,12 @@ std::vector<QuantizedWeight> quantized_weights(const Catalog& catalog);
 // A float of eight bits, but for e8m0: exponents, which only scales are.
 bool is_small_float(DType dtype);
 
+// Whose they are, by the configuration or the names: "hqq", "TensorRT-LLM".
+std::string kind_of(const QuantizedWeight& weight, const Catalog& catalog);
+
+// What to do about a refusal of codes: --dtype where it would work.
+std::string dequantize_hint(const Catalog& catalog);
+
 // "a.weight (f8_e4m3 with a.weight_scale_inv) and 3 more"
 std::string describe(const std::vector<QuantizedWeight>& weights);
 
@@ -34,11 +42,19 @@ std::string describe(const std::vector<QuantizedWeight>& weights);
 void check_scales(const std::vector<QuantizedWeight>& weights,
                   const Catalog& catalog);
 
+// Call after renaming, with what there was before: throws unfaithful_error if
+// codes and scales no longer have each other's names.
+void check_together(const std::vector<QuantizedWeight>& before,
+                    const Catalog& catalog);
+
 // Call before dequantizing: throws unfaithful_error for codes of `method` that
 // no rule covers (their scales would be cast alone), and for scales of
 // activations, which belong to no weight.
 void check_unknown_codes(const Catalog& catalog, const std::string& method);
 void check_activation_scales(const Catalog& catalog);
+
+// k_scale and the like: of an fp8 cache of keys and values.
+bool is_cache_scale(const Tensor& tensor);
 
 // Call after dequantizing, when quantization_config goes: without its
 // kv_cache_scheme no reader scales keys and values. Warns with the number of

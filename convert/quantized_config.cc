@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "ckpt/error.h"
+#include "convert/quantized_keys.h"
 #include "lib/io/file.h"
 #include "lib/text/json.h"
 
@@ -12,17 +13,16 @@ namespace ckpt::families {
 namespace {
 
 constexpr uint64_t kMostConfig = 64 << 20;
-constexpr const char* kKeys[] = {"quantization_config", "compression_config"};
+constexpr const char* kKeys[] = {"quantization_config", "compression_config",
+                                 "quantization"};
 constexpr std::string_view kOldFiles[] = {
     "quantize_config.json", "quant_config.json", "quantization_config.json",
-    "hf_quant_config.json"};
+    "hf_quant_config.json", "quanto_qmap.json"};
 
 using Value = nlohmann::json;
 
 std::string word(const Value& object, const char* key) {
-  const auto found = object.find(key);
-  return found != object.end() && found->is_string() ? found->get<std::string>()
-                                                     : std::string();
+  return word_in(object, key);
 }
 
 uint64_t count(const Value& object, const char* key) {
@@ -84,9 +84,21 @@ void take_groups(const Value& groups, QuantizationConfig& config) {
         group.is_object() ? group.find("weights") : group.end();
     if (!group.is_object() || weights == group.end() || !weights->is_object())
       continue;
+    if (const std::string format = word(group, "format"); !format.empty())
+      config.formats.push_back(format);
     const uint64_t bits = count(*weights, "num_bits");
     const std::vector<uint64_t> block = block_of_group(*weights);
     if (first || config.bits != bits) config.bits = first ? bits : 0;
+    // "" of all that differ
+    const auto agree = [&](std::string& all, const char* key) {
+      const std::string one = word(*weights, key);
+      if (first || all != one) all = first ? one : std::string();
+    };
+    agree(config.type, "type");
+    agree(config.strategy, "strategy");
+    if (const uint64_t size = count(*weights, "group_size");
+        first || config.group_size != size)
+      config.group_size = first ? size : 0;
     if (first || config.block != block)
       config.block = first ? block : std::vector<uint64_t>();
     config.asymmetric =
@@ -95,10 +107,39 @@ void take_groups(const Value& groups, QuantizationConfig& config) {
   }
 }
 
+QuantizationConfig::Affine affine_of(const Value& object) {
+  QuantizationConfig::Affine affine{count(object, "bits"),
+                                    count(object, "group_size")};
+  if (const auto mode = object.find("mode"); mode != object.end())
+    affine.mode = mode->is_string() ? mode->get<std::string>() : mode->dump();
+  return affine;
+}
+
+// MLX names no method: its configuration has bits and group_size, for some
+// modules their own, and says no more of how codes are made.
+bool is_mlx(const Value& object) {
+  return !object.contains("quant_method") && object.contains("bits") &&
+         object.contains("group_size") && !object.contains("desc_act") &&
+         !object.contains("zero_point") && !object.contains("version");
+}
+
 QuantizationConfig config_of(const Value& object) {
   QuantizationConfig config{.there = true};
-  config.method = word(object, "quant_method");
+  config.method = is_mlx(object) ? "mlx" : word(object, "quant_method");
+  if (config.method == "mlx") {
+    config.affine = affine_of(object);
+    for (const auto& [key, value] : object.items())
+      if (value.is_object()) config.affine_of[key] = affine_of(value);
+  }
   config.checkpoint_format = word(object, "checkpoint_format");
+  if (config.checkpoint_format.empty() && config.method == "gptq")
+    config.checkpoint_format = word(object, "format");
+  if (const std::string format = word(object, "format"); !format.empty())
+    config.formats.push_back(format);
+  config.packing = word(object, "packing_format");
+  config.algorithm = word(object, "quant_algo");
+  if (const auto map = object.find("qmap"); map != object.end())
+    config.quanto = *map;
   config.version = word(object, "version");
   config.bits = count(object, "bits");
   if (config.bits == 0) config.bits = count(object, "w_bit");
@@ -108,6 +149,8 @@ QuantizationConfig config_of(const Value& object) {
   config.overrides =
       has_members(object, "dynamic") || has_members(object, "extra_config");
   config.hindrance = find_hindrance(object);
+  if (config.hindrance.empty())
+    config.hindrance = unknown_in_config(object, config.method);
   if (const auto groups = object.find("config_groups");
       groups != object.end() && groups->is_object())
     take_groups(*groups, config);
@@ -163,6 +206,13 @@ size_t after_value(const std::string& text, size_t at) {
 
 }  // namespace
 
+std::string word_in(const nlohmann::json& object, const std::string& key) {
+  if (!object.is_object()) return {};
+  const auto found = object.find(key);
+  return found != object.end() && found->is_string() ? found->get<std::string>()
+                                                     : std::string();
+}
+
 std::string sidecar_text(const Sidecar& sidecar) {
   return sidecar.text ? *sidecar.text
                       : io::read_file(sidecar.path, kMostConfig);
@@ -180,12 +230,24 @@ nlohmann::json said_quantization(const Catalog& catalog) {
   if (root.is_null() && io::is_file(beside))
     root = text::parse_python_json(io::read_file(beside, kMostConfig), beside);
   if (const Value* found = find_config(root)) return *found;
-  for (const std::string_view name : kOldFiles)
-    if (Value old = parsed(name); old.is_object()) {
-      if (name == "quantize_config.json" && word(old, "quant_method").empty())
-        old["quant_method"] = "gptq";
-      return old;
+  for (const std::string_view name : kOldFiles) {
+    Value old = parsed(name);
+    if (!old.is_object()) continue;
+    const auto set_method = [&](const char* method) {
+      if (word(old, "quant_method").empty()) old["quant_method"] = method;
+    };
+    if (name == "quantize_config.json") set_method("gptq");
+    if (name == "quant_config.json") set_method("awq");
+    if (name == "quanto_qmap.json")
+      old = {{"quant_method", "quanto"}, {"qmap", std::move(old)}};
+    if (name == "hf_quant_config.json") {
+      if (const auto inner = old.find("quantization");
+          inner != old.end() && inner->is_object())
+        old = Value(*inner);
+      set_method("modelopt");
     }
+    return old;
+  }
   return nullptr;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,6 +25,19 @@ struct QuantizationConfig {
   bool ordered = false;               // gptq: desc_act, rows count in an order
   bool asymmetric = false;            // compressed-tensors: there are zeros
   bool overrides = false;             // some modules have numbers of their own
+  std::string packing;                // auto-round: packing_format
+  std::string algorithm;              // modelopt: quant_algo
+  // compressed-tensors: what all groups of modules agree about, and the formats
+  // of all
+  std::string type, strategy;
+  std::vector<std::string> formats;
+  nlohmann::json quanto;  // quanto_qmap.json: module -> types
+  struct Affine {
+    uint64_t bits = 0, group_size = 0;
+    std::string mode = "affine";
+  };
+  Affine affine;  // mlx: of all modules, and of some by name
+  std::map<std::string, Affine> affine_of;
   // Why codes and scales do not determine the weights; "" if they do.
   std::string hindrance;
 };
@@ -38,6 +52,9 @@ nlohmann::json said_quantization(const Catalog& catalog);
 // Removes the key from config.json, leaving the rest of its text; older files
 // that say the same stop being sidecars.
 void drop_quantization_config(Catalog& catalog);
+
+// A member that is a string; else "".
+std::string word_in(const nlohmann::json& object, const std::string& key);
 
 // The content of the file, or its future content.
 std::string sidecar_text(const Sidecar& sidecar);

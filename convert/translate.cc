@@ -9,7 +9,6 @@
 #include "ckpt/note.h"
 #include "convert/backbone.h"
 #include "convert/check_source.h"
-#include "convert/codes.h"
 #include "convert/dialects.h"
 #include "convert/model_config.h"
 #include "convert/optimizer.h"
@@ -131,12 +130,7 @@ void refuse_quantized(const Catalog& source, const std::string& to) {
                          "{} weights are quantized, and {} has no place for "
                          "their scales: {}",
                          weights.size(), to, describe(weights))
-      .with_hint(
-          Codes(source).weights().empty()
-              ? "this way of quantizing is not known: docs/quantized.md lists "
-                "those that are; write the model again without codes where it "
-                "was made"
-              : "--dtype bf16 dequantizes them on the way");
+      .with_hint(dequantize_hint(source));
 }
 
 void add_sizes(const NamedTensors& model, const Facts& facts,

@@ -366,8 +366,11 @@ Catalog open_for_write(WriteRequest& request) {
     spdlog::warn("{}", selection.warning);
   else
     warn_of_gaps(source, request.select.layers);
-  if (!request.write.rename_file.empty())
+  if (!request.write.rename_file.empty()) {
+    const auto codes = families::quantized_weights(source);
     request.renamed = library::rename(source, request.write.rename_file);
+    if (!codes.empty()) families::check_together(codes, source);
+  }
   return source;
 }
 

@@ -415,9 +415,7 @@ void add_adapters(Catalog& base, const AdapterOptions& options, bool strict) {
                            "{}: codes of quantized weights, to which nothing "
                            "can be added",
                            families::describe(codes))
-        .with_hint(
-            "--dtype bf16 makes numbers of them in the same run, where that is "
-            "known for their kind");
+        .with_hint(families::dequantize_hint(base));
   locate(base);
   refuse_holes(base);
   for (size_t i = 0; i < options.paths.size(); ++i)

@@ -15,6 +15,7 @@ namespace ckpt::app {
 std::vector<families::LogicalWeight> quantized_of(const Catalog& catalog);
 
 // "40 weights: 38 fp8 (8 bits, 128x128), 2 fp8 (8 bits, channel)"; "" of none.
-std::string quantized_text(const std::vector<families::LogicalWeight>& weights);
+// Codes that no rule knows are named and counted, too.
+std::string quantized_text(const Catalog& catalog);
 
 }  // namespace ckpt::app

@@ -346,7 +346,7 @@ std::vector<SummaryRow> summary_rows(const Catalog& catalog) {
                           : fmt::format("{} ({})", grouped(sums.parameters),
                                         si_count(sums.parameters)));
   row("no rule", unruled_text(catalog));
-  row("quantized", quantized_text(quantized_of(catalog)));
+  row("quantized", quantized_text(catalog));
   row("size",
       fmt::format("{} in {}", iec_size(sums.bytes),
                   sums.files == 1 ? "1 file" : grouped(sums.files) + " files"));

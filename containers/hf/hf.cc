@@ -29,6 +29,7 @@ constexpr auto kSidecars = std::to_array<const char*>({
     "quantize_config.json",
     "quantization_config.json",
     "hf_quant_config.json",
+    "quanto_qmap.json",
     "*processor_config.json",
     "feature_extractor*.json",
     "modules.json",

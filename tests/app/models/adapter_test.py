@@ -489,7 +489,7 @@ def quantized(folder, kind, arguments):
     edit(codes, "config.json", {"quantization_config": said})
     run = CKPT.run("convert", codes, folder / "no", "--to", "safetensors",
                    "--adapter", adapter).want(5)
-    check("--dtype bf16 makes numbers" in run.err, run.err)
+    check("--dtype bf16 dequantizes" in run.err, run.err)
     check(not (folder / "no").exists(), "written all the same")
     rest = {k: v for k, v in tensors.items() if k.endswith(("norm.weight",
             "embed_tokens.weight", "lm_head.weight"))}

@@ -414,8 +414,9 @@ def test_plain_floats(folder):
         for dry in ((), ("--dry-run",)):
             result = CKPT.run("convert", source, folder / "no.safetensors",
                               "--dtype", "bf16", *dry).want(5)
-            check("a.weight: --dtype bf16: f8_e4m3 [4, 8]" in result.err
-                  and want in result.err, str(result))
+            check("a.weight: --dtype bf16: " in result.err
+                  and "f8_e4m3" in result.err and want in result.err,
+                  str(result))
         CKPT.ok("convert", source, out, "--overwrite")  # codes are kept
 
 

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// The content of a tensor that describes others: a shape, a marker, a table.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ckpt/catalog.h"
+
+namespace ckpt::families {
+
+// Its bytes. Nothing if it has more than `most`, or is not in one run of bytes
+// of a file that is stored as it is. Throws kIo.
+std::optional<std::string> small_tensor(const Catalog& catalog,
+                                        const Tensor& tensor, uint64_t most);
+
+// The same as numbers, of an integer or float dtype.
+std::optional<std::vector<int64_t>> small_integers(const Catalog& catalog,
+                                                   const Tensor& tensor,
+                                                   uint64_t most);
+std::optional<std::vector<float>> small_floats(const Catalog& catalog,
+                                               const Tensor& tensor,
+                                               uint64_t most);
+
+}  // namespace ckpt::families
