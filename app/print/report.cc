@@ -12,6 +12,8 @@
 #include "app/print/quantized.h"
 #include "app/print/ranks.h"
 #include "app/print/value_text.h"
+#include "ckpt/error.h"
+#include "convert/facts.h"
 #include "formats/peft/config.h"
 #include "lib/pickle/json.h"
 #include "lib/pickle/value.h"
@@ -271,6 +273,8 @@ std::string inspect_json(const Catalog& catalog, const InspectParts& parts) {
   json.member("bytes", sums.bytes);
   json.member("files", sums.files);
   json.member("parameters", sums.parameters);
+  if (const auto active = active_parameters(catalog, sums))
+    json.member("active_parameters", *active);
   if (parts.bytes_read) json.member("bytes_read", *parts.bytes_read);
   if (parts.header_bytes) json.member("header_bytes_read", *parts.header_bytes);
   write_facts(json, parts.facts);
@@ -338,6 +342,36 @@ std::string verify_json(const VerifyReport& report) {
   return std::move(json).text();
 }
 
+// "mlp.experts.3.up_proj.weight", "mlp.experts.gate_up_proj"; shared experts are
+// of another name.
+static bool is_of_expert(std::string_view name) {
+  return name.find(".experts.") != name.npos ||
+         name.find(".local_experts.") != name.npos ||
+         name.find(".switch_mlp.") != name.npos;
+}
+
+std::optional<uint64_t> active_parameters(const Catalog& catalog,
+                                          const Totals& sums) {
+  if (sums.of_experts == 0) return std::nullopt;
+  try {
+    const auto facts = families::facts_of(catalog);
+    const auto count = [&](const char* name) -> uint64_t {
+      const auto found = facts.find(name);
+      return found != facts.end() && found->second.value.is_number_unsigned()
+                 ? found->second.value.template get<uint64_t>()
+                 : 0;
+    };
+    const uint64_t experts = count("experts");
+    const uint64_t chosen = count("experts_per_token");
+    if (chosen == 0 || chosen > experts || sums.of_experts % experts != 0)
+      return std::nullopt;
+    return sums.parameters - sums.of_experts +
+           sums.of_experts / experts * chosen;
+  } catch (const Error&) {
+    return std::nullopt;  // a command that needs facts reports what is wrong
+  }
+}
+
 Totals totals(const Catalog& catalog) {
   Totals sums;
   std::set<Place> seen;
@@ -348,8 +382,11 @@ Totals totals(const Catalog& catalog) {
     (tensor.kind == Kind::model   ? sums.model
      : tensor.kind == Kind::optim ? sums.optim
                                   : sums.other)++;
-    if (tensor.kind == Kind::model && !seen_before(tensor, seen))
-      sums.parameters += element_count(tensor.shape).value_or(0);
+    if (tensor.kind == Kind::model && !seen_before(tensor, seen)) {
+      const uint64_t count = element_count(tensor.shape).value_or(0);
+      sums.parameters += count;
+      if (is_of_expert(tensor.name)) sums.of_experts += count;
+    }
   }
   // A quantized weight counts as what it represents, its scales not at all.
   std::unordered_map<std::string_view, const Tensor*> by_name;
@@ -358,10 +395,15 @@ Totals totals(const Catalog& catalog) {
     for (const Tensor& tensor : catalog.tensors)
       if (tensor.kind == Kind::model) by_name.emplace(tensor.name, &tensor);
   for (const families::LogicalWeight& weight : weights) {
-    sums.parameters += element_count(weight.shape).value_or(0);
+    const uint64_t count = element_count(weight.shape).value_or(0);
+    sums.parameters += count;
+    if (is_of_expert(weight.name)) sums.of_experts += count;
     for (const std::string& part : weight.parts)
-      if (const auto found = by_name.find(part); found != by_name.end())
-        sums.parameters -= element_count(found->second->shape).value_or(0);
+      if (const auto found = by_name.find(part); found != by_name.end()) {
+        const uint64_t gone = element_count(found->second->shape).value_or(0);
+        sums.parameters -= gone;
+        if (is_of_expert(part)) sums.of_experts -= gone;
+      }
   }
   // An inflated part of a file is a separate File with the same path.
   std::unordered_set<std::string_view> paths;

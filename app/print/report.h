@@ -56,11 +56,16 @@ struct Totals {
   uint64_t bytes = 0;       // of all tensors
   uint64_t files = 0;       // that hold them
   uint64_t parameters = 0;  // elements of model tensors; tied ones once
+  uint64_t of_experts = 0;  // those that routers choose among
   uint64_t model = 0;       // tensors of each kind
   uint64_t optim = 0;
   uint64_t other = 0;
 };
 Totals totals(const Catalog& catalog);
+// The parameters that one token meets in a mixture of experts. Nothing if there
+// are no experts, or no configuration says how many a token meets.
+std::optional<uint64_t> active_parameters(const Catalog& catalog,
+                                          const Totals& sums);
 
 // Values of objects as JSON; tensors in them go by their catalog names.
 class ObjectValues {

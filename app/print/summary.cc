@@ -340,11 +340,17 @@ std::vector<SummaryRow> summary_rows(const Catalog& catalog) {
   row("iteration", iteration_text(catalog));
   row("topology", to_string(catalog.topology));
   row("tensors", kinds_text(sums));
-  if (sums.parameters != 0)
-    row("parameters", sums.parameters < 1000
-                          ? grouped(sums.parameters)
-                          : fmt::format("{} ({})", grouped(sums.parameters),
-                                        si_count(sums.parameters)));
+  const auto count_text = [](uint64_t count) {
+    return count < 1000 ? grouped(count)
+                        : fmt::format("{} ({})", grouped(count),
+                                      si_count(count));
+  };
+  if (sums.parameters != 0) {
+    const auto active = active_parameters(catalog, sums);
+    row("parameters",
+        count_text(sums.parameters) +
+            (active ? ", active " + count_text(*active) : std::string()));
+  }
   row("no rule", unruled_text(catalog));
   row("quantized", quantized_text(catalog));
   row("size",
