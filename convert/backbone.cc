@@ -23,7 +23,18 @@ std::string_view backbone_prefix(const Json& config, const Family& family,
   const auto has = [&](const Tensor& tensor) {
     return tensor.name.starts_with(kModel);
   };
-  return is_other_class(config, family) && std::ranges::none_of(tensors, has)
+  // Falcon's names begin with "transformer.", whatever its class is called.
+  const auto asks = [&](const Rule& rule) {
+    return std::ranges::any_of(rule.hf, [&](const std::string& name) {
+      return name.starts_with(kModel);
+    });
+  };
+  return is_other_class(config, family) && std::ranges::none_of(tensors, has) &&
+                 std::ranges::any_of(family.dialects(),
+                                     [&](const Dialect& dialect) {
+                                       return std::ranges::any_of(dialect.rules,
+                                                                  asks);
+                                     })
              ? kModel
              : std::string_view();
 }

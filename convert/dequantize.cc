@@ -67,8 +67,9 @@ void check_open(const Catalog& catalog,
       throw unfaithful_error({catalog.path, weight.parts.front()},
                              "--dtype: {} codes of {}: {}", weight.method,
                              weight.name, weight.open)
-          .with_hint("without --dtype codes and scales are kept as they are; "
-                     "docs/quantized.md lists what is known");
+          .with_hint(
+              "without --dtype codes and scales are kept as they are; "
+              "docs/quantized.md lists what is known");
 }
 
 }  // namespace

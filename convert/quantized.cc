@@ -152,13 +152,17 @@ std::string_view unit_name(std::string_view name) {
   return module;
 }
 
+bool may_scale(DType dtype) {
+  return dtype == DType::f64 || dtype == DType::f32 || dtype == DType::f16 ||
+         dtype == DType::bf16;
+}
+
 // The floats of each module, but for what any layer may have beside a weight.
 std::unordered_map<std::string_view, std::vector<const Tensor*>>
 floats_by_module(const Catalog& catalog) {
   std::unordered_map<std::string_view, std::vector<const Tensor*>> floats;
   for (const Tensor& tensor : catalog.tensors)
-    if (tensor.kind != Kind::optim && !is_code(tensor.dtype) &&
-        tensor.dtype != DType::i64 && tensor.dtype != DType::bool_ &&
+    if (tensor.kind != Kind::optim && may_scale(tensor.dtype) &&
         !tensor.name.ends_with("bias") && !is_cache_scale(tensor))
       if (const std::string_view module = unit_name(tensor.name);
           !module.empty())

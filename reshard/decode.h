@@ -81,7 +81,8 @@ class DecodeReader {
   void box(const Decoding& made, const Tensor& tensor, const Tile& tile,
            std::byte* out);
   // decode_packed.cc
-  void packed_line(const Decoding& made, const Tile& tile, const std::byte* row);
+  void packed_line(const Decoding& made, const Tile& tile,
+                   const std::byte* row);
   void find_pairs(const Decoding& made);
   void scale_scales(const Decoding& made, const Tile& wanted);
   void load_packed_zeros(const Decoding& made, const Tile& wanted,

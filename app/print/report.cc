@@ -342,8 +342,8 @@ std::string verify_json(const VerifyReport& report) {
   return std::move(json).text();
 }
 
-// "mlp.experts.3.up_proj.weight", "mlp.experts.gate_up_proj"; shared experts are
-// of another name.
+// "mlp.experts.3.up_proj.weight", "mlp.experts.gate_up_proj"; shared experts
+// are of another name.
 static bool is_of_expert(std::string_view name) {
   return name.find(".experts.") != name.npos ||
          name.find(".local_experts.") != name.npos ||

@@ -341,9 +341,9 @@ std::vector<SummaryRow> summary_rows(const Catalog& catalog) {
   row("topology", to_string(catalog.topology));
   row("tensors", kinds_text(sums));
   const auto count_text = [](uint64_t count) {
-    return count < 1000 ? grouped(count)
-                        : fmt::format("{} ({})", grouped(count),
-                                      si_count(count));
+    return count < 1000
+               ? grouped(count)
+               : fmt::format("{} ({})", grouped(count), si_count(count));
   };
   if (sums.parameters != 0) {
     const auto active = active_parameters(catalog, sums);

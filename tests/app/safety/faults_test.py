@@ -352,7 +352,7 @@ def bad_sectors(folder):
             check(f"bad_sectors: {command} reads", last > 2, counts)
             named = False  # payload is part of what is read
             for number in sorted({1, 2, last // 2, last - 1, last,
-                                  *range(1, last, max(1, last // 8))}):
+                                  *range(1, last, max(1, last // 24))}):
                 what = f"bad_sectors: {command} {source.name}, read {number}"
                 done = run(words, source, FAULTS=f"read@{number}+=5")
                 tried += 1
