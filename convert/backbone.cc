@@ -21,7 +21,8 @@ std::string_view backbone_prefix(const Json& config, const Family& family,
                                  const std::vector<Tensor>& tensors) {
   constexpr std::string_view kModel = "model.";
   const auto has = [&](const Tensor& tensor) {
-    return tensor.name.starts_with(kModel);
+    return tensor.name.starts_with(kModel) ||
+           tensor.name.find(".model.") != std::string::npos;
   };
   // Falcon's names begin with "transformer.", whatever its class is called.
   const auto asks = [&](const Rule& rule) {

@@ -228,6 +228,7 @@ class Question {
 
   void by_rules(const std::shared_ptr<const Family>& family) {
     const families::Shapes there = shapes(*family);
+    std::string contradiction;
     for (const Dialect* dialect : strictest_first(*family)) {
       const Numbers numbers(family, *dialect, "hf", config_.values,
                             config_.source, options_.set);
@@ -237,6 +238,7 @@ class Question {
           std::ranges::find(check.findings, "number", &Finding::kind);
       if (number != check.findings.end()) {
         answer_.open = number->message;
+        if (is_contradiction(number->message)) contradiction = number->message;
         continue;
       }
       // A step of several models, or of modules that are none.
@@ -246,7 +248,13 @@ class Question {
       judge(check.findings, numbers);
       break;
     }
-    if (answer_.basis != Whole::Basis::kRules) return;
+    if (answer_.basis != Whole::Basis::kRules) {
+      // No model has such numbers, whatever its tensors are.
+      if (!contradiction.empty())
+        add(damage("configuration", {names_.path, {}}, "{}: {}", config_.source,
+                   contradiction));
+      return;
+    }
     sizes(family);
     dtypes();
   }

@@ -18,7 +18,9 @@ void Sha1::block(const std::byte* bytes) {
   for (size_t i = 16; i < 80; ++i)
     words[i] = std::rotl(
         words[i - 3] ^ words[i - 8] ^ words[i - 14] ^ words[i - 16], 1);
-  auto [a, b, c, d, e] = state_;
+  // clang 14 lets no lambda have structured bindings.
+  uint32_t a = state_[0], b = state_[1], c = state_[2], d = state_[3],
+           e = state_[4];
   const auto rounds = [&](size_t first, uint32_t constant, const auto& mix) {
     for (size_t i = first; i < first + 20; ++i) {
       const uint32_t next =

@@ -14,6 +14,8 @@ namespace {
 
 // 2^63: the first number that int64_t does not hold.
 constexpr double kTooLarge = 9223372036854775808.0;
+constexpr std::string_view kIndivisible = " is not divisible by ";
+constexpr std::string_view kNoElement = "pick: element ";
 
 std::string shown(const Json& value) {
   std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
@@ -60,7 +62,7 @@ bool compare(const std::string& op, const Json& a, const Json& b) {
 int64_t divide(int64_t a, int64_t b) {
   if (b == 0) throw unfaithful_error({}, "{} / 0", a);
   if (a == INT64_MIN && b == -1) overflow();
-  if (a % b != 0) throw unfaithful_error({}, "{} is not divisible by {}", a, b);
+  if (a % b != 0) throw unfaithful_error({}, "{}{}{}", a, kIndivisible, b);
   return a / b;
 }
 
@@ -145,7 +147,7 @@ Json pick(const Json& from, const Json& at) {
   if (from.is_array()) {
     const uint64_t index = at.get<uint64_t>();
     if (index >= from.size())
-      throw unfaithful_error({}, "pick: element {} of a list of {}", index,
+      throw unfaithful_error({}, "{}{} of a list of {}", kNoElement, index,
                              from.size());
     return from[index];
   }
@@ -217,6 +219,11 @@ Json root_of(const Json& value) {
 }
 
 }  // namespace
+
+bool is_contradiction(std::string_view problem) {
+  return problem.find(kIndivisible) != problem.npos ||
+         problem.find(kNoElement) != problem.npos;
+}
 
 bool truthy(const Json& value) {
   if (value.is_null()) return false;

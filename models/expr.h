@@ -39,6 +39,11 @@ namespace ckpt::families {
 
 using Json = nlohmann::json;
 
+// True for what an expression says of values that no model has together: 33
+// columns of 4 heads, kinds for two layers of three. (What is absent may only
+// not be said.)
+bool is_contradiction(std::string_view problem);
+
 class Expr {
  public:
   // Looks names up. The reference is valid until the next call; null for

@@ -26,6 +26,23 @@ bool is_foreign(const std::string& path) {
          io::is_file(io::join(path, ".metadata.json"));
 }
 
+// Megatron's folders of --ckpt-format torch_dist look like DCP's own until
+// metadata.json, which is written last, is there: with the common part, and
+// with keys of sharded objects.
+bool is_unfinished_megatron(const std::string& path) {
+  if (io::is_file(io::join(path, "common.pt"))) return true;
+  constexpr uint64_t kSearched = uint64_t{1} << 20;
+  const io::Handle file = io::Handle::open_read(io::join(path, kIndex));
+  const uint64_t part = std::min(file.size(), kSearched);
+  for (const uint64_t at : {uint64_t{0}, file.size() - part}) {
+    const std::string text = file.read_string(at, part);
+    for (const char* sign : {"MCoreMetadata", "mcore_data", "MCoreSavePlan",
+                             "common_state/shard_", "_extra_state/shard_"})
+      if (text.find(sign) != std::string::npos) return true;
+  }
+  return false;
+}
+
 struct Step {
   std::string word;
   uint64_t number = 0;
@@ -116,6 +133,8 @@ std::optional<Followed> follow(const std::string& path) {
     if (!step || !io::is_directory(below) || is_foreign(below)) continue;
     // (Listing tens of thousands of files in each of many steps takes long.)
     const bool whole = io::is_file(io::join(below, kIndex));
+    if (whole && step->word == kIteration && is_unfinished_megatron(below))
+      continue;
     const Directory directory = whole ? Directory() : look_at(below);
     if (whole || directory.is_checkpoint())
       complete[step->word][step->number] = name;

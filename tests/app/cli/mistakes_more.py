@@ -129,7 +129,6 @@ ROWS = (
     ("inspect tp4/*", 3, "tp4/*: no such file", "without quotes"),
     ("inspect script.pt", 4, "script.pt: this is a TorchScript archive",
      "state_dict()"),
-    ("inspect engine", 4, "lm_head.weight: is in two files: rank0", "--from"),
     ("inspect plan_file", 3, "plan_file: not a recognized checkpoint",
      "TensorRT-LLM engine"),
     ("inspect plan_file/rank0.engine", 3, "this is a TensorRT engine",
