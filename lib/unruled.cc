@@ -94,7 +94,8 @@ std::vector<Unruled> unruled_of(const Catalog& catalog) {
   for (const Tensor& tensor : catalog.tensors) {
     const auto at = copies.find(tensor.name);
     if (at == copies.end()) continue;
-    Unruled& one = found.push_back({&tensor, at->second.size() + 1, size_t{0}});
+    found.push_back({&tensor, at->second.size() + 1, size_t{0}});
+    Unruled& one = found.back();
     std::set<uint32_t> crcs;
     for (const Redundant* copy : at->second) {
       const auto left = crc_of(*copy->same_as, records);
