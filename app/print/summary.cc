@@ -346,10 +346,10 @@ std::vector<SummaryRow> summary_rows(const Catalog& catalog) {
                : fmt::format("{} ({})", grouped(count), si_count(count));
   };
   if (sums.parameters != 0) {
-    const auto active = active_parameters(catalog, sums);
+    const auto used = active_parameters(catalog, sums);
     row("parameters",
         count_text(sums.parameters) +
-            (active ? ", active " + count_text(*active) : std::string()));
+            (used ? ", active " + count_text(*used) : std::string()));
   }
   row("no rule", unruled_text(catalog));
   row("quantized", quantized_text(catalog));
