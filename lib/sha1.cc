@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/sha1.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
+#include <array>
 #include <bit>
 
 namespace ckpt {
@@ -49,39 +47,8 @@ void Sha1::block(const std::byte* bytes) {
   state_[4] += e;
 }
 
-void Sha1::update(std::span<const std::byte> bytes) {
-  size_t held = size_ % kBlock;
-  size_ += bytes.size();
-  while (!bytes.empty()) {
-    if (held == 0 && bytes.size() >= kBlock) {
-      block(bytes.data());
-      bytes = bytes.subspan(kBlock);
-      continue;
-    }
-    const size_t count = std::min(bytes.size(), kBlock - held);
-    std::copy_n(bytes.begin(), count, rest_.begin() + held);
-    bytes = bytes.subspan(count);
-    held += count;
-    if (held < kBlock) return;
-    block(rest_.data());
-    held = 0;
-  }
-}
-
-// Appends a one bit, zeros up to eight bytes before a block's end, and the size
-// in bits.
-std::string Sha1::hex() {
-  const uint64_t bits = size_ * 8;
-  std::array<std::byte, 2 * kBlock> end{};
-  end[0] = std::byte{0x80};
-  const size_t held = size_ % kBlock;
-  const size_t count = (held < 56 ? 56 : 120) - held;
-  for (size_t i = 0; i < 8; ++i)
-    end[count + i] = static_cast<std::byte>(bits >> (56 - 8 * i));
-  update(std::span(end).first(count + 8));
-  std::string text;
-  for (const uint32_t word : state_) text += fmt::format("{:08x}", word);
-  return text;
+void Sha1::blocks(const std::byte* bytes, size_t count) {
+  for (size_t i = 0; i < count; ++i) block(bytes + i * kBlock);
 }
 
 }  // namespace ckpt

@@ -3,28 +3,20 @@
 // repositories. It guards against accidents, not against people.
 #pragma once
 
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <string>
+#include "lib/block_hash.h"
 
 namespace ckpt {
 
-class Sha1 {
+class Sha1 : public BlockHash<Sha1, 5, std::endian::big> {
  public:
-  void update(std::span<const std::byte> bytes);
-  // 40 hexadecimal digits; call it once, after the last update.
-  std::string hex();
+  Sha1()
+      : BlockHash(
+            {0x67452301, 0xefcdab89, 0x98badcfe, 0x10325476, 0xc3d2e1f0}) {}
 
  private:
-  static constexpr size_t kBlock = 64;
+  friend BlockHash;
+  void blocks(const std::byte* bytes, size_t count);
   void block(const std::byte* bytes);
-
-  std::array<uint32_t, 5> state_{0x67452301, 0xefcdab89, 0x98badcfe, 0x10325476,
-                                 0xc3d2e1f0};
-  std::array<std::byte, kBlock> rest_{};  // less than a block
-  uint64_t size_ = 0;
 };
 
 }  // namespace ckpt

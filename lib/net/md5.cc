@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/net/md5.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <string_view>
@@ -69,36 +66,8 @@ void Md5::block(const std::byte* bytes) {
   for (size_t i = 0; i < made.size(); ++i) state_[i] += made[i];
 }
 
-void Md5::update(std::span<const std::byte> bytes) {
-  const size_t held = size_ % kBlock;
-  size_ += bytes.size();
-  if (held) {
-    const size_t taken = std::min(kBlock - held, bytes.size());
-    std::memcpy(rest_.data() + held, bytes.data(), taken);
-    bytes = bytes.subspan(taken);
-    if (held + taken < kBlock) return;
-    block(rest_.data());
-  }
-  for (; bytes.size() >= kBlock; bytes = bytes.subspan(kBlock))
-    block(bytes.data());
-  if (!bytes.empty()) std::memcpy(rest_.data(), bytes.data(), bytes.size());
-}
-
-std::string Md5::hex() {
-  const uint64_t bits = size_ * 8;
-  std::array<std::byte, kBlock + 8> tail{std::byte{0x80}};
-  const size_t held = size_ % kBlock;
-  const size_t zeros = (held < 56 ? 56 : 56 + kBlock) - held;
-  update(std::span(tail).first(zeros));
-  std::array<std::byte, 8> length;
-  for (size_t i = 0; i < 8; ++i)
-    length[i] = static_cast<std::byte>(bits >> (8 * i));
-  update(length);
-  std::string text;
-  for (const uint32_t word : state_)
-    for (uint32_t i = 0; i < 4; ++i)
-      text += fmt::format("{:02x}", (word >> (8 * i)) & 255);
-  return text;
+void Md5::blocks(const std::byte* bytes, size_t count) {
+  for (size_t i = 0; i < count; ++i) block(bytes + i * kBlock);
 }
 
 std::string base64_of_hex(const std::string& hex) {

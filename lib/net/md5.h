@@ -3,28 +3,20 @@
 // It guards against accidents in transit, not against people.
 #pragma once
 
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <span>
 #include <string>
+
+#include "lib/block_hash.h"
 
 namespace ckpt::net {
 
-class Md5 {
+class Md5 : public BlockHash<Md5, 4, std::endian::little> {
  public:
-  void update(std::span<const std::byte> bytes);
-  // 32 hexadecimal digits; call it once, after the last update.
-  std::string hex();
+  Md5() : BlockHash({0x67452301, 0xefcdab89, 0x98badcfe, 0x10325476}) {}
 
  private:
-  static constexpr size_t kBlock = 64;
+  friend BlockHash;
+  void blocks(const std::byte* bytes, size_t count);
   void block(const std::byte* bytes);
-
-  std::array<uint32_t, 4> state_{0x67452301, 0xefcdab89, 0x98badcfe,
-                                 0x10325476};
-  std::array<std::byte, kBlock> rest_{};  // less than a block
-  uint64_t size_ = 0;
 };
 
 // Converts hexadecimal digits to base 64.
