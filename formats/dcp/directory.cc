@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/dcp/directory.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <map>
@@ -24,23 +26,6 @@ constexpr std::string_view kTracker = "latest_checkpointed_iteration.txt";
 bool is_foreign(const std::string& path) {
   return io::is_file(io::join(path, "metadata.json")) ||
          io::is_file(io::join(path, ".metadata.json"));
-}
-
-// Megatron's folders of --ckpt-format torch_dist look like DCP's own until
-// metadata.json, which is written last, is there: with the common part, and
-// with keys of sharded objects.
-bool is_unfinished_megatron(const std::string& path) {
-  if (io::is_file(io::join(path, "common.pt"))) return true;
-  constexpr uint64_t kSearched = uint64_t{1} << 20;
-  const io::Handle file = io::Handle::open_read(io::join(path, kIndex));
-  const uint64_t part = std::min(file.size(), kSearched);
-  for (const uint64_t at : {uint64_t{0}, file.size() - part}) {
-    const std::string text = file.read_string(at, part);
-    for (const char* sign : {"MCoreMetadata", "mcore_data", "MCoreSavePlan",
-                             "common_state/shard_", "_extra_state/shard_"})
-      if (text.find(sign) != std::string::npos) return true;
-  }
-  return false;
 }
 
 struct Step {
@@ -124,6 +109,26 @@ Directory look_at(const std::string& path) {
   return directory;
 }
 
+std::string megatron_sign(const std::string& directory) {
+  // At each end of the index, as it may be large.
+  constexpr uint64_t kSearched = uint64_t{1} << 20;
+  constexpr const char* kCommonPart = "common.pt";
+  const std::string index = io::join(directory, kIndex);
+  if (!io::is_file(index)) return {};
+  if (io::is_file(io::join(directory, kCommonPart))) return kCommonPart;
+  const io::Handle file = io::Handle::open_read(index);
+  const uint64_t part = std::min(file.size(), kSearched);
+  for (const uint64_t at : {uint64_t{0}, file.size() - part}) {
+    const std::string text = file.read_string(at, part);
+    for (const char* sign :
+         {"MCoreMetadata", "mcore_data", "MCoreSavePlan", "common_state/shard_",
+          "_extra_state/shard_", "rng_state/shard_"})
+      if (text.find(sign) != text.npos)
+        return fmt::format("{} in .metadata", sign);
+  }
+  return {};
+}
+
 std::optional<Followed> follow(const std::string& path) {
   std::map<std::string, std::map<uint64_t, std::string>> complete;
   std::map<uint64_t, std::string> unfinished;
@@ -133,7 +138,7 @@ std::optional<Followed> follow(const std::string& path) {
     if (!step || !io::is_directory(below) || is_foreign(below)) continue;
     // (Listing tens of thousands of files in each of many steps takes long.)
     const bool whole = io::is_file(io::join(below, kIndex));
-    if (whole && step->word == kIteration && is_unfinished_megatron(below))
+    if (whole && step->word == kIteration && !megatron_sign(below).empty())
       continue;
     const Directory directory = whole ? Directory() : look_at(below);
     if (whole || directory.is_checkpoint())

@@ -48,6 +48,11 @@ struct Followed {
 };
 std::optional<Followed> follow(const std::string& path);
 
+// A sign that Megatron's dist_checkpointing wrote a directory whose
+// metadata.json, which it writes last, is not there: an incomplete save that
+// looks like torch's own. "" if there is none.
+std::string megatron_sign(const std::string& directory);
+
 // The rank of "__3_0.distcp" (or "__3.metadata"); nothing for other names.
 std::optional<uint32_t> rank_of(std::string_view name);
 // True for a file that torch writes into a distributed checkpoint: an index or

@@ -8,6 +8,7 @@
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
+#include "formats/dcp/directory.h"
 #include "lib/io/file.h"
 #include "lib/io/listed.h"
 #include "lib/text/format.h"
@@ -19,8 +20,6 @@ namespace {
 constexpr std::string_view kIter = "iter_";
 constexpr std::string_view kRelease = "release";
 constexpr uint64_t kMostTracker = 4096;
-// How much of an index is searched for signs, at each end.
-constexpr uint64_t kSearched = uint64_t{1} << 20;
 
 std::string_view trimmed(std::string_view text) {
   constexpr std::string_view kSpace = " \t\r\n\v\f";
@@ -95,10 +94,6 @@ void below_root(const std::string& path, DistFound& found) {
   }
 }
 
-bool contains(const std::string& text, std::string_view word) {
-  return text.find(word) != text.npos;
-}
-
 }  // namespace
 
 std::optional<std::string> iteration_directory(std::string_view word) {
@@ -119,7 +114,7 @@ namespace {
 // than a missing file.
 std::string why_none(const std::string& path) {
   for (const std::string& name : iterations(path))
-    if (!unfinished_sign(io::join(path, name)).empty())
+    if (!dcp::megatron_sign(io::join(path, name)).empty())
       return fmt::format("{} has no {}: an incomplete save", name, kConfigFile);
   return fmt::format("no {} in it", kConfigFile);
 }
@@ -150,22 +145,6 @@ DistFound locate_dist(const std::string& path) {
                             : io::join(io::base_name(found.path), kConfigFile),
                         text::printable(found.config.sharded_backend));
   return found;
-}
-
-std::string unfinished_sign(const std::string& directory) {
-  const std::string index = io::join(directory, ".metadata");
-  if (!io::is_file(index)) return {};
-  if (io::is_file(io::join(directory, kCommonFile))) return kCommonFile;
-  const io::Handle file = io::Handle::open_read(index);
-  const uint64_t part = std::min(file.size(), kSearched);
-  for (const uint64_t at : {uint64_t{0}, file.size() - part}) {
-    const std::string text = file.read_string(at, part);
-    for (const std::string_view sign :
-         {"MCoreMetadata", "mcore_data", "MCoreSavePlan", "common_state/shard_",
-          "_extra_state/shard_", "rng_state/shard_"})
-      if (contains(text, sign)) return fmt::format("{} in .metadata", sign);
-  }
-  return {};
 }
 
 namespace {

@@ -35,10 +35,6 @@ struct DistFound {
 // Throws input_error for a damaged metadata.json or tracker.
 DistFound locate_dist(const std::string& path);
 
-// A sign of a Megatron checkpoint in a directory that has no metadata.json: an
-// incomplete save. "" if there is none.
-std::string unfinished_sign(const std::string& directory);
-
 // Adds the files in a checkpoint's directory that the checkpoint itself does
 // not name: as sidecars, or as problems for what is left alone.
 void add_strays(const std::string& directory, Catalog& catalog);

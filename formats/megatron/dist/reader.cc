@@ -12,6 +12,7 @@
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "containers/torch/item.h"
+#include "formats/dcp/directory.h"
 #include "formats/dcp/metadata.h"
 #include "formats/megatron/dist/catalog.h"
 #include "formats/megatron/dist/flat.h"
@@ -29,7 +30,7 @@ using formats::Support;
 constexpr DistContainer kContainer{
     .format = "megatron_torch_dist",
     .backend = "torch_dist",
-    .unfinished = unfinished_sign,
+    .unfinished = dcp::megatron_sign,
     .hint =
         "Megatron writes it last; use an older iteration, or read what is "
         "there with --from dcp"};
@@ -58,7 +59,7 @@ Support DistReader::supports(const std::string& path) const {
     // An unknown backend is refused here: no other reader can say more.
     if (!found.path.empty()) return {!is_foreign(found.config), found.why};
     if (!io::is_directory(path)) return {false, found.why};
-    const std::string sign = unfinished_sign(path);
+    const std::string sign = dcp::megatron_sign(path);
     if (sign.empty()) return {false, found.why};
     return {true, "an unfinished save: " + sign};
   } catch (const Error& error) {

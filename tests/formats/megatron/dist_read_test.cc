@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "ckpt/error.h"
+#include "formats/dcp/directory.h"
 #include "formats/format.h"
 #include "formats/megatron/integrity.h"
 #include "formats/megatron/locate.h"
@@ -167,7 +168,7 @@ TEST_CASE("megatron_torch_dist: an unfinished save is told") {
   CHECK_THROWS_WITH_AS(read(path), doctest::Contains("incomplete save"), Error);
   // Without common.pt, the index shows it.
   fs::remove(path + "/common.pt");
-  CHECK(unfinished_sign(path) == "_extra_state/shard_ in .metadata");
+  CHECK(dcp::megatron_sign(path) == "_extra_state/shard_ in .metadata");
   fs::rename(path + "/.metadata", path + "/.metadata.tmp");
   copy.write("iter_0000007/metadata.json", config_text("torch_dist"));
   CHECK_THROWS_WITH_AS(read(path), doctest::Contains("was cut short"), Error);
