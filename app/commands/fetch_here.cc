@@ -157,23 +157,6 @@ class FetchHere {
   std::future<void> unchanged_;
 };
 
-// A name in one folder and on one line, whatever folders the file is in.
-std::string flat_name(const std::string& path) {
-  std::string flat;
-  for (const char c : path) {
-    const bool plain =
-        c != '/' && c != '%' && static_cast<unsigned char>(c) >= ' ';
-    flat += plain ? std::string(1, c)
-                  : fmt::format("%{:02X}", static_cast<unsigned char>(c));
-  }
-  // File systems take 255 bytes, ".part" among them.
-  constexpr size_t kMost = 240, kKeptOfIt = 160;
-  if (flat.size() <= kMost) return flat;
-  Sha256 sum;
-  sum.update(std::as_bytes(std::span(flat)));
-  return flat.substr(0, kKeptOfIt) + "%" + sum.hex();
-}
-
 // What a run keeps is its own: through a link it would write elsewhere.
 void refuse_link(const std::string& path) {
   if (io::is_link(path))

@@ -4,9 +4,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <span>
 #include <string_view>
 
 #include "ckpt/error.h"
+#include "lib/sha256.h"
 #include "lib/text/number.h"
 
 namespace ckpt::app {
@@ -44,6 +46,22 @@ uint64_t number_of(std::string_view word) {
 }
 
 }  // namespace
+
+std::string flat_name(const std::string& path) {
+  std::string flat;
+  for (const char c : path) {
+    const bool plain =
+        c != '/' && c != '%' && static_cast<unsigned char>(c) >= ' ';
+    flat += plain ? std::string(1, c)
+                  : fmt::format("%{:02X}", static_cast<unsigned char>(c));
+  }
+  // File systems take 255 bytes, ".part" among them.
+  constexpr size_t kMost = 240, kKeptOfIt = 160;
+  if (flat.size() <= kMost) return flat;
+  Sha256 sum;
+  sum.update(std::as_bytes(std::span(flat)));
+  return flat.substr(0, kKeptOfIt) + "%" + sum.hex();
+}
 
 void Ranges::add(uint64_t begin, uint64_t end) {
   if (begin >= end) return;

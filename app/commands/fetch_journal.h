@@ -20,6 +20,9 @@
 
 namespace ckpt::app {
 
+// A name in one folder and on one line, whatever folders the file is in.
+std::string flat_name(const std::string& path);
+
 // Bytes [begin, end), joined where they touch.
 class Ranges {
  public:
