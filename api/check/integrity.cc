@@ -13,6 +13,8 @@
 #include <utility>
 
 #include "api/check/hub.h"
+#include "api/check/manifest_check.h"
+#include "api/check/pickles.h"
 #include "api/check/read_all.h"
 #include "api/check/sums.h"
 #include "api/check/unruled.h"
@@ -25,8 +27,6 @@
 #include "formats/loose_files.h"
 #include "formats/runs/counts.h"
 #include "formats/runs/stale.h"
-#include "formats/scan/heads.h"
-#include "formats/scan/scan.h"
 #include "formats/traits.h"
 #include "lib/heap.h"
 #include "lib/io/file.h"
@@ -40,13 +40,6 @@
 
 namespace ckpt::library {
 namespace {
-
-Problem problem_of(const Error& error, std::string kind) {
-  std::string message = error.problem();
-  if (!error.hint().empty()) message += "; " + error.hint();
-  return damage(std::move(kind), {error.where().path, error.where().tensor},
-                "{}", std::move(message));
-}
 
 // True for damage in the checkpoint, which is an answer, not a failure to
 // answer.
@@ -118,7 +111,7 @@ class Check {
     options.max_mem = engine_.max_mem;
     options.io = engine_.io;
     options.progress = engine_.make_progress();
-    options.passed = passed(catalog);
+    options.passed = pickles_.passed(catalog);
     const uint64_t bytes = reshard::crc_bytes(catalog);
     options.progress.begin("checking", bytes);
     add_all(ranks::check_crcs(catalog, options));
@@ -139,17 +132,11 @@ class Check {
   // ckpt's is compared elsewhere, and says more than a header's old sum.
   void sums(const Catalog& catalog, const IntegrityOptions& options) {
     const std::string manifest = manifest_of(catalog);
-    auto [found, problems] = sums::beside(
-        files_of(catalog, selected_),
-        catalog.file_root.empty() ? catalog.path : catalog.file_root);
-    HubRepo repo = look_at_repo(path_);
-    for (const std::string& blob : repo.blobs)
-      if (sums::Sum sum = sums::stored_under_sum(blob); !sum.hex.empty())
-        found.push_back(std::move(sum));
-    add_all(std::move(repo.problems));
+    std::vector<sums::Sum> found =
+        beside(path_, files_of(catalog, selected_),
+               catalog.file_root.empty() ? catalog.path : catalog.file_root);
     if (!manifest.empty())
       std::erase_if(found, [](const sums::Sum& sum) { return sum.begin != 0; });
-    add_all(std::move(problems));
     if (!options.against.empty())
       std::ranges::move(read_against(options.against, root_of(catalog)).sums,
                         std::back_inserter(found));
@@ -164,19 +151,29 @@ class Check {
     if (!found.empty()) proven_ = check_sums(found, engine_, report_);
   }
 
+  // The checksums beside `files`, and those that a repository's blobs have as
+  // names.
+  std::vector<sums::Sum> beside(const std::string& path,
+                                const std::vector<std::string>& files,
+                                const std::string& root) {
+    auto [found, problems] = sums::beside(files, root);
+    HubRepo repo = look_at_repo(path);
+    for (const std::string& blob : repo.blobs)
+      if (sums::Sum sum = sums::stored_under_sum(blob); !sum.hex.empty())
+        found.push_back(std::move(sum));
+    add_all(std::move(repo.problems));
+    add_all(std::move(problems));
+    return std::move(found);
+  }
+
   // What can't be opened; returns false if a checksum contradicts it.
   bool as_summed(const std::string& path, const IntegrityOptions& options) {
     if (options.quick || std::exchange(summed_, true)) return true;
     const size_t before = report_.problems.size();
     const auto snapshot = hub_snapshot(path);
     const std::string& at = snapshot.empty() ? path : snapshot;
-    auto [found, problems] =
-        sums::beside(files_at(at), io::is_file(at) ? io::parent(at) : at);
-    HubRepo repo = look_at_repo(path);
-    for (const std::string& blob : repo.blobs)
-      if (sums::Sum sum = sums::stored_under_sum(blob); !sum.hex.empty())
-        found.push_back(std::move(sum));
-    add_all(std::move(repo.problems));
+    const std::vector<sums::Sum> found =
+        beside(path, files_at(at), io::is_file(at) ? io::parent(at) : at);
     check_sums(found, engine_, report_);
     return std::none_of(
         report_.problems.begin() + static_cast<std::ptrdiff_t>(before),
@@ -211,7 +208,8 @@ class Check {
     report_.bytes += reading.bytes;
     add_all(reading.problems);
     report_zeros(catalog, reading);
-    if (!manifest.empty()) compare_manifest(catalog, reading, manifest);
+    if (!manifest.empty())
+      add_all(listed(manifest).tensors(catalog, reading, edits_, selected_));
     if (options.finite) report_infinite(catalog, reading);
   }
 
@@ -222,7 +220,7 @@ class Check {
                       {.replicas = true,
                        .stats = options.finite,
                        .crcs = with_contents_,
-                       .passed = passed(catalog)});
+                       .passed = pickles_.passed(catalog)});
     } catch (const Error& error) {
       if (with_contents_ && is_answer(error)) checksums(catalog);
       throw;
@@ -244,36 +242,6 @@ class Check {
     add_all(reading.problems);
   }
 
-  // Lists what would run if its files were loaded elsewhere. `reads`: all bytes
-  // will be read.
-  void pickles(const Catalog& catalog, bool reads) {
-    if (reads && io::is_url(catalog.path)) heads_.emplace();
-    if (!io::is_directory(catalog.path)) {
-      std::set<std::string> paths{catalog.path};
-      for (const File& file : catalog.files)
-        if (!file.path.empty() && io::is_file(file.path))
-          paths.insert(file.path);
-      scanned_.assign(paths.begin(), paths.end());
-    }
-    scanned_in_ = catalog.path;
-    scanned_at_ = report_.problems.size();
-    const std::vector<Problem> found = found_pickles();
-    scanned_problems_ = found.size();
-    add_all(found);
-  }
-
-  // Once all bytes were read, or as many as damage left.
-  void pickles_again() {
-    if (!heads_ || heads_->all_harmless()) return;
-    const std::vector<Problem> found = found_pickles();
-    const auto at =
-        report_.problems.begin() + static_cast<std::ptrdiff_t>(scanned_at_);
-    report_.problems.insert(
-        report_.problems.erase(
-            at, at + static_cast<std::ptrdiff_t>(scanned_problems_)),
-        found.begin(), found.end());
-  }
-
   // What the reader inferred, to be proven by the bytes.
   void claims(const Catalog& catalog) {
     reshard::RunOptions options;
@@ -285,32 +253,8 @@ class Check {
     add_all(reshard::check_claims(catalog, options));
   }
 
-  // Compares the bytes of no tensor, in all files that the manifest lists; also
-  // for a checkpoint that can't even be opened.
-  void files(const std::string& path) {
-    const Manifest manifest = read_manifest(path);
-    const std::string root = root_of(path);
-    for (const auto& [name, content] : manifest.contents) {
-      if (!content.unproven.empty()) continue;
-      const std::string full = io::join(root, name);
-      try {
-        if (io::file_size(full) != manifest.files.at(name)) continue;  // told
-        const io::Handle file = io::Handle::open_read(full);
-        const std::string found = sha256_of(file, content.ranges);
-        if (found != content.sha256)
-          add(damage("file_digest", {full, {}},
-                     "{} SHA-256 {}, it was written with {}",
-                     content.ranges.empty() ? "the content has"
-                                            : "what is around the tensors has",
-                     found, content.sha256));
-      } catch (const std::out_of_range&) {
-        add(damage("manifest", {path, {}},
-                   "a file has a digest and no size: {}", name));
-      } catch (const Error& error) {
-        if (error.code() != ExitCode::kDamaged) throw;
-        add(problem_of(error, "damaged"));
-      }
-    }
+  ManifestCheck listed(const std::string& manifest) const {
+    return {manifest, root_of(manifest)};
   }
 
   // The directory that the names in a manifest are relative to.
@@ -341,33 +285,11 @@ class Check {
     return "";
   }
 
-  // Checks for a manifest that can't be one, and for files that have appeared
-  // beside those that it lists.
-  void manifest_itself(const Catalog& catalog) {
-    const std::string path = manifest_path(path_);
-    if (io::is_directory(path))
-      add(damage("manifest", {path, {}}, "is a directory"));
-    if (!io::is_directory(path_) || !io::is_file(path)) return;
-    const Manifest manifest = read_manifest(path);
-    if (catalog.file_root != path_) return;
-    for (const SourceFile& file : catalog.file_list)
-      if (!manifest.files.contains(file.path))
-        add(remark("unlisted_file", {io::join(path_, file.path), {}},
-                   "the manifest does not list it: it came later"));
+  // `reads`: all bytes will be read.
+  void pickles(const Catalog& catalog, bool reads) {
+    pickles_.begin(catalog, reads, report_.problems);
   }
-
-  // What was wrong when it was written, and was written all the same.
-  void unproven(const std::string& path) {
-    const Manifest manifest = read_manifest(path);
-    const auto tell = [&](const Where& where, const std::string& why) {
-      if (!why.empty())
-        add(damage("unproven", where, "was written unproven: {}", why));
-    };
-    for (const auto& [name, tensor] : manifest.tensors)
-      tell({path_, name}, tensor.unproven);
-    for (const auto& [name, content] : manifest.contents)
-      tell({io::join(root_of(path), name), {}}, content.unproven);
-  }
+  void pickles_again() { pickles_.again(report_.problems); }
 
   size_t problems() const { return report_.problems.size(); }
 
@@ -381,130 +303,10 @@ class Check {
   }
 
  private:
-  std::vector<Problem> found_pickles() {
-    scan::Heads* const heads = heads_ ? &*heads_ : nullptr;
-    std::vector<Problem> found;
-    for (const scan::FileScan& file : scanned_.empty()
-                                          ? scan::scan_path(scanned_in_, heads)
-                                          : scan::scan_files(scanned_, heads)) {
-      for (const scan::Global& global : file.globals)
-        if (!global.harmless)
-          found.push_back(damage("executes", {file.path, {}},
-                                 "loading it elsewhere runs {}",
-                                 scan::describe(global)));
-      // Dead links and FIFOs are named where the checkpoint is read.
-      if (!file.problem.empty() && !file.absent)
-        found.push_back(damage("unreadable_pickle", {file.path, {}},
-                               "{}; what loading it would run is not known",
-                               file.problem));
-    }
-    return found;
-  }
-
-  reshard::Passed passed(const Catalog& catalog) {
-    if (!heads_) return {};
-    heads_->expect(catalog);
-    return [this](uint32_t file, uint64_t offset,
-                  std::span<const std::byte> bytes) {
-      heads_->see(file, offset, bytes);
-    };
-  }
-
-  // Counts tensors with a piece in a record without a checksum. Those are read,
-  // which at least finds unreadable sectors and chunks that can't be inflated.
-  // `proven`: files whose whole content has the checksum that lies beside them.
-  static uint64_t without_checksum(const Catalog& catalog,
-                                   const std::set<std::string>& proven = {}) {
-    using Place = std::pair<uint32_t, uint64_t>;
-    std::vector<std::pair<Place, uint64_t>> summed;  // begins and ends
-    summed.reserve(catalog.crcs.size());
-    for (const StoredCrc& crc : catalog.crcs)
-      summed.push_back({{crc.file, crc.begin}, crc.end});
-    std::ranges::sort(summed);
-    const auto is_summed = [&](const Extent& extent) {
-      const Place place(extent.file, extent.offset);
-      const auto after = std::ranges::upper_bound(
-          summed, place, {}, [](const auto& record) { return record.first; });
-      return after != summed.begin() &&
-             std::prev(after)->first.first == extent.file &&
-             extent.offset <= std::prev(after)->second;
-    };
-    const auto is_bare = [&](const Piece& piece) {
-      const Codec codec = catalog.files[piece.extent.file].codec;
-      if (proven.contains(catalog.files[piece.extent.file].path)) return false;
-      return codec != Codec::kMemory && codec != Codec::kFill &&
-             !is_summed(piece.extent);
-    };
-    return static_cast<uint64_t>(
-        std::ranges::count_if(catalog.tensors, [&](const Tensor& tensor) {
-          return byte_size(tensor) != 0 &&
-                 std::ranges::any_of(tensor.pieces, is_bare);
-        }));
-  }
-
   static bool reads_all(const IntegrityOptions& options,
                         const std::string& manifest, uint64_t bare) {
     return !options.quick &&
            (!manifest.empty() || bare || options.deep || options.finite);
-  }
-
-  void compare_manifest(const Catalog& catalog, const Reading& reading,
-                        const std::string& path) {
-    const Manifest manifest = read_manifest(path);
-    const std::string root = root_of(path);
-    for (const auto& [file, size] : manifest.files) {
-      const std::string full = io::join(root, file);
-      const auto now = io::file_size(full);
-      if (!now)
-        add(damage("missing_file", {full, {}},
-                   "the manifest lists it, it is not there"));
-      else if (*now != size)
-        add(damage("file_size", {full, {}}, "{} bytes, it was written with {}",
-                   *now, size));
-    }
-    std::set<std::string_view> seen;
-    for (size_t i = 0; i < catalog.tensors.size(); ++i) {
-      const Tensor& tensor = catalog.tensors[i];
-      const Edit edit = edit_of(edits_, tensor.name);
-      auto entry = manifest.tensors.find(edit.stored);
-      // A trainer's reader names state by its parameter, its file does not.
-      if (entry == manifest.tensors.end() && tensor.kind == Kind::optim)
-        entry = manifest.tensors.find("optimizer.state." + edit.stored);
-      seen.insert(entry == manifest.tensors.end() ? tensor.name : entry->first);
-      if (entry == manifest.tensors.end()) {
-        if (!is_listed_content(manifest, root, catalog, tensor))
-          add(warning("unlisted_tensor", {path, tensor.name},
-                      "the manifest does not list it"));
-      } else if (entry->second.unproven.empty() &&
-                 entry->second.digest != reading.digests[i] && !edit.cut &&
-                 !(selected_ && is_part(tensor.shape, entry->second)))
-        add(damage("digest", {first_file(catalog, tensor), tensor.name},
-                   "the content has digest {}, it was written with {}",
-                   reading.digests[i].hex(), entry->second.digest.hex()));
-    }
-    if (selected_) return;  // what was deselected is not missing
-    for (const auto& [name, entry] : manifest.tensors)
-      if (!seen.contains(name))
-        add(damage("missing_tensor", {path, name},
-                   "the manifest lists it, the checkpoint does not hold it"));
-  }
-
-  // True for one that went along with its file's bytes: those that no listed
-  // tensor has are compared as the file's.
-  static bool is_listed_content(const Manifest& manifest,
-                                const std::string& root, const Catalog& catalog,
-                                const Tensor& tensor) {
-    return std::ranges::all_of(tensor.pieces, [&](const Piece& piece) {
-      const std::string& file = catalog.files[piece.extent.file].path;
-      return file.starts_with(root + "/") &&
-             manifest.contents.contains(file.substr(root.size() + 1));
-    });
-  }
-
-  static std::string first_file(const Catalog& catalog, const Tensor& tensor) {
-    return tensor.pieces.empty()
-               ? catalog.path
-               : catalog.files[tensor.pieces[0].extent.file].path;
   }
 
   // A hole in a file reads as zeros: a download that was cut, a failed disk.
@@ -541,13 +343,9 @@ class Check {
   bool selected_ = false;       // only some tensors are checked
   bool with_contents_ = false;  // stored checksums are compared there
   Edits edits_;
-  std::optional<scan::Heads> heads_;
-  std::set<std::string> proven_;      // files as their checksums promise
-  std::string against_;               // a manifest from elsewhere
-  std::string scanned_in_;            // the directory
-  std::vector<std::string> scanned_;  // or else the files of the catalog
-  size_t scanned_at_ = 0;             // its problems in the report
-  size_t scanned_problems_ = 0;
+  std::set<std::string> proven_;  // files as their checksums promise
+  std::string against_;           // a manifest from elsewhere
+  PickleCheck pickles_;
 };
 
 // True for damage: a directory that a format recognises as its own but that
@@ -582,7 +380,7 @@ Catalog open_checked(const std::string& path, const IntegrityOptions& source,
     const std::string manifest = check.manifest_of(none);
     if (manifest.empty()) throw;
     const size_t before = check.problems();
-    check.files(manifest);
+    check.add_all(check.listed(manifest).files());
     if (check.problems() == before) throw;
     throw input_error({error.where().path, error.where().tensor}, "{}",
                       error.problem());
@@ -597,6 +395,13 @@ bool holds_model(const Catalog& catalog) {
 }
 
 }  // namespace
+
+Problem problem_of(const Error& error, std::string kind) {
+  std::string message = error.problem();
+  if (!error.hint().empty()) message += "; " + error.hint();
+  return damage(std::move(kind), {error.where().path, error.where().tensor},
+                "{}", std::move(message));
+}
 
 void check_blobs(const std::string& path, const IntegrityOptions& options,
                  const Engine& engine, Report& report) {
@@ -626,7 +431,7 @@ Report check_integrity(const std::string& path, const Selection& selection,
     check.pickles(catalog, !options.quick);  // an index is decoded again
     {
       const heap::Unbounded threads;  // of a scan: it has a bound of its own
-      check.manifest_itself(catalog);
+      check.add_all(manifest_itself(path, catalog));
       check.add_all(formats::check_loose_files(catalog));
     }
     locate(catalog);
@@ -643,8 +448,9 @@ Report check_integrity(const std::string& path, const Selection& selection,
     check.contents(catalog, options);
     tell_unruled(catalog, options.quick, engine, report);
     const std::string manifest = check.manifest_of(catalog);
-    if (!manifest.empty() && !options.quick) check.files(manifest);
-    if (!manifest.empty()) check.unproven(manifest);
+    if (!manifest.empty() && !options.quick)
+      check.add_all(check.listed(manifest).files());
+    if (!manifest.empty()) check.add_all(check.listed(manifest).unproven(path));
     if (options.deep) check.claims(catalog);
     check.pickles_again();
   } catch (const Error& error) {

@@ -29,6 +29,9 @@ Report check_integrity(const std::string& path, const Selection& selection,
 void check_blobs(const std::string& path, const IntegrityOptions& options,
                  const Engine& engine, Report& report);
 
+// Damage that an error tells of, with its hint.
+Problem problem_of(const Error& error, std::string kind);
+
 // From the problems, report.open and `strict`: report.verdict and report.ok.
 void judge(Report& report, bool strict);
 

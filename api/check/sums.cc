@@ -157,6 +157,35 @@ std::set<std::string> check_sums(const std::vector<sums::Sum>& sums,
   return proven;
 }
 
+uint64_t without_checksum(const Catalog& catalog,
+                          const std::set<std::string>& proven) {
+  using Place = std::pair<uint32_t, uint64_t>;
+  std::vector<std::pair<Place, uint64_t>> summed;  // begins and ends
+  summed.reserve(catalog.crcs.size());
+  for (const StoredCrc& crc : catalog.crcs)
+    summed.push_back({{crc.file, crc.begin}, crc.end});
+  std::ranges::sort(summed);
+  const auto is_summed = [&](const Extent& extent) {
+    const Place place(extent.file, extent.offset);
+    const auto after = std::ranges::upper_bound(
+        summed, place, {}, [](const auto& record) { return record.first; });
+    return after != summed.begin() &&
+           std::prev(after)->first.first == extent.file &&
+           extent.offset <= std::prev(after)->second;
+  };
+  const auto is_bare = [&](const Piece& piece) {
+    const Codec codec = catalog.files[piece.extent.file].codec;
+    if (proven.contains(catalog.files[piece.extent.file].path)) return false;
+    return codec != Codec::kMemory && codec != Codec::kFill &&
+           !is_summed(piece.extent);
+  };
+  return static_cast<uint64_t>(
+      std::ranges::count_if(catalog.tensors, [&](const Tensor& tensor) {
+        return byte_size(tensor) != 0 &&
+               std::ranges::any_of(tensor.pieces, is_bare);
+      }));
+}
+
 Against read_against(const std::string& path, const std::string& root) {
   if (!io::is_file(path))
     throw missing_error({path, {}}, "--against: no such file");

@@ -34,4 +34,10 @@ struct Against {
 };
 Against read_against(const std::string& path, const std::string& root);
 
+// Counts tensors with a piece in a record without a checksum. Those are read,
+// which at least finds unreadable sectors and chunks that can't be inflated.
+// `proven`: files whose whole content has the checksum that lies beside them.
+uint64_t without_checksum(const Catalog& catalog,
+                          const std::set<std::string>& proven = {});
+
 }  // namespace ckpt::library

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/check/pickles.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
+#include <set>
+#include <span>
+
+#include "ckpt/note.h"
+#include "formats/scan/scan.h"
+#include "lib/io/file.h"
+#include "lib/io/remote.h"
+
+namespace ckpt::library {
+
+void PickleCheck::begin(const Catalog& catalog, bool reads,
+                        std::vector<Problem>& problems) {
+  if (reads && io::is_url(catalog.path)) heads_.emplace();
+  if (!io::is_directory(catalog.path)) {
+    std::set<std::string> paths{catalog.path};
+    for (const File& file : catalog.files)
+      if (!file.path.empty() && io::is_file(file.path)) paths.insert(file.path);
+    files_.assign(paths.begin(), paths.end());
+  }
+  folder_ = catalog.path;
+  at_ = problems.size();
+  std::vector<Problem> found = this->found();
+  count_ = found.size();
+  std::ranges::move(found, std::back_inserter(problems));
+}
+
+void PickleCheck::again(std::vector<Problem>& problems) {
+  if (!heads_ || heads_->all_harmless()) return;
+  const std::vector<Problem> found = this->found();
+  const auto at = problems.begin() + static_cast<std::ptrdiff_t>(at_);
+  problems.insert(problems.erase(at, at + static_cast<std::ptrdiff_t>(count_)),
+                  found.begin(), found.end());
+}
+
+reshard::Passed PickleCheck::passed(const Catalog& catalog) {
+  if (!heads_) return {};
+  heads_->expect(catalog);
+  return
+      [this](uint32_t file, uint64_t offset, std::span<const std::byte> bytes) {
+        heads_->see(file, offset, bytes);
+      };
+}
+
+std::vector<Problem> PickleCheck::found() {
+  scan::Heads* const heads = heads_ ? &*heads_ : nullptr;
+  std::vector<Problem> found;
+  for (const scan::FileScan& file : files_.empty()
+                                        ? scan::scan_path(folder_, heads)
+                                        : scan::scan_files(files_, heads)) {
+    for (const scan::Global& global : file.globals)
+      if (!global.harmless)
+        found.push_back(damage("executes", {file.path, {}},
+                               "loading it elsewhere runs {}",
+                               scan::describe(global)));
+    // Dead links and FIFOs are named where the checkpoint is read.
+    if (!file.problem.empty() && !file.absent)
+      found.push_back(damage("unreadable_pickle", {file.path, {}},
+                             "{}; what loading it would run is not known",
+                             file.problem));
+  }
+  return found;
+}
+
+}  // namespace ckpt::library
