@@ -14,6 +14,7 @@
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "containers/hf/index.h"
+#include "containers/sums/sums.h"
 #include "formats/file_list.h"
 #include "formats/format.h"
 #include "formats/loose_files.h"
@@ -294,6 +295,7 @@ class Settling {
     if (is_hidden_folder(file.path))
       return "version control and download caches are not part of a checkpoint";
     const std::string name = io::base_name(file.path);
+    if (sums::is_list(name)) return "checksums of the source's files";
     if (name.starts_with("adapter_model") && !keeps_hf())
       return "an adapter in the names of the source: convert it by itself";
     // torch's HuggingFaceStorageWriter makes the model's files of these.

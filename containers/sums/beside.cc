@@ -116,6 +116,16 @@ std::string lower(std::string text) {
   return text;
 }
 
+// Of FILE.sha256: FILE. Nothing if the name is no list's.
+std::optional<std::string> listed_by(const std::string& name) {
+  const std::string low = lower(name);
+  for (const std::string_view ending : kEndings)
+    if (low.ends_with(ending) && low.size() > ending.size())
+      return name.substr(0, name.size() - ending.size());
+  if (std::ranges::find(kLists, low) != kLists.end()) return "";
+  return std::nullopt;
+}
+
 // The file that FILE.sha256 is of, or that it names.
 void add_line(const Asked& asked, const std::string& list,
               const std::string& own, const Line& line, Beside& found) {
@@ -154,16 +164,9 @@ void add_listed(const Asked& asked, Beside& found) {
   for (const std::string& folder : folders) {
     if (!io::is_directory(folder)) continue;
     for (const std::string& name : io::list_directory(folder)) {
-      const std::string low = lower(name);
-      std::string own;
-      bool list = std::ranges::find(kLists, low) != kLists.end();
-      for (const std::string_view ending : kEndings)
-        if (low.ends_with(ending) && low.size() > ending.size()) {
-          list = true;
-          own = name.substr(0, name.size() - ending.size());
-        }
+      const auto own = listed_by(name);
       const std::string path = io::join(folder, name);
-      if (list && io::is_file(path)) add_list(asked, path, own, found);
+      if (own && io::is_file(path)) add_list(asked, path, *own, found);
     }
   }
 }
@@ -227,6 +230,8 @@ constexpr Kind kKinds[] = {add_stored, add_downloaded, add_listed,
                            add_of_headers};
 
 }  // namespace
+
+bool is_list(const std::string& name) { return listed_by(name).has_value(); }
 
 Sum stored_under_sum(const std::string& path) {
   std::error_code failure;

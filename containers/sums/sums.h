@@ -46,6 +46,10 @@ struct Beside {
 // Of these files, which are in or below `root`. Reads lists and headers.
 Beside beside(const std::vector<std::string>& files, const std::string& root);
 
+// True for SHA256SUMS, FILE.sha256 and the like: what they say of a source's
+// files is not true of those that are made of it.
+bool is_list(const std::string& name);
+
 // A list of checksums; names are relative to `root`. Throws input_error if it
 // is none, or names a file outside.
 std::vector<Sum> read_list(const std::string& path, const std::string& root);

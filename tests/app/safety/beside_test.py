@@ -108,6 +108,27 @@ def test_one(folder, ending, tool, algorithm, bare):
     each_bit(path, files, algorithm, ending)
 
 
+def test_not_carried(folder, target):
+    """Lists of the source's files say nothing of the target's, whose own
+    verify would call them damaged."""
+    path = folder / "m"
+    shutil.copytree(DATA / "hf/llama/ckpt", path)
+    files = sorted(path.glob("*.safetensors"))
+    (path / "SHA256SUMS").write_text(sums(
+        "sha256sum", [*files, path / "config.json"]))
+    (path / "md5sum.txt").write_text(sums("md5sum", files))
+    for file in files:
+        Path(f"{file}.sha256").write_text(sums("sha256sum", [file]))
+    out = folder / "out"
+    done = CKPT.ok("convert", path, out, "--to", target, "--dtype", "bf16",
+                   "-v")
+    left = [p.name for p in out.rglob("*")
+            if p.suffix == ".sha256" or p.name in ("SHA256SUMS", "md5sum.txt")]
+    check_equal(left, [], "lists in the target")
+    check("checksums of the source's files" in done.err, done.err)
+    CKPT.ok("verify", out)
+
+
 def test_meta(folder):
     """Meta's checklist.chk: MD5 of each file."""
     path = folder / "meta"
@@ -422,6 +443,9 @@ def prepare(suite, ckpt):
         for bare in (False, True):
             suite.add(f"one: {ending} {'bare' if bare else 'named'}", test_one,
                       ending, tool, algorithm, bare)
+    for target in ("safetensors", "torch", "dcp", "vllm",
+                   "megatron_torch_dist"):
+        suite.add(f"not carried to {target}", test_not_carried, target)
     suite.add("checklist.chk", test_meta)
     suite.add("a single file", test_single_file)
     suite.add("no list", test_not_a_list)
