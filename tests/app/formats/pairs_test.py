@@ -128,7 +128,7 @@ def content(format, path, folder, options):
                 for n, t in found.items()}
     shutil.rmtree(folder, ignore_errors=True)
     CKPT.ok("convert", path, folder, "--to", "safetensors", "--dialect",
-            "keep", "-q", *options)
+            "keep", "--keys", "*", "-q", *options)
     found = READERS["safetensors"](folder)
     # The key of a state dict is no part of its names. Alone, it is like one.
     if all(name.startswith("model.") for name in found):

@@ -75,17 +75,20 @@ def read_dcp(folder):
     return state
 
 
-def flat(tree, above=""):
+def flat(tree, above="", within=()):
     """Dotted names of the tensors in what torch.load gives."""
     import torch
 
     if isinstance(tree, torch.Tensor):
         return {above: tree}
+    if any(tree is outer for outer in within):  # a cycle
+        return {}
     pairs = tree.items() if isinstance(tree, dict) else enumerate(tree) \
         if isinstance(tree, list | tuple) else ()
     found = {}
     for key, value in pairs:
-        found |= flat(value, f"{above}.{key}" if above else str(key))
+        found |= flat(value, f"{above}.{key}" if above else str(key),
+                      (*within, tree))
     return found
 
 

@@ -110,7 +110,8 @@ MEANT = {
     "megatron_legacy/*": r"expert-parallel rank \d|parts of expert tensor",
     "megatron_zarr/*/shard_*.pt": "object_grid|missing_object",
     "meta/*/consolidated.01.pth": "are all files of the checkpoint here",
-    "modelopt/*.index.json": r"is in two files|not a recognized",
+    "modelopt/*.index.json":
+        r"is in two files|not a recognized|config.json asks for it",
     "olmo_core_v1/checkpointer_mixed_w4/metadata.json": "is in two files",
     "runs/nanotron_tp2/*/model_weight*":
         r"that of rank \d is missing|is in two parts",
