@@ -148,7 +148,7 @@ class Question {
     // all of them would be read.
     const auto likely = Family::for_config(config_.values);
     if (likely && !formats::traits_of(names_.format).unwraps_names)
-      unwrap(names_, likely.get());
+      unwrap(names_, likely.get(), Words::kKnown);
     const std::string from(dialect_of(names_));
     const auto family = find_family(names_, options_);
     if (!family && from == "mcore" && !values_of(names_, from).source.empty())

@@ -21,7 +21,7 @@ constexpr std::string_view kOuter[] = {
 };
 // Prefixes of any module.
 constexpr std::string_view kInner[] = {"_orig_mod.", "_forward_module.",
-                                       "_fsdp_wrapped_module.",
+                                       "_fsdp_wrapped_module.", "_fpw_module.",
                                        "_checkpoint_wrapped_module."};
 constexpr std::string_view kEmbeddings[] = {"embed_tokens.weight", "wte.weight",
                                             "embed_in.weight",
@@ -79,17 +79,6 @@ bool is_any_family(const std::vector<std::string>& names,
   });
 }
 
-// The name without the prefixes of modules.
-std::string without_inner(std::string name) {
-  for (const std::string_view word : kInner)
-    for (size_t at = 0; (at = name.find(word, at)) != name.npos;)
-      if (at == 0 || name[at - 1] == '.')
-        name.erase(at, word.size());
-      else
-        at += word.size();
-  return name;
-}
-
 // The rest of each name that begins with `prefix`.
 std::vector<std::string> behind(const std::vector<std::string>& names,
                                 const std::string& prefix) {
@@ -97,6 +86,43 @@ std::vector<std::string> behind(const std::vector<std::string>& names,
   for (const std::string& name : names)
     if (name.starts_with(prefix)) found.push_back(name.substr(prefix.size()));
   return found;
+}
+
+// What all names begin with, up to a dot.
+std::string common_prefix(const std::vector<std::string>& names) {
+  if (names.size() < 2) return {};
+  std::string_view common = names.front();
+  for (const std::string& name : names) {
+    const auto end = std::ranges::mismatch(common, name).in1;
+    common = {common.begin(), end};
+  }
+  return std::string(common.substr(0, common.rfind('.') + 1));
+}
+
+// The least of the prefix behind which all names are those of a family.
+std::optional<std::string> find_common(const std::vector<std::string>& names,
+                                       const Family* likely) {
+  const std::string common = common_prefix(names);
+  if (common.empty() || is_any_family(names, likely)) return std::nullopt;
+  size_t end = 0;
+  for (size_t word = 0; word < kMostWords && end < common.size(); ++word) {
+    end = common.find('.', end) + 1;
+    const std::string prefix = common.substr(0, end);
+    if (is_any_family(behind(names, prefix), likely)) return prefix;
+  }
+  return std::nullopt;
+}
+
+// DistributedDataParallel's and DataParallel's, if all names have it.
+std::string replica_prefix(const std::vector<std::string>& names) {
+  constexpr std::string_view kReplica = "module.";
+  std::string prefix;
+  while (!names.empty() &&
+         std::ranges::all_of(names, [&](const std::string& name) {
+           return name.starts_with(prefix + std::string(kReplica));
+         }))
+    prefix += kReplica;
+  return prefix;
 }
 
 // The words that lead to the embedding, `outer` among them; nothing if none do.
@@ -140,7 +166,17 @@ std::vector<std::string_view> roles_in(const Catalog& catalog) {
 
 }  // namespace
 
-bool unwrap(Catalog& catalog, const Family* likely) {
+std::string without_wrappers(std::string name) {
+  for (const std::string_view word : kInner)
+    for (size_t at = 0; (at = name.find(word, at)) != name.npos;)
+      if (at == 0 || name[at - 1] == '.')
+        name.erase(at, word.size());
+      else
+        at += word.size();
+  return name;
+}
+
+bool unwrap(Catalog& catalog, const Family* likely, Words words) {
   std::vector<std::string_view> outer = roles_in(catalog);
   if (outer.size() > 1) return false;
   outer.insert(outer.end(), std::begin(kOuter), std::end(kOuter));
@@ -148,13 +184,16 @@ bool unwrap(Catalog& catalog, const Family* likely) {
   bool has_inner = false;
   for (const Tensor& tensor : catalog.tensors) {
     if (tensor.kind != Kind::model) continue;
-    names.push_back(without_inner(tensor.name));
+    names.push_back(without_wrappers(tensor.name));
     has_inner = has_inner || names.back() != tensor.name;
   }
-  const auto prefix = find_prefix(names, outer, likely, has_inner);
-  if (!prefix) return false;
+  auto prefix = find_prefix(names, outer, likely, has_inner);
+  if (!prefix && words == Words::kAny) prefix = find_common(names, likely);
+  const bool known = prefix.has_value();
+  if (!prefix && words == Words::kKnown) return false;
+  if (!prefix) prefix = replica_prefix(names);
   const auto unwrapped = [&](const std::string& name) {
-    std::string inner = without_inner(name);
+    std::string inner = without_wrappers(name);
     return inner.starts_with(*prefix) ? inner.substr(prefix->size()) : name;
   };
   std::unordered_set<std::string> taken;
@@ -182,10 +221,11 @@ bool unwrap(Catalog& catalog, const Family* likely) {
     claim.rounded = unwrapped(claim.rounded);
   }
   catalog.skeleton.reset();
-  catalog.dialect = "hf";
+  if (known) catalog.dialect = "hf";
   catalog.assumptions.push_back(fmt::format(
-      "the prefix '{}' is taken off {} names: what is left are transformers'",
-      example.empty() ? *prefix : example, changed));
+      "the prefix '{}' is taken off {} names: {}",
+      example.empty() ? *prefix : example, changed,
+      known ? "what is left are transformers'" : "a wrapper added it"));
   return true;
 }
 

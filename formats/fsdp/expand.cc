@@ -11,6 +11,7 @@
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 #include "lib/text/suggest.h"
+#include "models/wrapper.h"
 
 namespace ckpt::fsdp {
 namespace {
@@ -294,11 +295,9 @@ void note_flat(Catalog& catalog) {
 
 std::string with_parameter(std::string_view text, std::string_view leaf,
                            std::string_view parameter) {
-  std::string name(text.substr(0, text.size() - leaf.size()));
-  for (const std::string_view word : {"_fsdp_wrapped_module.", "_fpw_module."})
-    for (size_t at = name.find(word); at != name.npos; at = name.find(word, at))
-      name.erase(at, word.size());
-  return name.append(parameter);
+  return families::without_wrappers(
+             std::string(text.substr(0, text.size() - leaf.size())))
+      .append(parameter);
 }
 
 std::vector<Expansion> expand(Catalog& catalog, const FlatParameters& all,

@@ -13,6 +13,7 @@
 #include "formats/runs/pattern.h"
 #include "lib/pickle/json.h"
 #include "lib/text/format.h"
+#include "models/wrapper.h"
 
 namespace ckpt::runs {
 namespace {
@@ -129,8 +130,8 @@ class AdamFinder {
     }
     const size_t last = name->rest.rfind('.');
     if (last != name->rest.npos)
-      own_[unwrapped(std::string(name->rest.substr(0, last)))].emplace_back(
-          name->rest.substr(last + 1), value);
+      own_[families::without_wrappers(std::string(name->rest.substr(0, last)))]
+          .emplace_back(name->rest.substr(last + 1), value);
   }
 
   void add_list(Id list) {
@@ -217,7 +218,7 @@ class AdamFinder {
     for (size_t g = 0; g < adam_.groups.size(); ++g) {
       for (const Id item : document.items(lists_[g]))
         adam_.groups[g].params.push_back(
-            unwrapped(std::string(document.text(item))));
+            families::without_wrappers(std::string(document.text(item))));
     }
     adam_.ordered = shows_order();
     return true;

@@ -15,6 +15,7 @@
 #include "formats/runs/optimizer.h"
 #include "formats/runs/trainer.h"
 #include "formats/runs/unnamed.h"
+#include "models/wrapper.h"
 
 namespace ckpt::runs {
 namespace {
@@ -142,7 +143,8 @@ void adopt_pickle(Catalog& catalog, const Trainer& trainer,
     }
     const std::string before = tensor.name;
     tensor.kind = Kind::model;
-    tensor.name = unwrapped(tensor.name.substr(pickled.model.size()));
+    tensor.name =
+        families::without_wrappers(tensor.name.substr(pickled.model.size()));
     renamed[before] = tensor.name;
     copies.push_back(tensor);
   }

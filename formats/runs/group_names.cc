@@ -9,6 +9,7 @@
 
 #include "formats/runs/naming.h"
 #include "formats/runs/own_names.h"
+#include "models/wrapper.h"
 
 namespace ckpt::runs {
 namespace {
@@ -120,7 +121,8 @@ NameList names_of_states(const NameList& params,
                          const std::function<bool(const std::string&)>& has) {
   NameList now;
   for (const std::string& before : params) {
-    const std::string param = has(before) ? before : unwrapped(before);
+    const std::string param =
+        has(before) ? before : families::without_wrappers(before);
     NameList names;
     if (!has(param)) names = names_of_other(param);
     // From one trainer's names to another's there are two steps.

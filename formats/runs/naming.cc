@@ -4,14 +4,10 @@
 #include <algorithm>
 
 #include "formats/runs/pattern.h"
+#include "models/wrapper.h"
 
 namespace ckpt::runs {
 namespace {
-
-// Words that wrappers add to a parameter's name.
-constexpr std::string_view kWrappers[] = {"_fsdp_wrapped_module.", "_orig_mod.",
-                                          "_checkpoint_wrapped_module.",
-                                          "_forward_module."};
 
 // The rest of `text` after the first prefix (a pattern) that it starts with.
 std::optional<std::string_view> after(
@@ -35,13 +31,6 @@ std::optional<std::string_view> after(
 }
 
 }  // namespace
-
-std::string unwrapped(std::string name) {
-  for (const std::string_view word : kWrappers)
-    for (size_t at; (at = name.find(word)) != name.npos;)
-      name.erase(at, word.size());
-  return name;
-}
 
 std::string_view bare_state(std::string_view state) {
   constexpr std::string_view kWrapped = "__bnb_optimizer_quant_state__.";
@@ -96,7 +85,7 @@ void Namer::classify(Tensor& tensor) {
   } else if (tensor.kind != Kind::optim) {
     const auto model = after(tensor.name, source_.prefixes);
     tensor.kind = model ? Kind::model : Kind::other;
-    if (model) tensor.name = unwrapped(std::string(*model));
+    if (model) tensor.name = families::without_wrappers(std::string(*model));
   }
 }
 
@@ -106,7 +95,8 @@ void Namer::name_state(Tensor& tensor) {
   const auto found = rest_.find(&tensor);
   const bool known = !tensor.param.empty() && !tensor.state.empty();
   if (found != rest_.end() && !(known && source_.optimizers[0].empty())) {
-    const std::string rest = unwrapped(std::string(found->second));
+    const std::string rest =
+        families::without_wrappers(std::string(found->second));
     size_t dot = rest.rfind('.');
     for (size_t at = dot; at != rest.npos && at > 0;
          at = rest.rfind('.', at - 1))
@@ -121,7 +111,7 @@ void Namer::name_state(Tensor& tensor) {
   } else if (!known) {
     return;
   }
-  tensor.param = unwrapped(tensor.param);
+  tensor.param = families::without_wrappers(tensor.param);
   tensor.name = tensor.param + "." + tensor.state;
 }
 

@@ -17,9 +17,6 @@
 
 namespace ckpt::runs {
 
-// Removes _fsdp_wrapped_module. and its like, wherever they are.
-std::string unwrapped(std::string name);
-
 // The name of a state without the dict that bitsandbytes saves its own in
 // (Optimizer8bit.state_dict, so that FSDP gathers none of them); its loader
 // takes them with it and without.

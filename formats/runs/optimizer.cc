@@ -17,6 +17,7 @@
 #include "formats/runs/split.h"
 #include "formats/runs/stated_names.h"
 #include "lib/text/format.h"
+#include "models/wrapper.h"
 
 namespace ckpt::runs {
 namespace {
@@ -272,7 +273,8 @@ void apply(Catalog& catalog, const Range& range, const Names& names,
     tensor.kind = Kind::optim;
     if (names.stated && !tensor.state.empty()) {
       tensor.state = std::string(bare_state(tensor.state));
-      tensor.param = prefix + names.below + unwrapped(tensor.param);
+      tensor.param =
+          prefix + names.below + families::without_wrappers(tensor.param);
       tensor.name = tensor.param + "." + tensor.state;
       continue;
     }

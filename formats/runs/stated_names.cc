@@ -12,6 +12,7 @@
 #include "formats/runs/naming.h"
 #include "formats/runs/split.h"
 #include "lib/text/format.h"
+#include "models/wrapper.h"
 
 namespace ckpt::runs {
 
@@ -35,20 +36,22 @@ Names by_stated_names(const Catalog& catalog, const Range& range,
   }
   for (const Group& group : groups)
     for (const std::string& name : group.names)
-      if (!seen.insert(unwrapped(name)).second)
+      if (!seen.insert(families::without_wrappers(name)).second)
         names.why_not = fmt::format("the file names {} twice", printable(name));
   const auto place = place_of(seen, names_of_model);
   if (!place) names.why_not = "the names in the file are not the model's";
   names.below = place.value_or("");
   const auto shape_of = [&](const std::string& name) {
-    const auto found = known.find(names.below + unwrapped(name));
+    const auto found =
+        known.find(names.below + families::without_wrappers(name));
     return found == known.end() ? Wanted() : Wanted(found->second);
   };
   for (const Group& group : groups) {
     auto& parameters = names.parameters.emplace_back();
     for (const std::string& name : group.names)
-      parameters.push_back({.name = names.below + unwrapped(name),
-                            .shape = shape_of(name).value_or(Shape())});
+      parameters.push_back(
+          {.name = names.below + families::without_wrappers(name),
+           .shape = shape_of(name).value_or(Shape())});
   }
   const auto smaller = projected(
       std::span(catalog.tensors).subspan(range.begin, range.end - range.begin));
@@ -65,7 +68,8 @@ Names by_stated_names(const Catalog& catalog, const Range& range,
   names.stated = std::ranges::all_of(
       std::span(catalog.tensors).subspan(range.begin, range.end - range.begin),
       [&](const Tensor& tensor) {
-        return tensor.state.empty() || seen.contains(unwrapped(tensor.param));
+        return tensor.state.empty() ||
+               seen.contains(families::without_wrappers(tensor.param));
       });
   names.why = "the names in the file";
   return names;
