@@ -372,7 +372,8 @@ ckpt_checkpoint* ckpt_select(const ckpt_checkpoint* checkpoint,
                             .layers = ckpt::text_of(selection->layers),
                             .experts = ckpt::text_of(selection->experts),
                             .model_only = selection->model_only != 0,
-                            .optim_only = selection->optim_only != 0});
+                            .optim_only = selection->optim_only != 0,
+                            .part = ckpt::text_of(selection->part)});
       return source;
     });
   });

@@ -7,6 +7,7 @@
 
 #include "api/buffers.h"
 #include "api/config_name.h"
+#include "api/edit/parts.h"
 #include "api/edit/vocabulary.h"
 #include "ckpt/ckpt.h"
 #include "ckpt/error.h"
@@ -264,6 +265,7 @@ class Renaming {
         asked_(!naming.dialect.empty() || is_asked(options_)) {}
 
   Catalog run() {
+    take_only_part();
     unwrap();
     if (take_own_names()) return std::move(source_);
     leave_foreign_optimizer();
@@ -288,8 +290,20 @@ class Renaming {
   }
 
  private:
+  // Torch files and DCP keep the source's nesting.
+  void take_only_part() {
+    const bool nests = target_.any_tensors && !target_.unwraps_names;
+    if (naming_.renamed || (nests && !asked_)) return;
+    const auto line = keep_only_part(source_);
+    if (!line) return;
+    source_.assumptions.push_back(*line);
+    if (naming_.note)
+      naming_.note(
+          {{Problem::Severity::kNote, "model_at", source_.path, {}, *line}});
+  }
+
   void unwrap() {
-    if (naming_.renamed && target_.is_container) return;
+    if (naming_.renamed) return;  // names that were asked for are the user's
     if (!options_.to.empty() || target_.unwraps_names ||
         (target_.is_container && asked_))
       if (families::unwrap(source_, families::configured_family(source_).get()))

@@ -317,8 +317,9 @@ Catalog weights_alone(Catalog source, std::string_view where,
       source.tensors,
       [](const Tensor& tensor) { return tensor.kind == Kind::model; });
   if (weights) note_adapter_inside(source);
-  if (!source.run || !weights) return source;  // --optim-only
-  note_roles(source);
+  const bool script = source.format == "torch" && source.files.size() == 1;
+  if (!(source.run || script) || !weights) return source;  // --optim-only
+  if (source.run) note_roles(source);
   size_t count = 0;
   uint64_t bytes = 0;
   std::erase_if(source.tensors, [&](const Tensor& tensor) {

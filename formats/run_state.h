@@ -18,8 +18,9 @@ namespace ckpt::runs {
 // Opens objects.
 Catalog as_state_dict(Catalog source);
 
-// Keeps only the model, for formats that hold nothing else; a problem says what
-// is left out. Returns catalogs that are not a run unchanged.
+// Keeps only the model of a run or of a script's file, for formats that hold
+// nothing else; a problem says what is left out. Returns other catalogs
+// unchanged.
 Catalog model_only(Catalog source);
 
 // The same for one file of such a format; catalogs for others are returned

@@ -11,6 +11,7 @@
 #include <unordered_set>
 
 #include "api/buffers.h"
+#include "api/edit/parts.h"
 #include "ckpt/error.h"
 #include "convert/dialects.h"
 #include "convert/optimizer.h"
@@ -259,9 +260,43 @@ void name_states(const Catalog& a, Catalog& b) {
   }
 }
 
+size_t names_in_both(const Catalog& a, const Catalog& b) {
+  const Names of_b = names_of(b);
+  const Names of_a = names_of(a);
+  return static_cast<size_t>(std::ranges::count_if(
+      of_a, [&](std::string_view name) { return of_b.contains(name); }));
+}
+
+// Takes the model out of the dict and the wrapper that it is in.
+bool take_out(Catalog& catalog) {
+  const bool part = name_as_only_part(catalog);
+  return families::unwrap(catalog,
+                          families::configured_family(catalog).get()) ||
+         part;
+}
+
+// The same on either side, if more names are then the other's.
+bool models_found(Catalog& a, Catalog& b) {
+  const size_t before = names_in_both(a, b);
+  Catalog inner_a = a, inner_b = b;
+  const bool in_a = take_out(inner_a);
+  const bool in_b = take_out(inner_b);
+  if (in_a && names_in_both(inner_a, b) > before) {
+    a = std::move(inner_a);
+  } else if (in_b && names_in_both(a, inner_b) > before) {
+    b = std::move(inner_b);
+  } else if (in_a && in_b && names_in_both(inner_a, inner_b) > before) {
+    a = std::move(inner_a);
+    b = std::move(inner_b);
+  } else {
+    return false;
+  }
+  return true;
+}
+
 bool models_meet(Catalog& a, Catalog& b, const std::string& family,
                  const Engine& engine) {
-  bool met = false;
+  bool met = names_of(a) != names_of(b) && models_found(a, b);
   if (names_of(a) != names_of(b))
     for (Catalog* catalog : {&a, &b})
       if (families::unwrap(*catalog,

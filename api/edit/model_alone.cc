@@ -80,4 +80,10 @@ void keep_model_alone(Catalog& catalog, bool renamed) {
   catalog.skeleton.reset();
 }
 
+void leave_random_state(Catalog& catalog) {
+  std::erase_if(catalog.tensors, [](const Tensor& tensor) {
+    return tensor.kind != Kind::optim && is_generator(tensor);
+  });
+}
+
 }  // namespace ckpt::library

@@ -14,4 +14,8 @@ namespace ckpt::library {
 // what was done.
 void keep_model_alone(Catalog& catalog, bool renamed);
 
+// Removes what a script's file has of random generators: no format of a model
+// has a place for it.
+void leave_random_state(Catalog& catalog);
+
 }  // namespace ckpt::library

@@ -12,6 +12,7 @@
 #include "api/edit/experts.h"
 #include "api/edit/layer_order.h"
 #include "api/edit/layers.h"
+#include "api/edit/parts.h"
 #include "api/edit/towers.h"
 #include "ckpt/error.h"
 #include "formats/traits.h"
@@ -264,6 +265,8 @@ void leave_out_options(Catalog& catalog, const Selection& options,
 }  // namespace
 
 Chosen choose(Catalog& catalog, const Selection& options) {
+  std::string part;
+  if (!options.part.empty()) part = keep_part(catalog, options.part);
   const bool predicted = !options.layers.empty() && predicts(catalog);
   Chooser chooser(catalog, options);
   chooser.by_kind();
@@ -281,6 +284,7 @@ Chosen choose(Catalog& catalog, const Selection& options) {
   catalog.tensors.resize(kept);
   Chosen chosen = chooser.chosen();
   chosen.kept = kept;
+  if (!part.empty()) chosen.notes.insert(chosen.notes.begin(), part);
   // What the last of the options left out: of tensors, not of objects.
   const std::string of_tensors =
       chosen.notes.empty() ? "" : chosen.notes.back();
@@ -330,6 +334,8 @@ namespace {
 // Selects on one side, without the patterns that match only the other side's
 // names.
 void select_side(Catalog& catalog, Selection options) {
+  // What was converted from a part has nothing around it any more.
+  if (parts_of(catalog).size() < 2) options.part.clear();
   const auto drop_foreign = [&](const std::string& option,
                                 std::vector<std::string>& patterns) {
     std::erase_if(patterns, [&](const std::string& pattern) {
@@ -362,6 +368,8 @@ void select_both(Catalog& a, Catalog& b, const Selection& options) {
           !matches_any(a, option, glob) && !matches_any(b, option, glob))
         throw nothing_matches(option, pattern, a);
   };
+  if (!options.part.empty() && parts_of(a).size() < 2 && parts_of(b).size() < 2)
+    keep_part(a, options.part);
   check("--keys", options.keys);
   check("--exclude", options.exclude);
   select_side(a, options);

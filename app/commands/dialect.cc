@@ -7,6 +7,7 @@
 
 #include "app/commands/source.h"
 #include "app/options/read_paths.h"
+#include "app/print/console.h"
 #include "ckpt/ckpt.h"
 #include "ckpt/error.h"
 
@@ -14,9 +15,12 @@ namespace ckpt::app {
 namespace {
 
 // What a conversion found in the source is listed like the findings of an open;
-// what it says about names is printed unchanged.
+// what it says about names is printed unchanged; where in a file the model is,
+// always.
 void log_notes(const std::vector<Problem>& problems) {
-  if (problems.size() != 1 || problems[0].kind != "naming")
+  if (problems.size() == 1 && problems[0].kind == "model_at")
+    say_note(problems[0].message);
+  else if (problems.size() != 1 || problems[0].kind != "naming")
     log_problems(problems);
   else if (problems[0].severity == Problem::Severity::kNote)
     spdlog::info("{}", problems[0].message);

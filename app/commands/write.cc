@@ -319,15 +319,16 @@ void add_request_options(CLI::App& app, WriteRequest& request,
 
 Catalog with_state_as_asked(const WriteRequest& request, Catalog source,
                             const Layout& layout) {
-  const formats::Traits& target = formats::traits_of(layout.format);
   if (request.write.with_optimizer && !layout.single_file)
     throw usage_error({request.target_path, {}},
                       "--with-optimizer is for one .safetensors file")
         .with_hint(
             "without --with-optimizer, --to dcp and --to torch keep the "
             "optimizer's state");
-  if (request.select.model_only &&
-      (target.is_container || target.any_tensors)) {
+  const formats::Traits& target = formats::traits_of(layout.format);
+  if (request.select.model_only && !target.is_container && !target.any_tensors)
+    library::leave_random_state(source);
+  else if (request.select.model_only) {
     const size_t said = source.assumptions.size();
     library::keep_model_alone(source, !request.write.rename_file.empty());
     for (size_t i = said; i < source.assumptions.size(); ++i)

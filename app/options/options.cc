@@ -295,6 +295,10 @@ void add_select_options(CLI::App& app, Selection& options) {
       ->type_name("LIST")
       ->allow_extra_args(false)
       ->group("Selection");
+  app.add_option("--part", options.part,
+                 "Only this state dict of several in a file: ema")
+      ->type_name("NAME")
+      ->group("Selection");
   CLI::Option* model = app.add_flag("--model-only", options.model_only,
                                     "The model alone: no state of training")
                            ->group("Selection");

@@ -106,7 +106,7 @@ struct WriteOptions {
 
 void add_output_options(CLI::App& app, OutputOptions& options);
 void add_source_options(CLI::App& app, SourceOptions& options);
-// --keys --exclude --layers --experts --blocks --model-only --optim-only
+// --keys --exclude --layers --experts --blocks --part --model-only --optim-only
 void add_select_options(CLI::App& app, Selection& options);
 void add_topology_options(CLI::App& app, TopologyOptions& options);
 void add_engine_options(CLI::App& app, EngineOptions& options);

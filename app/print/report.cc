@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "api/edit/parts.h"
 #include "app/print/facts.h"
 #include "app/print/json_writer.h"
 #include "app/print/quantized.h"
@@ -255,6 +256,21 @@ void write_unruled(JsonWriter& json, const Catalog& catalog) {
   json.end_array();
 }
 
+// The state dicts of a file that has several.
+void write_models(JsonWriter& json, const Catalog& catalog) {
+  const auto parts = library::parts_of(catalog);
+  if (parts.size() < 2) return;
+  json.key("models").begin_array();
+  for (const library::StateDict& part : parts) {
+    json.begin_object();
+    json.member("name", part.name);
+    json.member("parameters", part.parameters);
+    json.member("bytes", part.bytes);
+    json.end_object();
+  }
+  json.end_array();
+}
+
 }  // namespace
 
 std::string inspect_json(const Catalog& catalog, const InspectParts& parts) {
@@ -280,6 +296,7 @@ std::string inspect_json(const Catalog& catalog, const InspectParts& parts) {
   write_facts(json, parts.facts);
   write_quantized(json, quantized_of(catalog));
   write_unruled(json, catalog);
+  write_models(json, catalog);
   json.key("tensors").begin_array();
   for (const Tensor& tensor : catalog.tensors)
     write_tensor(json, catalog, tensor, parts);

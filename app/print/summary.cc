@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The block at the top of `inspect`: where, what and how large.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "api/edit/layer_place.h"
+#include "api/edit/parts.h"
 #include "app/print/console.h"
 #include "app/print/quantized.h"
 #include "app/print/report.h"
@@ -322,6 +324,17 @@ std::string unruled_text(const Catalog& catalog) {
                   : fmt::format(", {} of them different slices", differ));
 }
 
+std::string models_text(const Catalog& catalog) {
+  const auto parts = library::parts_of(catalog);
+  if (parts.size() < 2) return "";
+  std::vector<std::string> texts;
+  for (const library::StateDict& part : parts)
+    texts.push_back(fmt::format("{} {}", library::part_text(part),
+                                si_count(part.parameters)));
+  return printable(
+      fmt::format("{} (--part takes one)", fmt::join(texts, ", ")));
+}
+
 }  // namespace
 
 std::vector<SummaryRow> summary_rows(const Catalog& catalog) {
@@ -351,6 +364,7 @@ std::vector<SummaryRow> summary_rows(const Catalog& catalog) {
         count_text(sums.parameters) +
             (used ? ", active " + count_text(*used) : std::string()));
   }
+  row("models", models_text(catalog));
   row("no rule", unruled_text(catalog));
   row("quantized", quantized_text(catalog));
   row("size",

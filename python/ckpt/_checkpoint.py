@@ -168,14 +168,16 @@ class Checkpoint(Mapping[str, Tensor]):
 
     def select(self, *, keys: Iterable[str] = (), exclude: Iterable[str] = (),
                layers: str = "", experts: str = "", model_only: bool = False,
-               optim_only: bool = False) -> "Checkpoint":
+               optim_only: bool = False, part: str = "") -> "Checkpoint":
         """Some of the tensors: those that match a glob of `keys` and none of
-        `exclude`; of numbered layers and experts, those in "0-3,8"."""
+        `exclude`; of numbered layers and experts, those in "0-3,8"; of several
+        state dicts in a file, `part`."""
         lists = {name: [keys] if isinstance(keys, str) else list(keys)
                  for name, keys in (("keys", keys), ("exclude", exclude))}
         return self._then(("ckpt_select", {
             **lists, "layers": layers, "experts": experts,
-            "model_only": bool(model_only), "optim_only": bool(optim_only)}))
+            "model_only": bool(model_only), "optim_only": bool(optim_only),
+            "part": part}))
 
     def _list(self, handle: int) -> None:
         library = _native.library()
@@ -344,7 +346,8 @@ def _selection(chosen: dict[str, Any]) -> Any:
         _native.texts(chosen["exclude"], "exclude"),
         _native.text(chosen["layers"], "layers"),
         _native.text(chosen["experts"], "experts"),
-        chosen["model_only"], chosen["optim_only"]))
+        chosen["model_only"], chosen["optim_only"],
+        _native.text(chosen["part"], "part")))
 
 
 def _reopen(path: str, options: dict[str, Optional[str]],

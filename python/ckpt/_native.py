@@ -70,7 +70,8 @@ class Selection(ctypes.Structure):
 
     _fields_ = [("keys", POINTER(c_char_p)), ("exclude", POINTER(c_char_p)),
                 ("layers", c_char_p), ("experts", c_char_p),
-                ("model_only", c_int), ("optim_only", c_int)]
+                ("model_only", c_int), ("optim_only", c_int),
+                ("part", c_char_p)]
 
 
 # Name -> result, arguments. Errors are texts to be freed by ckpt_free.

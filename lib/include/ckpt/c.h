@@ -68,6 +68,7 @@ typedef struct ckpt_selection {
   const char* experts; /* likewise */
   int model_only;
   int optim_only;
+  const char* part; /* a state dict in the file: "ema" */
 } ckpt_selection;
 ckpt_checkpoint* ckpt_select(const ckpt_checkpoint* checkpoint,
                              const ckpt_selection* selection, char** error);

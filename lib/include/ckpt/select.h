@@ -18,6 +18,9 @@ struct Selection {
   std::string blocks = {};  // local layers, rank by rank: "0-3,8/4-7"
   bool model_only = false;
   bool optim_only = false;
+  // A state dict that is not alone in its file: "ema". Its tensors have the
+  // names that they have in it, and other selections are among them.
+  std::string part = {};
 };
 
 struct Selected {

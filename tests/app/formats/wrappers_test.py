@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A module's state dict where scripts put it: behind the keys of one or more
+dicts, under torch's own wrappers, beside optimizers and numbers; in a file of
+torch.save's and in a DCP. What ckpt writes is what the module's own strict
+load_state_dict takes. Of several models in one file none is chosen: --part
+takes each.
+"""
+
+from support import Suite, check, check_equal
+
+CKPT = None  # set by prepare
+# The keys above the state dict, as public scripts have them.
+PLACES = {
+    "top": (), "model": ("model",), "state_dict": ("state_dict",),
+    "module": ("module",), "model_state_dict": ("model_state_dict",),
+    "net": ("net",), "network": ("network",), "params": ("params",),
+    "weights": ("weights",), "app.model": ("app", "model"),
+    "checkpoint.state_dict": ("checkpoint", "state_dict"),
+    "a key of one's own": ("run 7", "the model")}
+PAIRS = {"model and ema": ("model", "ema"),
+         "state_dict and state_dict_ema": ("state_dict", "state_dict_ema"),
+         "policy and ref": ("policy", "ref"),
+         "student and teacher": ("student", "teacher"),
+         "params and params_ema": ("params", "params_ema"),
+         "generator and discriminator": ("generator", "discriminator"),
+         "below a key": ("models.actor", "models.critic")}
+
+
+def module(seed=0):
+    """Names of no known model."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4),
+                         nn.Sequential(nn.Flatten(), nn.Linear(16, 5)))
+
+
+def wrappers():
+    import torch
+    from torch import nn
+
+    return {"plain": lambda one: one,
+            "DataParallel": nn.DataParallel,
+            "compiled": torch.compile,
+            "DataParallel, compiled": lambda one: torch.compile(
+                nn.DataParallel(one)),
+            "inner compiled": inner_compiled}
+
+
+def inner_compiled(one):
+    import torch
+
+    one[2] = torch.compile(one[2])
+    return one
+
+
+def placed(keys, value):
+    for key in reversed(keys):
+        value = {key: value}
+    return value
+
+
+def loads(path, wanted, what):
+    """The module's own loader, and the same numbers."""
+    from safetensors.torch import load_file
+
+    one, found = module(seed=9), load_file(path)
+    one.load_state_dict(found, strict=True)
+    for name, tensor in wanted.state_dict().items():
+        name = name.replace("_orig_mod.", "")
+        check((found[name] == tensor).all(), f"{what}: {name}")
+
+
+def convert(source, out, *words):
+    done = CKPT.run("convert", source, out, *words)
+    done.want(0)
+    CKPT.ok("verify", source, out, *words)
+    return done
+
+
+def test_file(folder, place, wrapper):
+    """A training loop's file."""
+    import torch
+
+    one = module()
+    wrapped = wrappers()[wrapper](one)
+    adam = torch.optim.AdamW(one.parameters())
+    one(torch.ones(2, 3, 4, 4)).sum().backward()
+    adam.step()
+    beside = {"optimizer": adam.state_dict(), "epoch": 3,
+              "best_loss": torch.tensor(0.5)} if PLACES[place] else {}
+    source = folder / "model.pt"
+    torch.save({**placed(PLACES[place], wrapped.state_dict()), **beside},
+               source)
+    done = convert(source, folder / "out.safetensors")
+    loads(folder / "out.safetensors", one, place)
+    if PLACES[place]:
+        check(f'the model is at "{place_name(place)}"' in done.err, str(done))
+        check("optimizer" in done.err, f"its optimizer is not named\n{done}")
+    kept = folder / "kept.pt"
+    CKPT.ok("convert", source, kept)
+    check_equal(sorted(torch.load(kept)), sorted(torch.load(source)),
+                "a torch file's own structure")
+
+
+def place_name(place):
+    return ".".join(PLACES[place])
+
+
+def test_dcp(folder, place, wrapper):
+    import torch.distributed.checkpoint as dcp
+
+    one = module()
+    state = placed(PLACES[place], wrappers()[wrapper](one).state_dict())
+    dcp.save(state, checkpoint_id=folder / "dcp", no_dist=True)
+    convert(folder / "dcp", folder / "out.safetensors")
+    loads(folder / "out.safetensors", one, place)
+
+
+def pair(names):
+    two = {name: module(seed) for seed, name in enumerate(names)}
+    state = {}
+    for name, one in two.items():
+        *above, last = name.split(".")
+        at = state
+        for key in above:
+            at = at.setdefault(key, {})
+        at[last] = one.state_dict()
+    return two, state
+
+
+def test_pair(folder, names, container):
+    """Never one of them unasked, never both as one."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    two, state = pair(PAIRS[names])
+    source = folder / "source.pt"
+    if container == "dcp":
+        source = folder / "source"
+        dcp.save(state, checkpoint_id=source, no_dist=True)
+    else:
+        torch.save({**state, "epoch": 3}, source)
+    out = folder / "out.safetensors"
+    done = CKPT.run("convert", source, out).want(5)
+    check(not out.exists(), "written")
+    for name in two:
+        check(name in done.err, str(done))
+    shown = CKPT.ok("inspect", source, "--json").json()["models"]
+    parameters = sum(t.numel() for t in module().state_dict().values())
+    size = sum(t.nbytes for t in module().state_dict().values())
+    check_equal(sorted((m["name"], m["parameters"], m["bytes"])
+                       for m in shown),
+                sorted((name, parameters, size) for name in two), "models")
+    for name, one in two.items():
+        for word in {name, name.split(".")[-1]}:
+            path = folder / f"{word}.safetensors"
+            convert(source, path, "--part", word)
+            loads(path, one, name)
+    CKPT.run("convert", source, folder / "none.pt", "--part", "nobody").want(5)
+
+
+def prepare(suite, ckpt):
+    global CKPT
+    CKPT = ckpt
+    for place in PLACES:
+        for wrapper in ("plain", "DataParallel", "compiled",
+                        "DataParallel, compiled", "inner compiled"):
+            suite.add(f"file {place}, {wrapper}", test_file, place, wrapper)
+            suite.add(f"dcp {place}, {wrapper}", test_dcp, place, wrapper)
+    for names in PAIRS:
+        for container in ("torch", "dcp"):
+            suite.add(f"{container} {names}", test_pair, names, container)
+
+
+if __name__ == "__main__":
+    Suite(__doc__).main(prepare)
