@@ -15,6 +15,20 @@ std::string_view parent_module(std::string_view name) {
   return dot == name.npos ? std::string_view() : name.substr(0, dot);
 }
 
+namespace {
+
+// What a quantizer calls the floats that make numbers of its codes.
+bool is_of_codes(std::string_view name) {
+  constexpr std::string_view kWords[] = {"scal", "absmax", "codebook",
+                                         "zero", "SCB",    "SU"};
+  const std::string_view last = name.substr(name.rfind('.') + 1);
+  return std::ranges::any_of(kWords, [&](std::string_view word) {
+    return last.find(word) != last.npos;
+  });
+}
+
+}  // namespace
+
 Codes::Codes(const Catalog& source) {
   quantized_ = !said_quantization(source).is_null();
   try {
@@ -25,9 +39,11 @@ Codes::Codes(const Catalog& source) {
   } catch (const Error& error) {
     if (quantized_) open_ = error.problem();
   }
-  // A weight of whole numbers may be a mistake; a qweight is none.
+  // Whole numbers in a weight's place may be a mistake: a bias or a norm beside
+  // them scales nothing. A qweight with its scales is none.
   const auto is_code = [](const QuantizedWeight& weight) {
-    return !weight.name.ends_with(".weight");
+    return !weight.name.ends_with(".weight") &&
+           std::ranges::any_of(weight.scales, is_of_codes);
   };
   quantized_ = quantized_ || !weights_.empty() ||
                std::ranges::any_of(quantized_weights(source), is_code);

@@ -128,9 +128,10 @@ std::string said_of(const Expr& how, const SizeScope& scope,
 
 std::optional<Error> contradiction(const Tensor& tensor, const Extents& extents,
                                    const SizeScope& scope, const Facts& facts,
-                                   const std::string& path) {
+                                   bool padded, const std::string& path) {
   const auto fits = [&](size_t i, size_t dimension) {
-    if (!extents.each[i]) return true;
+    if (!extents.each[i] || (padded && extents.vocabulary && i == 0))
+      return true;
     const auto wanted = extent_of(*extents.each[i], scope);
     return !wanted || *wanted == tensor.shape[dimension];
   };
@@ -233,9 +234,9 @@ std::vector<Error> find_sizes(const NamedTensors& model, const Facts& facts,
             unfaithful_error({path, text::printable(tensor.name)},
                              "is {}, and the model has {} dimensions of it",
                              to_string(tensor.shape), extents.each.size()));
-      else if (!(padded && extents.vocabulary))
-        if (auto one = contradiction(tensor, extents, scope, facts, path))
-          found.push_back(std::move(*one));
+      else if (auto one =
+                   contradiction(tensor, extents, scope, facts, padded, path))
+        found.push_back(std::move(*one));
       break;
     }
   }

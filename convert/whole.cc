@@ -246,6 +246,7 @@ class Question {
       answer_.open.clear();
       answer_.basis = Whole::Basis::kRules;
       judge(check.findings, numbers);
+      together(numbers);
       break;
     }
     if (answer_.basis != Whole::Basis::kRules) {
@@ -256,7 +257,15 @@ class Question {
       return;
     }
     sizes(family);
-    dtypes();
+    dtypes(*family);
+  }
+
+  // Numbers that say one thing twice, and not the same.
+  void together(const Numbers& numbers) {
+    for (const auto& [condition, reason] : numbers.family().hf().requirements)
+      if (!numbers.holds(condition))
+        add(damage("configuration", {names_.path, {}}, "{}: {} ({})",
+                   config_.source, reason, condition));
   }
 
   // Megatron fuses what others copy, so its rules compare more shapes.
@@ -379,21 +388,29 @@ class Question {
       shape(error.where().tensor, error.problem());
   }
 
-  // Whole numbers where floats belong.
-  void whole_numbers() {
+  // Whole numbers where floats belong: in whatever the model has, but for
+  // buffers (masks, positions), which the family's file names.
+  void whole_numbers(const Family* family) {
     if (codes_) return;
     for (const Tensor& tensor : names_.tensors)
-      if (!is_float(tensor.dtype) &&
-          (tensor.name.ends_with("weight") || tensor.name.ends_with("bias") ||
-           tensor.name.ends_with("_proj")))
+      if (!is_float(tensor.dtype) && !states_.contains(tensor.name) &&
+          may_be_parameter(tensor, family))
         add(damage("dtype", {names_.path, tensor.name},
                    "is {}, and nothing says that it is quantized",
                    ckpt::name(tensor.dtype)));
   }
 
+  static bool may_be_parameter(const Tensor& tensor, const Family* family) {
+    if (family)
+      return !Family::ignored(family->normal_name(tensor.name),
+                              family->hf().ignore);
+    return tensor.name.ends_with("weight") || tensor.name.ends_with("bias") ||
+           tensor.name.ends_with("_proj");
+  }
+
   // Floats of another size than config.json says.
-  void dtypes() {
-    whole_numbers();
+  void dtypes(const Family& family) {
+    whole_numbers(&family);
     uint64_t floats = 0, other = 0;
     std::string_view found;
     const std::string said = said_dtype();
@@ -437,7 +454,7 @@ class Question {
                    "the model has no place for it in the names of {}",
                    owner_of(from)));
     if (answer.open.empty()) answer_.basis = Whole::Basis::kRules;
-    whole_numbers();
+    whole_numbers(nullptr);
   }
 
   void by_structure() {

@@ -97,6 +97,9 @@ struct HfSide {
   // config.json beside it.
   std::string text_type;
   std::vector<std::string> outer;
+  // Conditions that config.json's numbers meet in any model that loads, and
+  // what each says.
+  std::vector<std::pair<std::string, std::string>> requirements;
 };
 
 class Family {

@@ -54,7 +54,7 @@ std::vector<HfSide::Repeat> read_repeats(const Value& value) {
 
 HfSide read_hf(const Value& value) {
   value.only({"model_type", "architectures", "ignore", "prefixes",
-              "config_roots", "repeats", "text_type", "outer"});
+              "config_roots", "repeats", "text_type", "outer", "requires"});
   HfSide hf;
   hf.model_types = texts(value.member("model_type"), true);
   hf.architectures = texts(value.member("architectures"), true);
@@ -76,6 +76,12 @@ HfSide read_hf(const Value& value) {
       hf.prefixes.emplace_back(both[0], both[1]);
     }
   }
+  if (const auto conditions = value.find("requires"))
+    for (const Value& pair : conditions->items()) {
+      const std::vector<std::string> both = texts(pair);
+      if (both.size() != 2) pair.fail("expected [condition, reason]");
+      hf.requirements.emplace_back(both[0], both[1]);
+    }
   return hf;
 }
 
@@ -299,6 +305,9 @@ class FamilyReader {
     if (const auto ignore = section.find("ignore"))
       dialect.ignore = buffers(*ignore);
     const Names names = read_names(section, dialect);
+    if (const auto hf = root_.find("hf"))
+      if (const auto conditions = hf->find("requires"))
+        check_requires(*conditions, names);
     if (const auto rules = section.find("rules")) {
       if (!root_.find("hf")) rules->fail("rules, but no \"hf\" side");
       for (const Value& rule : rules->items())
