@@ -31,6 +31,7 @@
 #include "lib/heap.h"
 #include "lib/io/file.h"
 #include "lib/io/remote.h"
+#include "lib/lost_file.h"
 #include "lib/manifest.h"
 #include "lib/text/format.h"
 #include "reshard/crc_check.h"
@@ -364,6 +365,10 @@ bool is_hole(const Error& error, const std::string& path,
   }
 }
 
+bool is_lost(const Error& error) {
+  return dynamic_cast<const LostFile*>(&error) != nullptr;
+}
+
 // A flipped bit may leave a checkpoint in no known format. If the manifest
 // knows better, that is the answer.
 Catalog open_checked(const std::string& path, const IntegrityOptions& source,
@@ -372,9 +377,11 @@ Catalog open_checked(const std::string& path, const IntegrityOptions& source,
     return formats::open(path, source.from, source.read);
   } catch (const Error& error) {
     if (is_answer(error)) throw;
-    if (!check.as_summed(path, source))
-      throw input_error({error.where().path, error.where().tensor}, "{}",
-                        error.problem());
+    if (!check.as_summed(path, source)) {
+      const Error alone = input_error(error.where(), "{}", error.problem());
+      if (is_lost(error)) throw LostFile(alone);
+      throw Error(alone);
+    }
     Catalog none;
     none.path = path;
     const std::string manifest = check.manifest_of(none);
@@ -458,7 +465,7 @@ Report check_integrity(const std::string& path, const Selection& selection,
     if (selecting) throw;
     if (check.as_summed(path, options) && !hole && !is_answer(error)) throw;
     check.pickles_again();
-    check.add(problem_of(error, hole ? "missing_file"
+    check.add(problem_of(error, hole || is_lost(error) ? "missing_file"
                                 : error.code() == ExitCode::kDamaged
                                     ? "damaged"
                                     : "incomplete"));

@@ -10,6 +10,7 @@
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "lib/io/file.h"
+#include "lib/lost_file.h"
 #include "lib/pickle/json.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"
@@ -202,15 +203,15 @@ void check_files_exist(const std::string& directory, const Index& index) {
                       missing.size(), list_some(missing), others)
         .with_hint("`ckpt salvage " + text::shell_path(directory) +
                    " DST` makes an index of the files that are there");
-  throw input_error({index.path, {}},
-                    "{}{} of the {} files that weight_map names {} missing: "
-                    "{}",
-                    missing.size() == kMostMissing ? "at least " : "",
-                    missing.size(), index.files.size(),
-                    missing.size() == 1 ? "is" : "are", list_some(missing))
-      .with_hint(
-          "fetch the missing files again; a broken symlink counts "
-          "as missing");
+  throw LostFile(
+      input_error({index.path, {}},
+                  "{}{} of the {} files that weight_map names {} missing: "
+                  "{}",
+                  missing.size() == kMostMissing ? "at least " : "",
+                  missing.size(), index.files.size(),
+                  missing.size() == 1 ? "is" : "are", list_some(missing))
+          .with_hint("fetch the missing files again; a broken symlink counts "
+                     "as missing"));
 }
 
 }  // namespace

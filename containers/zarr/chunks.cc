@@ -10,6 +10,7 @@
 #include "ckpt/note.h"
 #include "lib/codec/delta.h"
 #include "lib/io/file.h"
+#include "lib/lost_file.h"
 #include "lib/text/format.h"
 #include "lib/text/number.h"
 
@@ -139,12 +140,13 @@ class Chunks {
     if (array_.fill || found_.size() == count_) return;
     uint64_t missing = 0;
     while (missing < found_.size() && found_[missing].at == missing) ++missing;
-    throw input_error(where(),
-                      "chunk {} is missing ({} of {} chunks are there, and the "
-                      "array has no fill value)",
-                      chunk_name(index_of(missing), array_.separator),
-                      found_.size(), count_)
-        .with_hint("copy or download the checkpoint again");
+    throw LostFile(
+        input_error(where(),
+                    "chunk {} is missing ({} of {} chunks are there, and the "
+                    "array has no fill value)",
+                    chunk_name(index_of(missing), array_.separator),
+                    found_.size(), count_)
+            .with_hint("copy or download the checkpoint again"));
   }
 
   Dims index_of(uint64_t at) const {

@@ -10,6 +10,7 @@
 #include "containers/hf/numbered.h"
 #include "formats/dcp/chunk_finder.h"
 #include "lib/io/file.h"
+#include "lib/lost_file.h"
 #include "lib/tensor_part.h"
 
 namespace ckpt::dcp {
@@ -43,10 +44,11 @@ class Files {
     for (size_t f = 0; f < metadata_.files.size(); ++f)
       if (metadata_.sizes[f] == kMissing) missing.push_back(metadata_.files[f]);
     if (missing.empty()) return;
-    throw input_error({metadata_.path, {}},
-                      "files listed in the index are missing: {}",
-                      formats::list_some(missing))
-        .with_hint("the checkpoint was not copied whole: copy it again");
+    throw LostFile(
+        input_error({metadata_.path, {}},
+                    "files listed in the index are missing: {}",
+                    formats::list_some(missing))
+            .with_hint("the checkpoint was not copied whole: copy it again"));
   }
 
  private:

@@ -11,6 +11,7 @@
 #include "formats/deepspeed/ranks_parts.h"
 #include "formats/target.h"
 #include "lib/io/file.h"
+#include "lib/lost_file.h"
 #include "lib/text/format.h"
 
 namespace ckpt::deepspeed {
@@ -87,7 +88,7 @@ void Ranks::open() {
     }
   }
   if (models_.empty())
-    throw input_error({source_.path, {}}, "has no *_model_states.pt");
+    throw LostFile(input_error({source_.path, {}}, "has no *_model_states.pt"));
   const auto is_state = [](const Tensor& tensor) {
     return tensor.kind == Kind::optim && !tensor.param.empty();
   };

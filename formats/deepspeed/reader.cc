@@ -11,6 +11,7 @@
 #include "formats/deepspeed/locate.h"
 #include "formats/deepspeed/universal.h"
 #include "lib/io/file.h"
+#include "lib/lost_file.h"
 #include "lib/pickle/json.h"
 #include "lib/text/format.h"
 
@@ -114,10 +115,11 @@ class Reading {
       column.models.back().dp = file.dp;
     });
     if (columns_.empty())
-      throw input_error({directory_, {}},
-                        "has no *_model_states.pt, which say the names and "
-                        "shapes of parameters")
-          .with_hint("copy them from where the checkpoint was written");
+      throw LostFile(
+          input_error({directory_, {}},
+                      "has no *_model_states.pt, which say the names and "
+                      "shapes of parameters")
+              .with_hint("copy them from where the checkpoint was written"));
   }
 
   [[noreturn]] void missing_rank(const char* what, size_t rank) const {

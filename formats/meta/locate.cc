@@ -10,6 +10,7 @@
 #include "containers/hf/numbered.h"
 #include "formats/meta/meta.h"
 #include "lib/io/file.h"
+#include "lib/lost_file.h"
 #include "lib/text/number.h"
 
 namespace ckpt::meta {
@@ -81,10 +82,11 @@ std::vector<std::string> locate(const std::string& directory) {
   for (uint32_t r = 0; r < ranks.back() && missing.size() < kEnough; ++r)
     if (!std::ranges::binary_search(ranks, r)) missing.push_back(file_name(r));
   if (!missing.empty())
-    throw input_error({directory, {}},
-                      "{} files are there, up to {}; missing: {}", names.size(),
-                      names.back(), formats::list_some(missing))
-        .with_hint("fetch the missing files");
+    throw LostFile(input_error({directory, {}},
+                               "{} files are there, up to {}; missing: {}",
+                               names.size(), names.back(),
+                               formats::list_some(missing))
+                       .with_hint("fetch the missing files"));
   return names;
 }
 

@@ -11,6 +11,7 @@
 #include "ckpt/error.h"
 #include "containers/hf/numbered.h"
 #include "lib/io/file.h"
+#include "lib/lost_file.h"
 #include "lib/text/number.h"
 
 namespace ckpt::vllm {
@@ -143,9 +144,10 @@ std::vector<std::vector<Part>> locate(const std::string& directory) {
   const std::vector<std::string> missing = missing_in(found);
   const auto [stages, ranks] = grid_of(found);
   if (!missing.empty())
-    throw input_error({directory, {}}, "{} ranks are there; missing: {}",
-                      found.parts.size(), formats::list_some(missing))
-        .with_hint("fetch the missing files");
+    throw LostFile(input_error({directory, {}},
+                               "{} ranks are there; missing: {}",
+                               found.parts.size(), formats::list_some(missing))
+                       .with_hint("fetch the missing files"));
   std::vector<std::vector<Part>> names(ranks);
   for (const auto& [at, parts] : found.parts)
     for (const uint32_t part : parts)

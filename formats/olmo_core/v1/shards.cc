@@ -9,6 +9,7 @@
 #include "containers/safetensors/header.h"
 #include "formats/olmo_core/v1/cover.h"
 #include "lib/io/file.h"
+#include "lib/lost_file.h"
 #include "lib/text/format.h"
 
 namespace ckpt::olmo_core::v1 {
@@ -91,11 +92,13 @@ class PartReader {
     }
     if (shard.elements == 0) return nullptr;
     if (!file.there)
-      throw input_error({file.path, printable(entry.name)},
-                        "the file is missing: the index says that it has {} "
-                        "elements of this tensor",
-                        shard.elements)
-          .with_hint("fetch or copy it again; all ranks' files are needed");
+      throw LostFile(
+          input_error({file.path, printable(entry.name)},
+                      "the file is missing: the index says that it has {} "
+                      "elements of this tensor",
+                      shard.elements)
+              .with_hint(
+                  "fetch or copy it again; all ranks' files are needed"));
     throw input_error({file.path, printable(entry.name)},
                       "the index says that this file has {} elements of it, "
                       "but it has none",

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 import whole_files
-from support import Skip, Suite, check, check_equal
+from support import DATA, Skip, Suite, check, check_equal
 
 CKPT = None
 FULL = False
@@ -380,6 +380,31 @@ def stale_index(folder):
     check_equal(verdict(folder / "out")["verdict"], "ok", "salvaged")
 
 
+# Files that something else names: an index, or the numbers of the others.
+NAMED = {"safetensors/hf_sharded": "*.safetensors",
+         "modelopt/converter_qwen2_w1": "**/block_*.safetensors",
+         "dcp/plain_w1": "*.distcp",
+         "megatron_torch_dist/gpt_tp2_pp2_v0161": "**/*.distcp",
+         "megatron_legacy/lm_llama_pp2_bf16": "**/*.pt",
+         "olmo_core_dcp/hf_llama": "**/*.distcp",
+         "olmo_core_v1/checkpointer_mixed_w4": "**/rank_*.safetensors",
+         "meta/llama": "*.00.pth",
+         "orbax/pytree_zarr2": "**/0.0"}
+
+
+def lost_file(folder, case):
+    """A whole file that is gone is none that is damaged."""
+    names = sorted((DATA / case / "ckpt").glob(NAMED[case]))
+    check(names, f"{case}: no {NAMED[case]}")
+    for path in {names[0], names[-1]}:
+        there = folder / "there"
+        shutil.copytree(DATA / case / "ckpt", there)
+        (there / path.relative_to(DATA / case / "ckpt")).unlink()
+        report = verdict(there)
+        check_equal(report["verdict"], "incomplete", f"{path.name}: {report}")
+        shutil.rmtree(there)
+
+
 def prepare(suite, ckpt):
     global CKPT, FULL
     CKPT, FULL = ckpt, suite.full
@@ -395,6 +420,8 @@ def prepare(suite, ckpt):
         suite.add(f"each number of {model_type} changed", change, model_type)
     for case in (*whole_files.CASES, *whole_files.MADE):
         suite.add(f"each tensor of {case} spoilt", spoil_files, case)
+    for case in NAMED:
+        suite.add(f"a lost file of {case}", lost_file, case)
     for case in (class_of_losses, class_of_mismatches, verdicts, without_rules,
                  a_configuration_that_means_others, holes, stale_index):
         suite.add(case.__name__.replace("_", " "), case)
