@@ -10,7 +10,7 @@
 #include "formats/modelopt/modelopt.h"
 #include "formats/traits.h"
 #include "lib/io/file.h"
-#include "lib/pickle/json.h"
+#include "lib/pickle/config.h"
 #include "lib/text/json.h"
 
 namespace ckpt::families {

@@ -10,6 +10,7 @@
 
 #include "formats/megatron/model/facts.h"
 #include "lib/io/file.h"
+#include "lib/pickle/config.h"
 #include "lib/pickle/json.h"
 #include "lib/text/other_json.h"
 

@@ -315,31 +315,4 @@ std::string JsonBuilder::key_text(Id id) const {
   }
 }
 
-namespace {
-
-void use_floats(nlohmann::json& value) {
-  const bool tagged_float = value.is_object() && value.contains("!float");
-  if (!tagged_float) {
-    if (value.is_structured())
-      for (nlohmann::json& item : value) use_floats(item);
-    return;
-  }
-  const nlohmann::json& text = value.at("!float");
-  const std::string digits = text.is_string() ? text.get<std::string>() : "";
-  const char* const last = digits.data() + digits.size();
-  double number = 0;
-  const auto [end, failure] = std::from_chars(digits.data(), last, number);
-  const bool whole = failure == std::errc{} && end == last && !digits.empty();
-  value = whole && std::isfinite(number) ? nlohmann::json(number)
-                                         : nlohmann::json();
-}
-
-}  // namespace
-
-nlohmann::json to_config(const Document& document, Id root, uint64_t budget) {
-  nlohmann::json json = to_json(document, root, budget);
-  use_floats(json);
-  return json;
-}
-
 }  // namespace ckpt::pickle

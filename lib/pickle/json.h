@@ -29,12 +29,6 @@ nlohmann::ordered_json to_json(const Document& document, Id root,
                                uint64_t budget = 100'000,
                                const NameTensor& name_tensor = {});
 
-// The same in the form in which programs read configurations: floats that
-// to_json writes as {"!float": "1e-05"} are numbers, infinities and NaN are
-// null.
-nlohmann::json to_config(const Document& document, Id root,
-                         uint64_t budget = 100'000);
-
 // JSON (objects, arrays, scalars) -> value tree; big numbers as kBigInt.
 Id from_json(Document& document, const nlohmann::json& value);
 

@@ -18,6 +18,9 @@ namespace ckpt::pickle {
 
 using Json = nlohmann::ordered_json;
 
+// numpy's item(): the number of a scalar, the first of an array.
+Json number_json(const Numbers& numbers);
+
 class JsonBuilder {
  public:
   JsonBuilder(const Document& document, uint64_t budget,

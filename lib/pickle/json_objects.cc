@@ -57,7 +57,8 @@ Json complex_json(double real, double imaginary) {
   return object;
 }
 
-// numpy's item(): the one number of a scalar.
+}  // namespace
+
 Json number_json(const Numbers& numbers) {
   const size_t size = numbers.kind == 'c' ? numbers.size / 2 : numbers.size;
   const uint64_t bits = bits_of(numbers.bytes, size, numbers.big_endian);
@@ -84,8 +85,6 @@ Json number_json(const Numbers& numbers) {
       return object;
   }
 }
-
-}  // namespace
 
 void JsonBuilder::show_global(Id id, Json& slot) {
   slot = Json::object();

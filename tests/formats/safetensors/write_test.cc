@@ -7,7 +7,7 @@
 #include "containers/hf/index.h"
 #include "containers/safetensors/header.h"
 #include "formats/safetensors/safetensors.h"
-#include "lib/pickle/json.h"
+#include "lib/pickle/config.h"
 #include "lib/pickle/value.h"
 #include "tests/support/golden.h"
 #include "tests/support/materialise.h"
