@@ -64,7 +64,7 @@ class Reader {
     for (const Json& group : facts_table().at("groups"))
       for (const auto& [name, sides] : group.at("facts").items())
         if (const Json* how = expression(name, sides))
-          add(name, *how, group, facts);
+          add(name, *how, sides, group, facts);
     add_carried(facts);
     return facts;
   }
@@ -95,8 +95,8 @@ class Reader {
     }
   }
 
-  void add(const std::string& name, const Json& how, const Json& group,
-           Facts& facts) const {
+  void add(const std::string& name, const Json& how, const Json& sides,
+           const Json& group, Facts& facts) const {
     std::string from;
     try {
       Json value = how.is_object() ? each(how, from)
@@ -104,19 +104,63 @@ class Reader {
       if (const auto names = group.find("same"); names != group.end())
         if (value.is_string() && names->contains(value.get<std::string>()))
           value = Json(names->at(value.get<std::string>()));
+      check_kind(how, sides, value);
       facts[name] = {std::move(value), source_of(from),
                      group.value("weak", false)};
     } catch (const Error& error) {
+      if (error.code() == ExitCode::kDamaged) throw;
       if (!is_unsaid(error)) damaged(name, how, error);
     }
+  }
+
+  static uint8_t kinds_of(const Json& how) {
+    return Expr((how.is_object() ? how.at("of") : how).get<std::string>())
+        .kinds();
+  }
+
+  // A value of another kind than the expression's literals have, or a text
+  // where no dialect has one, would be written as it is.
+  static void check_kind(const Json& how, const Json& sides, Json& value) {
+    uint8_t kinds = kinds_of(how);
+    bool alone = true;  // no other dialect says it: it is refused by itself
+    for (const Json& side : sides) {
+      const uint8_t said = kinds_of(side);
+      alone = alone && (side == how || said == 0);
+      if ((said & Expr::kText) != 0) kinds |= Expr::kText;
+    }
+    if (alone && (kinds & Expr::kAny) != 0) kinds |= Expr::kText;
+    if (how.is_object() && value.is_array()) {
+      for (Json& item : value) check_kind_of(kinds, item);
+      return;
+    }
+    check_kind_of(kinds, value);
+  }
+
+  static void check_kind_of(uint8_t kinds, Json& value) {
+    const bool any = (kinds & Expr::kAny) != 0;
+    const bool number = (kinds & Expr::kNumber) != 0;
+    const bool flag = (kinds & Expr::kFlag) != 0;
+    bool right = value.is_null();
+    if (value.is_string()) right = (kinds & Expr::kText) != 0;
+    if (value.is_array()) right = any;
+    if (value.is_boolean() || value.is_number()) right = any || number || flag;
+    if (!right)
+      throw unfaithful_error({}, "{}",
+                             number ? "expected a number"
+                             : flag ? "expected true or false"
+                                    : "expected another kind of value");
+    // A switch may be 1, as in Python.
+    if (flag && !number && !any && value.is_number()) value = truthy(value);
   }
 
   // True for a number that this side does not state, rather than one that makes
   // no sense.
   static bool is_unsaid(const Error& error) {
     std::string_view text = error.problem();
-    const size_t quoted = text.rfind("\": ");  // behind the expression
+    const size_t quoted = text.find("\": ");  // behind the expression
     if (quoted != text.npos) text.remove_prefix(quoted + 3);
+    // A text of the file is shown, which may have any words.
+    if (text.find('"') != text.npos) return false;
     for (const char* absent :
          {"null ", " null", "no way to find it", "is missing"})
       if (text.find(absent) != text.npos) return true;

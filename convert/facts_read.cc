@@ -5,9 +5,11 @@
 #include <cmath>
 #include <set>
 
+#include "ckpt/error.h"
 #include "convert/facts_olmo.h"
 #include "convert/facts_table.h"
 #include "lib/embedded.h"
+#include "lib/pickle/config.h"
 
 namespace ckpt::families {
 namespace {
@@ -122,18 +124,30 @@ Json hf_rope(const Json& values, const Json& defaults, bool by_type) {
   return rope;
 }
 
-// Megatron's window is (left, right): so many tokens before this one.
+[[noreturn]] void not_a(const char* key, const Json& value, const char* what) {
+  throw input_error({"args", {}}, "{} is {}, expected {}", key,
+                    pickle::is_foreign(value) ? pickle::foreign_name(value)
+                                              : shown_fact(value),
+                    what)
+      .with_hint("put that argument right in the file");
+}
+
+// Megatron's window is (left, right): so many tokens before this one, -1 for
+// all. Its parser makes a tuple of them.
 Json mcore_window(const Json& values) {
   Json window = Json::object();
   const Json& size = at(values, "window_size");
-  if (size.is_array() && !size.empty() && size[0].is_number_integer() &&
-      size[0] >= 0)
-    window["size"] = size[0].get<int64_t>() + 1;
-  else if ((size.is_number_integer() && size > 0) || size.is_string())
-    window["size"] = size;  // a string is refused
+  const bool pair = size.is_array() && size.size() == 2 &&
+                    size[0].is_number_integer() && size[1].is_number_integer();
+  if (pair && size[0] >= 0) window["size"] = size[0].get<int64_t>() + 1;
+  if (size.is_number_integer() && size > 0) window["size"] = size;
+  if (!pair && !size.is_number_integer() && truthy(size))
+    not_a("window_size", size, "two whole numbers");
   const Json& skip = at(values, "window_attn_skip_freq");
-  if (skip.is_array()) window["list"] = skip;
+  if (skip.is_array() && !pickle::is_foreign(skip)) window["list"] = skip;
   if (skip.is_number_integer() && skip > 0) window["every"] = skip;
+  if (!window.contains("list") && !skip.is_number_integer() && truthy(skip))
+    not_a("window_attn_skip_freq", skip, "a whole number or a list");
   return window;
 }
 

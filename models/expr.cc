@@ -46,6 +46,21 @@ bool equal(const Json& a, const Json& b) {
   return a == b;
 }
 
+const char* kind_of(const Json& literal) {
+  return literal.is_string() ? "a text" : "a number";
+}
+
+// A value that can't be what a literal is makes neither answer right.
+void check_comparable(const Json& literal, const Json& value) {
+  // False is absent, too.
+  if (value.is_null() || value == Json(false)) return;
+  if (literal.is_null() || literal.is_boolean()) return;
+  const bool text = literal.is_string();
+  if (text ? value.is_string() : value.is_number() || value.is_boolean())
+    return;
+  throw unfaithful_error({}, "{}, expected {}", shown(value), kind_of(literal));
+}
+
 bool compare(const std::string& op, const Json& a, const Json& b) {
   if (op == "==") return equal(a, b);
   if (op == "!=") return !equal(a, b);
@@ -286,7 +301,12 @@ class ExprRun {
     }
     if (op == "||") return holds(left) || holds(right);
     if (op == "&&") return holds(left) && holds(right);
-    if (op == "==" || op == "!=") return compare(op, value(left), value(right));
+    if (op == "==" || op == "!=") {
+      const Json a = value(left), b = value(right);
+      if (left.kind == ExprKind::kLiteral) check_comparable(a, b);
+      if (right.kind == ExprKind::kLiteral) check_comparable(b, a);
+      return compare(op, a, b);
+    }
     const Json a = operand(left);
     const Json b = operand(right);
     if (op[0] == '<' || op[0] == '>') return compare(op, a, b);
@@ -320,6 +340,44 @@ class ExprRun {
 
   const Expr::Scope& scope_;
 };
+
+uint8_t Expr::kinds_of(const Node& node) {
+  const auto either = [](const Node& a, const Node& b) {
+    return static_cast<uint8_t>(kinds_of(a) | kinds_of(b));
+  };
+  switch (node.kind) {
+    case ExprKind::kLiteral:
+      if (node.literal.is_null()) return 0;
+      if (node.literal.is_string()) return kText;
+      return node.literal.is_boolean() ? kFlag : kNumber;
+    case ExprKind::kName:  // a variable's own literals are elsewhere
+      return node.text.starts_with('$') ? kAny | kText : kAny;
+    case ExprKind::kChoice:
+      return either(node.args[1], node.args[2]);
+    case ExprKind::kUnary:
+      return node.text == "!" ? kFlag : kNumber;
+    case ExprKind::kCall:
+      if (node.text == "has" || node.text == "is_list") return kFlag;
+      return node.text == "pick" || node.text == "json" ||
+                     node.text == "without"
+                 ? kAny
+                 : kNumber;
+    default:
+      break;
+  }
+  if (node.text == "??") {
+    // `name ?? literal`: the default says what the name is.
+    const uint8_t second = kinds_of(node.args[1]);
+    const uint8_t first = kinds_of(node.args[0]);
+    return first == kAny && second != 0 ? second : first | second;
+  }
+  const bool arithmetic =
+      node.text.size() == 1 &&
+      std::string_view("+-*/%").find(node.text[0]) != std::string_view::npos;
+  return arithmetic ? kNumber : kFlag;
+}
+
+uint8_t Expr::kinds() const { return kinds_of(*root_); }
 
 Json Expr::eval(const Scope& scope) const {
   return ExprRun(scope).value(*root_);

@@ -62,9 +62,14 @@ class Expr {
   Expr& operator=(Expr&&) noexcept;
 
   // Throws unfaithful_error for an expression without a value: arithmetic on
-  // null or texts, an inexact division, a list without that element.
+  // null or texts, an inexact division, a list without that element, a number
+  // compared with a 'text'.
   Json eval(const Scope& scope) const;
   const std::string& text() const { return text_; }
+  // What its values can be, as far as its literals and operators say: a sum of
+  // these. kAny: what a name holds.
+  enum Kinds : uint8_t { kNumber = 1, kFlag = 2, kText = 4, kAny = 8 };
+  uint8_t kinds() const;
   // The names in it, $variables and indices included, in order, unique.
   const std::vector<std::string>& names() const { return names_; }
 
@@ -72,6 +77,7 @@ class Expr {
   friend class ExprParser;
   friend class ExprRun;
   struct Node;
+  static uint8_t kinds_of(const Node& node);
   std::string text_;
   std::vector<std::string> names_;
   std::unique_ptr<Node> root_;

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "ckpt/error.h"
+#include "lib/pickle/config.h"
 #include "lib/text/format.h"
 #include "lib/text/other_json.h"
 #include "models/defaults.h"
@@ -104,6 +105,7 @@ class Numbers::Scope : public Expr::Scope {
     }
     const Json& found = numbers_.lookup(name);
     if (!found.is_null()) add_unique(fields_, name);
+    if (found.is_structured()) numbers_.check_known(name, found);
     return found;
   }
 
@@ -177,6 +179,18 @@ const Json& Numbers::lookup(const std::string& dotted) const {
   return kNothing;
 }
 
+// What is there and can't be read is neither absent nor a default.
+void Numbers::check_known(const std::string& name, const Json& value) const {
+  if (checked_.contains(&value)) return;
+  if (pickle::is_foreign(value))
+    throw input_error({source_, {}}, "{} is {}, which no configuration has",
+                      text::printable(name),
+                      text::printable(pickle::foreign_name(value)))
+        .with_hint("give it: --set " + plain(name) +
+                   "=VALUE, or put it right in the file");
+  checked_.insert(&value);
+}
+
 // Computes a variable only once if it depends on no index.
 Json Numbers::variable(const std::string& name, const Scope& outer) const {
   // A hostile file's variables may double the work with every level.
@@ -246,6 +260,7 @@ Json Numbers::eval(const std::string& expression, const Indices& at,
   } catch (const Error& error) {
     if (!error.hint().empty()) throw;
     // The name without a value, if that is the reason.
+    if (error.code() == ExitCode::kDamaged) throw;
     std::string missing;
     for (const std::string& name : parsed(expression).names())
       if (missing.empty() && scope.value(name).is_null()) missing = name;

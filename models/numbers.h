@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -78,6 +79,7 @@ class Numbers {
   const Expr& parsed(const std::string& text) const;
   const Json* override_of(const std::string& name) const;
   const Json& lookup(const std::string& dotted) const;
+  void check_known(const std::string& name, const Json& value) const;
   Json variable(const std::string& name, const Scope& scope) const;
 
   std::shared_ptr<const Family> family_;
@@ -89,6 +91,7 @@ class Numbers {
   // Not for several threads at once.
   mutable std::unordered_map<std::string, std::unique_ptr<Expr>> parsed_;
   mutable std::map<std::string, Use> used_;
+  mutable std::set<const Json*> checked_;  // of values_, which stay
   mutable uint32_t steps_ = 0;  // variables that one eval() asked for
 };
 
