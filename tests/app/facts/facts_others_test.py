@@ -112,6 +112,49 @@ def rope_of_args(folder, args, rope):
     same_logits(folder / "back", want)
 
 
+def window_is_a_tuple(folder):
+    """Megatron-LM's parser makes a tuple of --window-size; ours was a list."""
+    there, want = from_args(folder, "mistral", dict(window_size=(3, 0)),
+                            dict(sliding_window=4))
+    CKPT.ok("convert", there, folder / "back", *HF, "-q", "--family", "mistral")
+    check_equal(config_at(folder / "back")["sliding_window"], 4, "the window")
+    same_logits(folder / "back", want)
+
+
+def kinds_of_values():
+    """Values that are the number in Python, and those that are none."""
+    import enum
+    from argparse import Namespace
+
+    import numpy
+    import torch
+
+    same = [numpy.float64(0.5), numpy.float32(0.5)]
+    other = ["0.5", [0.5], (0.5,), {0.5}, b"0.5", Namespace(a=0.5),
+             torch.tensor(0.5), torch.bfloat16, {"a": 0.5},
+             enum.IntEnum]
+    return same, other
+
+
+def values_of_another_kind(folder):
+    """rotary_percent as another Python type: its value, or an error that names
+    it; never the default, never a tag of ours in config.json."""
+    same, other = kinds_of_values()
+    there, _ = from_args(folder, "llama", {})
+    for i, value in enumerate(same):
+        edit_args(there, rotary_percent=value)
+        CKPT.ok("convert", there, folder / f"same{i}", *HF, "-q", "--family",
+                "llama")
+        text = json.dumps(config_at(folder / f"same{i}"))
+        check('"partial_rotary_factor": 0.5' in text and "!" not in text, text)
+    for i, value in enumerate(other):
+        edit_args(there, rotary_percent=value)
+        result = CKPT.run("convert", there, folder / f"no{i}", *HF, "--family",
+                          "llama")
+        check(result.code in (4, 5) and "rotary_percent" in result.err,
+              f"{value!r}: {result}")
+
+
 ARGS = {
     "another softmax scale": (
         "llama", dict(softmax_scale=0.5), "query_scale is 4"),
@@ -458,6 +501,8 @@ def prepare(suite, ckpt):
     CKPT = ckpt
     faults.prepare(Suite(""), ckpt)  # its paths, and its ckpt
     suite.add("a vision tower vanishes", vision_tower)
+    suite.add("the tuple of a window is lost", window_is_a_tuple)
+    suite.add("a value of another type is a default", values_of_another_kind)
     for name in TOWERS:
         suite.add(f"the tower goes to Megatron without a word: {name}",
                   towers_are_said, name)
