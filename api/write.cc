@@ -334,6 +334,7 @@ Prepared prepare(Catalog source, Layout layout, const std::string& path,
   layout.name = io::base_name(path);
   const size_t problems = source.problems.size();
   const size_t assumptions = source.assumptions.size();
+  warn_of_main_weights(source, options);
   if (options.dtype && families::may_be_quantized(source)) {
     locate(source);
     families::dequantize(source, *options.dtype);

@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/write_steps.h"
 
+#include <algorithm>
+
 #include "api/manifests.h"
 #include "api/replace.h"
 #include "api/sending.h"
 #include "ckpt/error.h"
 #include "lib/io/file.h"
+#include "lib/io/remote.h"
 #include "lib/io/upload.h"
 #include "lib/io/watch.h"
 #include "lib/manifest.h"
 #include "lib/trace.h"
+#include "reshard/prove.h"
 #include "reshard/ranks/run.h"
 #include "reshard/sources.h"
 
@@ -62,6 +66,25 @@ io::StagingOptions staging_options(const Prepared& prepared,
           .resume = options.resume,
           .sync = options.sync,
           .companions = {std::string(kManifestName)}};
+}
+
+void warn_of_main_weights(Catalog& source, const SaveOptions& options) {
+  const bool far =
+      io::is_url(source.path) ||
+      std::ranges::any_of(source.files, [](const File& file) {
+        return file.codec == Codec::kMemory || io::is_url(file.path);
+      });
+  if (far) return;
+  Catalog some = reshard::main_weights(source);
+  if (some.tensors.empty()) return;
+  locate(some);
+  reshard::RunOptions run;
+  run.threads = options.threads;
+  run.max_mem = options.max_mem;
+  for (Problem& problem : reshard::sample_main_weights(some, run)) {
+    problem.severity = Problem::Severity::kWarning;
+    source.problems.push_back(std::move(problem));
+  }
 }
 
 void make_files(const Prepared& prepared, io::Staging& staging, bool resuming) {

@@ -24,6 +24,12 @@ reshard::RunOptions limits(const Prepared& prepared,
 reshard::RunOptions writing(const Prepared& prepared,
                             const SaveOptions& options);
 
+// Adds warnings of weights and main weights that don't belong together, which
+// they won't in any target. Only their first elements are read: a run must not
+// take longer by a third to find what `verify --deep` finds. What is in memory
+// or far away is its owner's.
+void warn_of_main_weights(Catalog& source, const SaveOptions& options);
+
 // Creates the files at full size.
 void make_files(const Prepared& prepared, io::Staging& staging, bool resuming);
 

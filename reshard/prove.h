@@ -27,10 +27,21 @@ uint64_t claim_bytes(const Catalog& catalog);
 // tile, within options.max_mem and on options.threads. Returns a problem
 // (damage, "main_weight") for each claim that does not hold, naming the first
 // element. A claim about dtypes that can't be compared does not hold.
+//
+// Main weights that stand beside their weights are proven as well, without a
+// claim: what nobody inferred is not refused, but may still be wrong. They have
+// to be what their trainer rounds (reshard/rounding.h).
 std::vector<Problem> check_claims(const Catalog& catalog,
                                   const RunOptions& options);
 
-// Throws unfaithful_error for the first of them.
+// For whoever does not read everything: the main weights that stand beside
+// their weights, or some hundreds of them, with these; and what the first
+// elements of such a catalog, located, say.
+Catalog main_weights(const Catalog& catalog);
+std::vector<Problem> sample_main_weights(const Catalog& catalog,
+                                         const RunOptions& options);
+
+// Throws unfaithful_error for the first claim that does not hold.
 void prove_claims(const Catalog& catalog, const RunOptions& options);
 
 // The first element of `exact` that does not round to that of `rounded`: f32 to

@@ -243,13 +243,20 @@ class Check {
     add_all(reading.problems);
   }
 
-  // What the reader inferred, to be proven by the bytes.
-  void claims(const Catalog& catalog) {
+  // What the reader inferred, and the main weights beside the weights, to be
+  // proven by the bytes: all of them, or the first of each.
+  void claims(const Catalog& catalog, bool deep) {
+    if (!deep && io::is_url(catalog.path)) return;  // each would be a request
     reshard::RunOptions options;
     options.threads = engine_.threads;
     options.max_mem = engine_.max_mem;
     options.io = engine_.io;
     options.progress = engine_.make_progress();
+    if (!deep) {
+      add_all(reshard::sample_main_weights(reshard::main_weights(catalog),
+                                           options));
+      return;
+    }
     report_.bytes += reshard::claim_bytes(catalog);
     add_all(reshard::check_claims(catalog, options));
   }
@@ -458,7 +465,7 @@ Report check_integrity(const std::string& path, const Selection& selection,
     if (!manifest.empty() && !options.quick)
       check.add_all(check.listed(manifest).files());
     if (!manifest.empty()) check.add_all(check.listed(manifest).unproven(path));
-    if (options.deep) check.claims(catalog);
+    if (!options.quick) check.claims(catalog, options.deep);
     check.pickles_again();
   } catch (const Error& error) {
     const bool hole = is_hole(error, path, options);

@@ -4,11 +4,14 @@
 #include <doctest/doctest.h>
 
 #include <bit>
+#include <cmath>
+#include <functional>
 #include <limits>
 #include <random>
 #include <vector>
 
 #include "ckpt/error.h"
+#include "reshard/numbers.h"
 
 namespace ckpt::reshard {
 namespace {
@@ -100,6 +103,67 @@ TEST_CASE("prove: claims of a catalog") {
   CHECK(check_claims(catalog, options).size() == 1);
   catalog.tensors.pop_back();
   CHECK(check_claims(catalog, options).empty());
+}
+
+// What is stored beside its weight, rounded as trainers do.
+TEST_CASE("prove: main weights beside their weights") {
+  constexpr uint64_t kRows = 64, kColumns = 96, kCount = kRows * kColumns;
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal;
+  std::vector<float> exact(kCount);
+  for (float& value : exact) value = normal(random);
+  const auto nearest = [](float value) {
+    return numbers::float_to_bf16(std::bit_cast<uint32_t>(value),
+                                  numbers::kNanFromWide);
+  };
+  const auto bits_to = [&](float value, int bits) {  // behind the point
+    const int exponent = std::ilogb(value);
+    const float unit = std::ldexp(1.0f, exponent - bits);
+    return nearest(std::nearbyint(value / unit) * unit);
+  };
+  struct Row {
+    const char* what;
+    std::function<uint32_t(uint64_t)> rounded;
+    size_t problems;
+  };
+  const Row rows[] = {
+      {"to nearest", [&](uint64_t i) { return nearest(exact[i]); }, 0},
+      {"at random",
+       [&](uint64_t i) {
+         const auto bits = std::bit_cast<uint32_t>(exact[i]);
+         return (bits + static_cast<uint32_t>(random() & 0xffff)) >> 16;
+       },
+       0},
+      {"cut off",
+       [&](uint64_t i) { return std::bit_cast<uint32_t>(exact[i]) >> 16; }, 0},
+      {"from e4m3", [&](uint64_t i) { return bits_to(exact[i], 3); }, 0},
+      {"from e5m2", [&](uint64_t i) { return bits_to(exact[i], 2); }, 0},
+      {"from fp4", [&](uint64_t i) { return bits_to(exact[i], 1); }, 0},
+      {"shifted", [&](uint64_t i) { return nearest(exact[(i + 64) % kCount]); },
+       2},
+      {"the last eighth gone",
+       [&](uint64_t i) { return i < kCount / 8 * 7 ? nearest(exact[i]) : 0; },
+       1},
+      {"an exponent's bit",
+       [&](uint64_t i) { return nearest(exact[i]) ^ (i == 99 ? 0x400 : 0); },
+       1},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.what);
+    std::vector<uint16_t> rounded(kCount);
+    for (uint64_t i = 0; i < kCount; ++i)
+      rounded[i] = static_cast<uint16_t>(row.rounded(i));
+    Catalog catalog;
+    add(catalog, "optimizer.state.param.w", DType::f32, {kRows, kColumns},
+        exact);
+    add(catalog, "w", DType::bf16, {kRows, kColumns}, rounded);
+    CHECK(check_claims(catalog, {}).size() == row.problems);
+    CHECK_NOTHROW(prove_claims(catalog, {}));
+    CHECK(main_weights(catalog).tensors.size() == 2);
+    catalog.tensors[0].name = "optimizer.state.exp_avg.w";
+    CHECK(check_claims(catalog, {}).empty());
+    CHECK(main_weights(catalog).tensors.empty());
+  }
 }
 
 }  // namespace ckpt::reshard

@@ -346,7 +346,8 @@ def with_optimizer(job):
     config, gpt = build_gpt(job["model"], job["topology"])
     ddp = DistributedDataParallel(config, DistributedDataParallelConfig(
         use_distributed_optimizer=flat, grad_reduce_in_fp32=True,
-        overlap_grad_reduce=False), gpt)
+        overlap_grad_reduce="bucket" in job, bucket_size=job.get("bucket")),
+        gpt)
     optimizer = get_megatron_optimizer(OptimizerConfig(
         optimizer="adam", lr=1e-3, bf16=True, params_dtype=torch.bfloat16,
         use_distributed_optimizer=flat), [ddp])
@@ -365,6 +366,31 @@ def with_optimizer(job):
             {"model": model}, metadata=metadata, **options)}
 
     return gpt, optimizer, sharded, ddp
+
+
+def run_save(job, expected):
+    """Saves a model whose main weights round to it, as a training run does.
+    With "bucket", its gradients are reduced in buckets of that many elements,
+    and padding ends each of them."""
+    import torch
+    from megatron.core import dist_checkpointing as dc
+
+    gpt, optimizer, sharded, _ = with_optimizer(job)
+    chained = getattr(optimizer, "chained_optimizers", [optimizer])
+    for number, p in enumerate(gpt.parameters()):
+        seed = torch.Generator().manual_seed(number)
+        main = torch.randn(p.shape, generator=seed)
+        p.data.copy_(main)
+        states = {"param": main, "exp_avg": main * 0.5,
+                  "exp_avg_sq": main * main}
+        for one in chained:
+            if p not in one.model_param_group_index_map:
+                continue  # another rank's
+            at = one._get_model_param_range_map(p)["param"]
+            found = one._get_main_param_and_optimizer_states(p)
+            for name, value in states.items():
+                found[name].data.copy_(value.flatten()[at.start:at.end])
+    dc.save(sharded(), job["path"])
 
 
 def run_optim(job, expected):
@@ -537,7 +563,7 @@ def on_rank(number, world, rendezvous, job):
         key.replace("fp32_param", job.get("main_weight", "fp32_param")): value
         for key, value in read_expected(job["expected"]).items()}
     run = {"plain": run_plain, "vocabulary": run_vocabulary, "gpt": run_gpt,
-           "optim": run_optim, "legacy": run_legacy,
+           "optim": run_optim, "save": run_save, "legacy": run_legacy,
            "training": run_training}.get(job["kind"])
     if run:
         run(job, expected)
