@@ -146,6 +146,28 @@ std::vector<Pair> pairs_of(const Catalog& catalog) {
   return pairs;
 }
 
+// What is sampled of a tensor.
+Box first_box(const Tensor& tensor) {
+  Box box = Box::whole(tensor.shape);
+  uint64_t left = kSampled;
+  for (size_t d = box.shape.size(); d-- > 0;) {
+    box.shape[d] = std::min(box.shape[d], left);
+    left = std::max<uint64_t>(1, left / std::max<uint64_t>(1, box.shape[d]));
+  }
+  return box;
+}
+
+// A tensor of many ranks has an item to be opened for each of them: only those
+// that are sampled are kept. A grid counts pieces in other dimensions.
+Tensor sampled_part(const Tensor& tensor) {
+  if (!tensor.grid.empty()) return tensor;
+  const Box box = first_box(tensor);
+  Tensor part = tensor;
+  std::erase_if(part.pieces,
+                [&](const Piece& piece) { return !intersect(piece.box, box); });
+  return part;
+}
+
 struct Tile {
   size_t pair = 0;
   Box box;
@@ -203,7 +225,7 @@ class Checker {
       return;
     }
     if (sample_) {
-      tiles_.push_back({p, first_box(pair.exact->shape)});
+      tiles_.push_back({p, first_box(*pair.exact)});
       return;
     }
     for (Box& box : tiles(*pair.exact, std::min(kMostTile, share_ / 4)))
@@ -237,16 +259,6 @@ class Checker {
     const std::lock_guard lock(mutex_);
     sums_[p].add(found);
     return found.first_far;
-  }
-
-  static Box first_box(const Shape& shape) {
-    Box box{Dims(shape.size(), 0), shape};
-    uint64_t left = kSampled;
-    for (size_t d = shape.size(); d-- > 0;) {
-      box.shape[d] = std::min(shape[d], left);
-      left = std::max<uint64_t>(1, left / std::max<uint64_t>(1, box.shape[d]));
-    }
-    return box;
   }
 
   // Values of other elements, not a bit that flipped, in the form whose writer
@@ -368,8 +380,8 @@ Catalog main_weights(const Catalog& catalog) {
   if (pairs.empty()) return some;
   const size_t step = (pairs.size() + kMostSampled - 1) / kMostSampled;
   for (size_t p = 0; p < pairs.size(); p += step) {
-    some.tensors.push_back(*pairs[p].exact);
-    some.tensors.push_back(*pairs[p].rounded);
+    some.tensors.push_back(sampled_part(*pairs[p].exact));
+    some.tensors.push_back(sampled_part(*pairs[p].rounded));
   }
   some.files = catalog.files;
   some.archive_opener = catalog.archive_opener;
