@@ -104,8 +104,8 @@ class Ls : public Command {
  private:
   bool wants_tensors() const {
     return !globs_.empty() || !regex_.empty() || !select_.keys.empty() ||
-           !select_.exclude.empty() || select_.model_only || select_.optim_only ||
-           !select_.part.empty();
+           !select_.exclude.empty() || select_.model_only ||
+           select_.optim_only || !select_.part.empty();
   }
   bool print_steps(const Catalog* catalog) const;
   void print_tensors(const Catalog& catalog,
