@@ -297,9 +297,14 @@ class Renaming {
     const auto line = keep_only_part(source_);
     if (!line) return;
     source_.assumptions.push_back(*line);
+    say_place(*line);
+  }
+
+  // Where the model was found; said without -v, too.
+  void say_place(const std::string& line) const {
     if (naming_.note)
       naming_.note(
-          {{Problem::Severity::kNote, "model_at", source_.path, {}, *line}});
+          {{Problem::Severity::kNote, "model_at", source_.path, {}, line}});
   }
 
   void unwrap() {
@@ -307,7 +312,7 @@ class Renaming {
     if (!options_.to.empty() || target_.unwraps_names ||
         (target_.is_container && asked_))
       if (families::unwrap(source_, families::configured_family(source_).get()))
-        say(naming_, source_.assumptions.back());
+        say_place(source_.assumptions.back());
     if (!target_.is_container || !asked_) return;
     const std::string prefix = families::foreign_prefix(source_);
     if (prefix.empty()) return;

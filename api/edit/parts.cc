@@ -11,6 +11,7 @@
 
 #include "ckpt/ckpt.h"
 #include "ckpt/error.h"
+#include "formats/traits.h"
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"
 #include "lib/text/suggest.h"
@@ -133,6 +134,7 @@ void join_modules(std::vector<Group>& groups) {
 
 std::vector<std::string> texts_of(const std::vector<StateDict>& parts) {
   std::vector<std::string> texts;
+  texts.reserve(parts.size());
   for (const StateDict& part : parts) texts.push_back(part_text(part));
   return texts;
 }
@@ -159,6 +161,7 @@ const StateDict& find_part(const Catalog& catalog,
   if (found != parts.end() && std::ranges::count_if(parts, like) == 1)
     return *found;
   std::vector<std::string> names;
+  names.reserve(parts.size());
   for (const StateDict& part : parts) names.push_back(part.name);
   const std::string near = text::nearest(name, names);
   throw unfaithful_error(
@@ -252,8 +255,9 @@ std::optional<std::string> keep_only_part(Catalog& catalog) {
         printable(fmt::format("{}", fmt::join(texts_of(parts), ", "))))
         .with_hint(fmt::format("--part {} takes one; --to torch keeps all",
                                printable(parts.back().name)));
-  const StateDict part = parts[0];
-  if (catalog.format == "dcp" && part.tensors < catalog.tensors.size())
+  const StateDict& part = parts[0];
+  if (formats::traits_of(catalog.format).flat_objects &&
+      part.tensors < catalog.tensors.size())
     return std::nullopt;
   std::string line =
       fmt::format("the model is at \"{}\"", printable(part.name));

@@ -328,6 +328,7 @@ std::string models_text(const Catalog& catalog) {
   const auto parts = library::parts_of(catalog);
   if (parts.size() < 2) return "";
   std::vector<std::string> texts;
+  texts.reserve(parts.size());
   for (const library::StateDict& part : parts)
     texts.push_back(fmt::format("{} {}", library::part_text(part),
                                 si_count(part.parameters)));

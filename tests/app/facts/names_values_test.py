@@ -94,9 +94,9 @@ def test_prefix(folder, prefix, inner):
 
 
 def test_other_names(folder):
-    """Names that belong to no model keep their prefix, and no hint leads back
-    to the error that it is for."""
-    tensors = {"module." + n.replace("q_proj", "query"): t
+    """Names that belong to no model keep a prefix that no wrapper adds, and no
+    hint leads back to the error that it is for."""
+    tensors = {"other." + n.replace("q_proj", "query"): t
                for n, t in model().items()}
     source = write(folder / "src", tensors)
     CKPT.ok("convert", source, folder / "out", "--to", "torch")
