@@ -99,16 +99,27 @@ std::string common_prefix(const std::vector<std::string>& names) {
   return std::string(common.substr(0, common.rfind('.') + 1));
 }
 
-// The least of the prefix behind which all names are those of a family.
+bool is_embedding(const std::string& name) {
+  return std::ranges::any_of(
+      kEmbeddings, [&](std::string_view end) { return name.ends_with(end); });
+}
+
+// The least of the prefix behind which all names are those of a family. Without
+// an embedding none is asked: a small --max-mem has no room for all families.
 std::optional<std::string> find_common(const std::vector<std::string>& names,
                                        const Family* likely) {
   const std::string common = common_prefix(names);
-  if (common.empty() || is_any_family(names, likely)) return std::nullopt;
+  if (common.empty() || std::ranges::none_of(names, is_embedding) ||
+      is_any_family(names, likely))
+    return std::nullopt;
   size_t end = 0;
   for (size_t word = 0; word < kMostWords && end < common.size(); ++word) {
     end = common.find('.', end) + 1;
     const std::string prefix = common.substr(0, end);
-    if (is_any_family(behind(names, prefix), likely)) return prefix;
+    // One name says no soon: there may be a million.
+    if (is_any_family({names.front().substr(end)}, likely) &&
+        is_any_family(behind(names, prefix), likely))
+      return prefix;
   }
   return std::nullopt;
 }
@@ -130,10 +141,7 @@ std::optional<std::string> find_prefix(
     const std::vector<std::string>& names,
     const std::vector<std::string_view>& outer, const Family* likely,
     bool has_inner) {
-  const auto embedding = std::ranges::find_if(names, [](const auto& name) {
-    return std::ranges::any_of(
-        kEmbeddings, [&](std::string_view end) { return name.ends_with(end); });
-  });
+  const auto embedding = std::ranges::find_if(names, is_embedding);
   if (embedding == names.end()) return std::nullopt;
   const bool has_outer = std::ranges::any_of(outer, [&](std::string_view word) {
     return embedding->starts_with(word);
@@ -192,6 +200,7 @@ bool unwrap(Catalog& catalog, const Family* likely, Words words) {
   const bool known = prefix.has_value();
   if (!prefix && words == Words::kKnown) return false;
   if (!prefix) prefix = replica_prefix(names);
+  if (prefix->empty() && !has_inner) return false;
   const auto unwrapped = [&](const std::string& name) {
     std::string inner = without_wrappers(name);
     return inner.starts_with(*prefix) ? inner.substr(prefix->size()) : name;
