@@ -312,13 +312,12 @@ void note_adapter_inside(Catalog& source) {
 namespace {
 
 Catalog weights_alone(Catalog source, std::string_view where,
-                      std::string_view instead) {
+                      std::string_view instead, bool scripts = false) {
   const bool weights = std::ranges::any_of(
       source.tensors,
       [](const Tensor& tensor) { return tensor.kind == Kind::model; });
   if (weights) note_adapter_inside(source);
-  const bool script = source.format == "torch" && source.files.size() == 1;
-  if (!(source.run || script) || !weights) return source;  // --optim-only
+  if (!(source.run || scripts) || !weights) return source;  // --optim-only
   if (source.run) note_roles(source);
   size_t count = 0;
   uint64_t bytes = 0;
@@ -344,10 +343,11 @@ Catalog model_only(Catalog source) {
                        "--to dcp and --to torch keep them");
 }
 
-Catalog for_one_file(Catalog source, std::string_view format) {
+Catalog for_one_file(Catalog source, std::string_view format, bool scripts) {
   if (format != "safetensors") return source;
+  scripts = scripts && source.format == "torch" && source.files.size() == 1;
   return weights_alone(std::move(source), "a file of weights",
-                       "--with-optimizer writes them");
+                       "--with-optimizer writes them", scripts);
 }
 
 }  // namespace ckpt::runs

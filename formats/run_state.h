@@ -18,14 +18,14 @@ namespace ckpt::runs {
 // Opens objects.
 Catalog as_state_dict(Catalog source);
 
-// Keeps only the model of a run or of a script's file, for formats that hold
-// nothing else; a problem says what is left out. Returns other catalogs
-// unchanged.
+// Keeps only the model, for formats that hold nothing else; a problem says what
+// is left out. Returns catalogs that are not a run unchanged.
 Catalog model_only(Catalog source);
 
 // The same for one file of such a format; catalogs for others are returned
 // unchanged.
-Catalog for_one_file(Catalog source, std::string_view format);
+// `scripts`: of what a script saved in one file, too.
+Catalog for_one_file(Catalog source, std::string_view format, bool scripts);
 
 // True if the optimizer is named in another format than the model beside it
 // (verl: weights in transformers' names, optimizer in Megatron's) and the

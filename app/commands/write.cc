@@ -336,7 +336,8 @@ Catalog with_state_as_asked(const WriteRequest& request, Catalog source,
   }
   if (!layout.single_file || request.write.with_optimizer) return source;
   const size_t before = source.problems.size();
-  source = runs::for_one_file(std::move(source), layout.format);
+  source = runs::for_one_file(std::move(source), layout.format,
+                              request.command == "convert");
   log_since(source, before);
   return source;
 }
