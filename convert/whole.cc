@@ -29,24 +29,6 @@ namespace {
 // Names are compared with each other only if there are few.
 constexpr size_t kFew = 500;
 
-// The one that ends like `name`, or is spelt like it; "" if none does.
-std::string nearest_of(std::string_view name,
-                       const std::vector<std::string>& candidates) {
-  constexpr size_t kEnough = 8;  // "q.weight"
-  std::string_view best;
-  size_t longest = kEnough;
-  for (const std::string& one : candidates) {
-    const auto differs =
-        std::mismatch(one.rbegin(), one.rend(), name.rbegin(), name.rend());
-    const auto alike = static_cast<size_t>(differs.first - one.rbegin());
-    if (alike > longest) {
-      longest = alike;
-      best = one;
-    }
-  }
-  return best.empty() ? text::nearest(name, candidates) : std::string(best);
-}
-
 bool is_float(DType dtype) {
   return dtype == DType::f64 || dtype == DType::f32 || dtype == DType::f16 ||
          dtype == DType::bf16 || is_small_float(dtype);
@@ -342,7 +324,7 @@ class Question {
             (tied && is_second_copy(finding.tensor)))
           continue;
         std::string near = missing.size() < kFew && findings.size() < 2 * kFew
-                               ? nearest_of(finding.tensor, missing)
+                               ? text::nearest_ending(finding.tensor, missing)
                                : "";
         if (!near.empty()) near = fmt::format(", {}{}", kNearestMissing, near);
         add(damage("unknown_tensor", {names_.path, finding.tensor},

@@ -46,4 +46,21 @@ std::string nearest(std::string_view name,
   return best;
 }
 
+std::string nearest_ending(std::string_view name,
+                           const std::vector<std::string>& candidates) {
+  constexpr size_t kEnough = 8;  // "q.weight"
+  std::string_view best;
+  size_t longest = kEnough;
+  for (const std::string& one : candidates) {
+    const auto differs =
+        std::mismatch(one.rbegin(), one.rend(), name.rbegin(), name.rend());
+    const auto alike = static_cast<size_t>(differs.first - one.rbegin());
+    if (alike > longest) {
+      longest = alike;
+      best = one;
+    }
+  }
+  return best.empty() ? nearest(name, candidates) : std::string(best);
+}
+
 }  // namespace ckpt::text

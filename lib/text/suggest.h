@@ -14,4 +14,9 @@ namespace ckpt::text {
 std::string nearest(std::string_view name,
                     const std::vector<std::string>& candidates);
 
+// Of dotted names: the one that ends like `name`, in eight characters at least,
+// or is spelt like it; "" if none does.
+std::string nearest_ending(std::string_view name,
+                           const std::vector<std::string>& candidates);
+
 }  // namespace ckpt::text
