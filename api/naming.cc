@@ -294,10 +294,12 @@ class Renaming {
   void take_only_part() {
     const bool nests = target_.any_tensors && !target_.unwraps_names;
     if (naming_.renamed || (nests && !asked_)) return;
-    const auto line = keep_only_part(source_);
-    if (!line) return;
-    source_.assumptions.push_back(*line);
-    say_place(*line);
+    const OnlyPart found = keep_only_part(source_);
+    if (found.place.empty()) return;
+    source_.assumptions.push_back(found.place);
+    say_place(found.place);
+    if (!found.left_out.empty())
+      say(naming_, found.left_out, Problem::Severity::kWarning);
   }
 
   // Where the model was found; said without -v, too.

@@ -128,7 +128,7 @@ std::optional<std::string> find_common(const std::vector<std::string>& names,
 std::string replica_prefix(const std::vector<std::string>& names) {
   constexpr std::string_view kReplica = "module.";
   std::string prefix;
-  while (!names.empty() &&
+  while (!names.empty() && prefix.size() < kMostWords * kReplica.size() &&
          std::ranges::all_of(names, [&](const std::string& name) {
            return name.starts_with(prefix + std::string(kReplica));
          }))

@@ -2,15 +2,15 @@
 #include "api/edit/parts.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <map>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "ckpt/ckpt.h"
 #include "ckpt/error.h"
+#include "containers/hf/numbered.h"
 #include "formats/traits.h"
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"
@@ -111,36 +111,42 @@ std::vector<Group> groups_of(const Catalog& catalog) {
   return groups;
 }
 
-// A dict in a state dict is a module of it.
-bool is_within(const std::string& inner, const std::string& outer) {
-  return !outer.empty() && inner.size() > outer.size() &&
-         inner.starts_with(outer) && inner[outer.size()] == '.';
+// The outermost of the parts that a dotted name is in; nothing if in none.
+// Parts may be as many as tensors, so the name is asked and not each part.
+template <class Value>
+const Value* outermost(const std::unordered_map<std::string, Value>& parts,
+                       const std::string& name) {
+  for (size_t dot = name.find('.'); dot != name.npos;
+       dot = name.find('.', dot + 1)) {
+    const auto found = parts.find(name.substr(0, dot));
+    if (found != parts.end()) return &found->second;
+  }
+  return nullptr;
 }
 
+// A dict in a state dict is a module of it.
 void join_modules(std::vector<Group>& groups) {
+  std::unordered_map<std::string, size_t> state_dicts;
+  for (size_t g = 0; g < groups.size(); ++g)
+    if (groups[g].dotted && !groups[g].part.name.empty())
+      state_dicts.emplace(groups[g].part.name, g);
   for (Group& group : groups) {
-    const auto outer = std::ranges::find_if(groups, [&](const Group& other) {
-      return other.dotted && is_within(group.part.name, other.part.name);
-    });
-    if (outer == groups.end()) continue;
-    outer->part.tensors += group.part.tensors;
-    outer->part.parameters += group.part.parameters;
-    outer->part.bytes += group.part.bytes;
+    const size_t* outer = outermost(state_dicts, group.part.name);
+    if (!outer) continue;
+    groups[*outer].part.tensors += group.part.tensors;
+    groups[*outer].part.parameters += group.part.parameters;
+    groups[*outer].part.bytes += group.part.bytes;
     group.part.tensors = 0;
   }
   std::erase_if(groups,
                 [](const Group& group) { return group.part.tensors == 0; });
 }
 
-std::vector<std::string> texts_of(const std::vector<StateDict>& parts) {
-  std::vector<std::string> texts;
-  texts.reserve(parts.size());
-  for (const StateDict& part : parts) texts.push_back(part_text(part));
-  return texts;
-}
-
-bool is_called(const StateDict& part, const std::string& name) {
-  return part.name == name || part.name.ends_with('.' + name);
+std::vector<std::string> words_of(const std::vector<StateDict>& parts) {
+  std::vector<std::string> words;
+  words.reserve(parts.size());
+  for (const StateDict& part : parts) words.push_back(part_word(part));
+  return words;
 }
 
 const StateDict& find_part(const Catalog& catalog,
@@ -152,22 +158,20 @@ const StateDict& find_part(const Catalog& catalog,
                            "here",
                            printable(name))
         .with_hint("--keys GLOB takes tensors by their names");
-  const auto exact = std::ranges::find(parts, name, &StateDict::name);
+  const auto exact = std::ranges::find(parts, name, part_word);
   if (exact != parts.end()) return *exact;
-  const auto like = [&](const StateDict& part) {
-    return is_called(part, name);
+  const auto ends_so = [&](const StateDict& part) {
+    return part.name.ends_with('.' + name);
   };
-  const auto found = std::ranges::find_if(parts, like);
-  if (found != parts.end() && std::ranges::count_if(parts, like) == 1)
+  const auto found = std::ranges::find_if(parts, ends_so);
+  if (found != parts.end() && std::ranges::count_if(parts, ends_so) == 1)
     return *found;
-  std::vector<std::string> names;
-  names.reserve(parts.size());
-  for (const StateDict& part : parts) names.push_back(part.name);
-  const std::string near = text::nearest(name, names);
+  const std::vector<std::string> words = words_of(parts);
+  const std::string near = text::nearest(name, words);
   throw unfaithful_error(
       {catalog.path, {}}, "--part {}: {}; there are {}", printable(name),
       found == parts.end() ? "no part has this name" : "several parts end so",
-      printable(fmt::format("{}", fmt::join(texts_of(parts), ", "))))
+      formats::list_some(words))
       .with_hint(near.empty()
                      ? "`ckpt inspect` lists them with their sizes"
                      : fmt::format("did you mean --part {}?", printable(near)));
@@ -177,27 +181,28 @@ const StateDict& find_part(const Catalog& catalog,
 std::optional<std::string> within(const std::string& name,
                                   const StateDict& part) {
   if (part.name.empty()) return name;
-  if (!is_within(name, part.name)) return std::nullopt;
-  return name.substr(part.name.size() + 1);
+  const bool is = name.size() > part.name.size() &&
+                  name.starts_with(part.name) && name[part.name.size()] == '.';
+  return is ? std::optional(name.substr(part.name.size() + 1)) : std::nullopt;
 }
 
 // Makes the part all of the catalog's model; optimizer state stays. Returns
 // what else was there.
-std::vector<std::string> leave_others(Catalog& catalog, const StateDict& part,
-                                      const std::vector<StateDict>& parts) {
+std::vector<Tensor> leave_others(Catalog& catalog, const StateDict& part,
+                                 const std::vector<StateDict>& parts) {
+  std::unordered_map<std::string, bool> below;  // parts, if this is the top
+  for (const StateDict& other : parts)
+    if (part.name.empty() && !other.name.empty())
+      below.emplace(other.name, true);
   const auto is_in = [&](const Tensor& tensor) {
-    return within(tensor.name, part) &&
-           (!part.name.empty() ||
-            std::ranges::none_of(parts, [&](const StateDict& other) {
-              return is_within(tensor.name, other.name);
-            }));
+    return within(tensor.name, part) && !outermost(below, tensor.name);
   };
-  std::vector<std::string> left;
+  std::vector<Tensor> left;
   std::erase_if(catalog.tensors, [&](Tensor& tensor) {
     if (tensor.kind == Kind::optim) return false;
     tensor.kind = Kind::model;
     if (is_in(tensor)) return false;
-    left.push_back(tensor.name);
+    left.push_back(tensor);
     return true;
   });
   rename_tensors(catalog, [&](const std::string& name) {
@@ -223,8 +228,8 @@ std::vector<StateDict> parts_of(const Catalog& catalog) {
   return parts;
 }
 
-std::string part_text(const StateDict& part) {
-  return part.name.empty() ? "the top" : part.name;
+std::string part_word(const StateDict& part) {
+  return part.name.empty() ? "." : part.name;
 }
 
 std::string keep_part(Catalog& catalog, const std::string& name) {
@@ -245,28 +250,30 @@ std::string keep_part(Catalog& catalog, const std::string& name) {
                      catalog.tensors.size(), before);
 }
 
-std::optional<std::string> keep_only_part(Catalog& catalog) {
+OnlyPart keep_only_part(Catalog& catalog) {
   const std::vector<StateDict> parts = parts_of(catalog);
-  if (parts.empty() || (parts.size() == 1 && parts[0].name.empty()))
-    return std::nullopt;
+  if (parts.empty() || (parts.size() == 1 && parts[0].name.empty())) return {};
   if (parts.size() > 1)
-    throw unfaithful_error(
-        {catalog.path, {}}, "{} models are in it: {}", parts.size(),
-        printable(fmt::format("{}", fmt::join(texts_of(parts), ", "))))
+    throw unfaithful_error({catalog.path, {}}, "{} models are in it: {}",
+                           parts.size(), formats::list_some(words_of(parts)))
         .with_hint(fmt::format("--part {} takes one; --to torch keeps all",
-                               printable(parts.back().name)));
+                               printable(part_word(parts.back()))));
   const StateDict& part = parts[0];
   if (formats::traits_of(catalog.format).flat_objects &&
       part.tensors < catalog.tensors.size())
-    return std::nullopt;
-  std::string line =
-      fmt::format("the model is at \"{}\"", printable(part.name));
-  const auto left = leave_others(catalog, part, parts);
+    return {};
+  OnlyPart found{fmt::format("the model is at \"{}\"", printable(part.name)),
+                 {}};
+  // A number of the training loop is no loss; a head is.
+  std::vector<std::string> left;
+  for (const Tensor& tensor : leave_others(catalog, part, parts))
+    if (element_count(tensor.shape) != 1) left.push_back(tensor.name);
   if (!left.empty())
-    line +=
-        fmt::format("; {} beside it: {}", text::counted(left.size(), "tensor"),
-                    printable(left[0]));
-  return line;
+    found.left_out =
+        fmt::format("left out: {} not in \"{}\": {} (--to torch keeps all)",
+                    text::counted(left.size(), "tensor"), printable(part.name),
+                    formats::list_some(left));
+  return found;
 }
 
 bool name_as_only_part(Catalog& catalog) {

@@ -8,7 +8,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,7 +16,7 @@
 namespace ckpt::library {
 
 struct StateDict {
-  std::string name;  // "ema", "checkpoint.state_dict"; "" at the top
+  std::string name;  // "ema", "checkpoint.state_dict"; "" is the top
   uint64_t tensors = 0;
   uint64_t parameters = 0;  // one that has several names counts once
   uint64_t bytes = 0;       // likewise
@@ -27,8 +26,8 @@ struct StateDict {
 // no nesting, or one that does not tell a module's name from a dict's key.
 std::vector<StateDict> parts_of(const Catalog& catalog);
 
-// How a message says it: "" is "the top".
-std::string part_text(const StateDict& part);
+// What --part calls it: its name, "." for the top.
+std::string part_word(const StateDict& part);
 
 // --part NAME: keeps what is in that state dict, under the names that it has
 // there, as the model. The last key of its name is enough if no other part has
@@ -36,12 +35,15 @@ std::string part_text(const StateDict& part);
 // Returns a line about what was left out.
 std::string keep_part(Catalog& catalog, const std::string& name);
 
+struct OnlyPart {
+  std::string place;     // a line about where it was; "" if at the top already
+  std::string left_out;  // a warning of tensors that were beside it, or ""
+};
 // Brings a source's only part to the top, for a target that has no nesting.
-// Returns a line about it, or nothing if the model is there already. Throws
-// unfaithful_error if there are several parts.
+// Throws unfaithful_error if there are several parts.
 // A DCP with more than the model in it stays as it is: its whole state has a
 // place in a directory of safetensors, from which it comes back.
-std::optional<std::string> keep_only_part(Catalog& catalog);
+OnlyPart keep_only_part(Catalog& catalog);
 
 // For a comparison with what was written so: gives the tensors of the only part
 // the names that they have in it; what is beside it is not the model. Returns

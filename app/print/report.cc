@@ -7,9 +7,9 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "api/edit/parts.h"
 #include "app/print/facts.h"
 #include "app/print/json_writer.h"
+#include "app/print/models.h"
 #include "app/print/quantized.h"
 #include "app/print/ranks.h"
 #include "app/print/value_text.h"
@@ -251,21 +251,6 @@ void write_unruled(JsonWriter& json, const Catalog& catalog) {
     json.member("name", one.tensor->name);
     json.member("copies", one.copies);
     json.member("different", one.different);
-    json.end_object();
-  }
-  json.end_array();
-}
-
-// The state dicts of a file that has several.
-void write_models(JsonWriter& json, const Catalog& catalog) {
-  const auto parts = library::parts_of(catalog);
-  if (parts.size() < 2) return;
-  json.key("models").begin_array();
-  for (const library::StateDict& part : parts) {
-    json.begin_object();
-    json.member("name", part.name);
-    json.member("parameters", part.parameters);
-    json.member("bytes", part.bytes);
     json.end_object();
   }
   json.end_array();

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The block at the top of `inspect`: where, what and how large.
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -11,8 +10,8 @@
 #include <nlohmann/json.hpp>
 
 #include "api/edit/layer_place.h"
-#include "api/edit/parts.h"
 #include "app/print/console.h"
+#include "app/print/models.h"
 #include "app/print/quantized.h"
 #include "app/print/report.h"
 #include "app/print/table.h"
@@ -322,18 +321,6 @@ std::string unruled_text(const Catalog& catalog) {
       text::counted(unruled.size(), "tensor"),
       differ == 0 ? " may be slices"
                   : fmt::format(", {} of them different slices", differ));
-}
-
-std::string models_text(const Catalog& catalog) {
-  const auto parts = library::parts_of(catalog);
-  if (parts.size() < 2) return "";
-  std::vector<std::string> texts;
-  texts.reserve(parts.size());
-  for (const library::StateDict& part : parts)
-    texts.push_back(fmt::format("{} {}", library::part_text(part),
-                                si_count(part.parameters)));
-  return printable(
-      fmt::format("{} (--part takes one)", fmt::join(texts, ", ")));
 }
 
 }  // namespace

@@ -24,7 +24,8 @@ PAIRS = {"model and ema": ("model", "ema"),
          "student and teacher": ("student", "teacher"),
          "params and params_ema": ("params", "params_ema"),
          "generator and discriminator": ("generator", "discriminator"),
-         "below a key": ("models.actor", "models.critic")}
+         "below a key": ("models.actor", "models.critic"),
+         "the top and ema": (".", "ema")}
 
 
 def module(seed=0):
@@ -124,6 +125,9 @@ def pair(names):
     two = {name: module(seed) for seed, name in enumerate(names)}
     state = {}
     for name, one in two.items():
+        if name == ".":
+            state.update(one.state_dict())
+            continue
         *above, last = name.split(".")
         at = state
         for key in above:
@@ -156,11 +160,39 @@ def test_pair(folder, names, container):
                        for m in shown),
                 sorted((name, parameters, size) for name in two), "models")
     for name, one in two.items():
-        for word in {name, name.split(".")[-1]}:
-            path = folder / f"{word}.safetensors"
+        for i, word in enumerate({name, name.split(".")[-1] or name}):
+            path = folder / f"{name.strip('.')}{i}.safetensors"
             convert(source, path, "--part", word)
             loads(path, one, name)
     CKPT.run("convert", source, folder / "none.pt", "--part", "nobody").want(5)
+
+
+def test_head(folder):
+    """Weights beside the model's state dict are not dropped unsaid."""
+    import torch
+
+    one = module()
+    torch.save({"model": one.state_dict(), "epoch": torch.tensor(3),
+                "head": {"weight": torch.ones(2, 5)}}, folder / "model.pt")
+    done = convert(folder / "model.pt", folder / "out.safetensors")
+    loads(folder / "out.safetensors", one, "head")
+    check("warning" in done.err and "head.weight" in done.err, str(done))
+    check("epoch" not in done.err.split("left out")[1].split("\n")[0],
+          f"a number is no loss\n{done}")
+
+
+def test_many(folder):
+    """A dict for each tensor: no message lists them all, none takes for ever."""
+    import torch
+
+    torch.save({f"k{i}": {"a.b": torch.zeros(1)} for i in range(20_000)},
+               folder / "many.pt")
+    shown = CKPT.ok("inspect", folder / "many.pt")
+    done = CKPT.run("convert", folder / "many.pt", folder / "x.safetensors")
+    done.want(5)
+    for text in (shown.out.split("\nModel")[0], done.err):
+        check("20000 models" in text or "19996 more" in text, text)
+        check(len(text) < 2000, f"{len(text)} characters")
 
 
 def prepare(suite, ckpt):
@@ -174,6 +206,8 @@ def prepare(suite, ckpt):
     for names in PAIRS:
         for container in ("torch", "dcp"):
             suite.add(f"{container} {names}", test_pair, names, container)
+    suite.add("a head beside", test_head)
+    suite.add("many", test_many)
 
 
 if __name__ == "__main__":
