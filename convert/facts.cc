@@ -142,7 +142,8 @@ class Reader {
     const bool flag = (kinds & Expr::kFlag) != 0;
     bool right = value.is_null();
     // A switch may be a text, as in Python: Gemma 4's "vision".
-    if (value.is_string()) right = (kinds & Expr::kText) != 0 || !number;
+    if (value.is_string())
+      right = (kinds & Expr::kText) != 0 || (flag && !number && !any);
     if (value.is_array()) right = any;
     if (value.is_boolean() || value.is_number()) right = any || number || flag;
     if (!right)
