@@ -267,20 +267,20 @@ size_t names_in_both(const Catalog& a, const Catalog& b) {
       of_a, [&](std::string_view name) { return of_b.contains(name); }));
 }
 
-// Takes the model out of the dict and the wrapper that it is in.
-bool take_out(Catalog& catalog) {
-  const bool part = name_as_only_part(catalog);
-  return families::unwrap(catalog,
-                          families::configured_family(catalog).get()) ||
-         part;
+bool unwrap(Catalog& catalog) {
+  return families::unwrap(catalog, families::configured_family(catalog).get());
 }
 
-// The same on either side, if more names are then the other's.
+// Takes the model of either side out of the dict that it is in, if more names
+// are then the other's.
 bool models_found(Catalog& a, Catalog& b) {
-  const size_t before = names_in_both(a, b);
   Catalog inner_a = a, inner_b = b;
-  const bool in_a = take_out(inner_a);
-  const bool in_b = take_out(inner_b);
+  const bool in_a = name_as_only_part(inner_a);
+  const bool in_b = name_as_only_part(inner_b);
+  if (!in_a && !in_b) return false;
+  if (in_a) unwrap(inner_a);
+  if (in_b) unwrap(inner_b);
+  const size_t before = names_in_both(a, b);
   if (in_a && names_in_both(inner_a, b) > before) {
     a = std::move(inner_a);
   } else if (in_b && names_in_both(a, inner_b) > before) {
@@ -298,10 +298,7 @@ bool models_meet(Catalog& a, Catalog& b, const std::string& family,
                  const Engine& engine) {
   bool met = names_of(a) != names_of(b) && models_found(a, b);
   if (names_of(a) != names_of(b))
-    for (Catalog* catalog : {&a, &b})
-      if (families::unwrap(*catalog,
-                           families::configured_family(*catalog).get()))
-        met = true;
+    for (Catalog* catalog : {&a, &b}) met = unwrap(*catalog) || met;
   if (take_hf_names(a, b, engine)) met = true;
   if (take_hf_names(b, a, engine)) met = true;
   if (is_fused(a) != is_fused(b)) {
