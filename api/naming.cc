@@ -8,6 +8,7 @@
 #include "api/buffers.h"
 #include "api/config_name.h"
 #include "api/edit/parts.h"
+#include "api/edit/redundant.h"
 #include "api/edit/vocabulary.h"
 #include "ckpt/ckpt.h"
 #include "ckpt/error.h"
@@ -21,8 +22,6 @@
 #include "formats/run_state.h"
 #include "formats/runs/run.h"
 #include "formats/traits.h"
-#include "lib/text/glob.h"
-#include "models/buffers.h"
 #include "models/wrapper.h"
 
 namespace ckpt::library {
@@ -149,53 +148,6 @@ Catalog try_hf(Catalog source, std::string_view from,
   return source;
 }
 
-// A tied head that is stored a second time; elsewhere it is omitted. In a
-// target that `repeats` it, both must be the same.
-void settle_tied_head(Catalog& source, const Naming& naming, bool repeats) {
-  const families::Values config = families::values_of(source, "hf");
-  if (config.source.empty() || families::repeats_tied_head(source) == repeats)
-    return;
-  const auto tie = config.values.find("tie_word_embeddings");
-  if (tie == config.values.end() || *tie != true) return;
-  const Tensor* embedding = source.find("model.embed_tokens.weight");
-  const auto head =
-      std::ranges::find(source.tensors, "lm_head.weight", &Tensor::name);
-  if (!embedding || head == source.tensors.end()) return;
-  source.redundant.push_back(
-      {*head, {}, *embedding, "config.json: tie_word_embeddings"});
-  if (repeats) return;
-  source.tensors.erase(head);
-  say(naming,
-      "lm_head.weight is model.embed_tokens.weight and left out: "
-      "tie_word_embeddings");
-}
-
-// Rotary frequencies that the target's loader computes: those left out equal
-// what it has.
-Naming leave_frequencies(Catalog& source, std::string_view loader,
-                         Naming naming) {
-  const auto is_one = [](const Tensor& tensor) {
-    return tensor.name.ends_with(".rotary_emb.inv_freq");
-  };
-  std::vector<text::Glob> drop;
-  for (const std::string& pattern : naming.drop) drop.emplace_back(pattern);
-  bool dropped = false;
-  for (const Tensor& tensor : source.tensors) {
-    if (!is_one(tensor)) continue;
-    const bool wanted = std::ranges::none_of(drop, [&](const text::Glob& glob) {
-      return glob.matches(tensor.name);
-    });
-    dropped = dropped || !wanted;
-    if (wanted)
-      source.redundant.push_back(
-          {tensor, {}, {}, fmt::format("{} computes it", loader)});
-  }
-  prove_buffers(source, families::theta_of(source));
-  std::erase_if(source.tensors, is_one);
-  if (dropped) naming.drop.clear();
-  return naming;
-}
-
 // Replaces a trainer's names for a model of transformers, in a directory of
 // weights, by transformers' own. Without the model's numbers they stay, unless
 // they `must` not.
@@ -273,18 +225,21 @@ class Renaming {
     check_beside();
     if (name_container()) return std::move(source_);
     if (from_ == "hf")
-      settle_tied_head(source_, naming_, target_.repeats_tied_head);
+      if (const std::string line =
+              settle_tied_head(source_, target_.repeats_tied_head);
+          !line.empty())
+        say(naming_, line);
     if (sets_vocabulary()) return with_vocabulary();
     settle_dialects();
     if (take_given_config()) return std::move(source_);
     if (target_.unfuse && from_ == "hf")
       families::check_numbers(source_, options_);
     if (!stays()) return translated(std::move(source_), options_, naming_);
-    check_unused(
-        from_ == "hf" && !target_.computes_rotary.empty()
-            ? leave_frequencies(source_, target_.computes_rotary, kept())
-            : kept(),
-        to_format_, from_);
+    Naming rest = kept();
+    if (from_ == "hf" && !target_.computes_rotary.empty() &&
+        leave_frequencies(source_, target_.computes_rotary, naming_.drop))
+      rest.drop.clear();
+    check_unused(rest, to_format_, from_);
     need_whole();
     return std::move(source_);
   }
