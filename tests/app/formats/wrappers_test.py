@@ -7,6 +7,7 @@ load_state_dict takes. Of several models in one file none is chosen: --part
 takes each.
 """
 
+from json_test import faults, schema_of
 from support import Suite, check, check_equal
 
 CKPT = None  # set by prepare
@@ -153,7 +154,9 @@ def test_pair(folder, names, container):
     check(not out.exists(), "written")
     for name in two:
         check(name in done.err, str(done))
-    shown = CKPT.ok("inspect", source, "--json").json()["models"]
+    document = CKPT.ok("inspect", source, "--json").json()
+    check_equal(faults(document, schema_of("inspect")), [], "JSON")
+    shown = document["models"]
     parameters = sum(t.numel() for t in module().state_dict().values())
     size = sum(t.nbytes for t in module().state_dict().values())
     check_equal(sorted((m["name"], m["parameters"], m["bytes"])

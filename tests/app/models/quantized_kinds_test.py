@@ -8,6 +8,7 @@ import copy
 import json
 
 import quantized_kinds as kinds
+from json_test import faults, schema_of
 from support import Suite, check, check_equal, compare, from_torch, \
     read_safetensors
 
@@ -63,6 +64,7 @@ def test_kind(folder, name, dtype):
     for other in sidecars:
         check(not (folder / "out" / other).exists(), other)
     shown = CKPT.ok("inspect", source, "--json").json()
+    check_equal(faults(shown, schema_of("inspect")), [], "JSON")
     check_equal(shown["parameters"], 8 + sum(
         t.numel() for t in numbers.values()), "parameters")
     check("quantized" in CKPT.ok("inspect", source).out, "not named")
