@@ -106,7 +106,10 @@ void check_source(const Catalog& catalog) {
                            "--quantize fp8-block is for transformers' names, "
                            "and these are {}",
                            dialect.empty() ? "of no known dialect" : dialect)
-        .with_hint("--dialect hf brings them there");
+        .with_hint(find_family(catalog, {})
+                       ? "--dialect hf brings them there"
+                       : "--family NAME brings them there; `ckpt family list` "
+                         "has all");
   const auto quantized = quantized_weights(catalog);
   if (!quantized.empty() || quantization_config(catalog).there)
     throw unfaithful_error({catalog.path, {}},

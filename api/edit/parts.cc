@@ -256,7 +256,7 @@ OnlyPart keep_only_part(Catalog& catalog) {
   if (parts.size() > 1)
     throw unfaithful_error({catalog.path, {}}, "{} models are in it: {}",
                            parts.size(), formats::list_some(words_of(parts)))
-        .with_hint(fmt::format("--part {} takes one; --to torch keeps all",
+        .with_hint(fmt::format("--part {} takes one; a .pt file keeps all",
                                printable(part_word(parts.back()))));
   const StateDict& part = parts[0];
   if (formats::traits_of(catalog.format).flat_objects &&
@@ -270,7 +270,7 @@ OnlyPart keep_only_part(Catalog& catalog) {
     if (element_count(tensor.shape) != 1) left.push_back(tensor.name);
   if (!left.empty())
     found.left_out =
-        fmt::format("left out: {} not in \"{}\": {} (--to torch keeps all)",
+        fmt::format("left out: {} not in \"{}\": {} (a .pt file keeps all)",
                     text::counted(left.size(), "tensor"), printable(part.name),
                     formats::list_some(left));
   return found;

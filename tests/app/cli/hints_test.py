@@ -108,7 +108,8 @@ def test_target(folder, source, target):
     if path.is_dir():
         path /= "ckpt"
     told = set()
-    for more in ((), ("--model-only",), ("--layers", "0")):
+    for more in ((), ("--model-only",), ("--layers", "0"),
+                 ("--dtype", "f8_e4m3")):
         follow(["convert", path, folder / target, *TARGETS[target], *more, "-n"],
                [], 0, told)
 
