@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "ckpt/error.h"
+#include "formats/component_tree.h"
 #include "formats/dcp/dcp.h"
 #include "formats/deepspeed/deepspeed.h"
 #include "formats/fairseq2/fairseq2.h"
@@ -186,7 +187,7 @@ std::vector<Format> make_formats() {
                       .repeats_tied_head = true,
                       .options = modelopt::options(),
                       .settle = modelopt::settle_options,
-                      .own_files = {"*.index.json"}}});
+                      .own_files = {"*.index.json", "*.index.*.json"}}});
   formats.push_back({"meta",
                      "Meta's ranks of Llama (consolidated.NN.pth)",
                      meta::make_reader(),
@@ -200,15 +201,15 @@ std::vector<Format> make_formats() {
                       .takes = "hf",
                       .unfuse = vllm::unfuse,
                       .computes_rotary = "vLLM",
-                      .own_files = {"*.index.json"}}});
+                      .own_files = {"*.index.json", "*.index.*.json"}}});
   formats.push_back({"safetensors",
                      "safetensors: one file, or a Hugging Face directory",
                      safetensors::make_reader(),
-                     with_forms(safetensors::make_writer()),
+                     with_forms(with_components(safetensors::make_writer())),
                      {.any_tensors = true,
                       .is_container = true,
                       .options = {form_option()},
-                      .own_files = {"*.index.json"},
+                      .own_files = {"*.index.json", "*.index.*.json"},
                       .about_files = {"__metadata__", "__index_metadata__"},
                       .endings = {".safetensors"},
                       .unwraps_names = true}});
@@ -222,11 +223,11 @@ std::vector<Format> make_formats() {
   formats.push_back({"torch",
                      "torch.save: .pt, .pth, .bin, .ckpt",
                      torch::make_reader(),
-                     with_forms(torch::make_writer()),
+                     with_forms(with_components(torch::make_writer())),
                      {.any_tensors = true,
                       .is_container = true,
                       .options = {form_option()},
-                      .own_files = {"*.index.json"},
+                      .own_files = {"*.index.json", "*.index.*.json"},
                       .endings = {".pt", ".pth", ".bin", ".ckpt"}}});
   formats.push_back({"run",
                      "the folder of a step, as its trainer left it",

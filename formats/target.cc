@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/target.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "formats/beside.h"
@@ -44,6 +46,31 @@ TargetFile copied_file(std::string path, const Sidecar& sidecar) {
   file.size = sidecar.size;
   file.copy_of = sidecar.path;
   return file;
+}
+
+void add_part(Target part, std::span<const uint32_t> tensors, Target& target) {
+  const auto file = static_cast<uint32_t>(target.catalog.files.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    Tensor& tensor = part.catalog.tensors[i];
+    for (Piece& piece : tensor.pieces) piece.extent.file += file;
+    target.catalog.tensors[tensors[i]] = std::move(tensor);
+  }
+  // Payload comes before the small files of all parts.
+  const auto payload = static_cast<ptrdiff_t>(part.catalog.files.size());
+  target.files.insert(target.files.begin() + static_cast<ptrdiff_t>(file),
+                      std::make_move_iterator(part.files.begin()),
+                      std::make_move_iterator(part.files.begin() + payload));
+  target.files.insert(target.files.end(),
+                      std::make_move_iterator(part.files.begin() + payload),
+                      std::make_move_iterator(part.files.end()));
+  std::ranges::move(part.catalog.files,
+                    std::back_inserter(target.catalog.files));
+  std::ranges::move(part.catalog.objects,
+                    std::back_inserter(target.catalog.objects));
+  std::ranges::move(part.problems, std::back_inserter(target.problems));
+  for (std::string& line : part.assumptions)
+    if (std::ranges::find(target.assumptions, line) == target.assumptions.end())
+      target.assumptions.push_back(std::move(line));
 }
 
 void copy_sidecars(const Catalog& source, bool keep, std::string_view folder,

@@ -2,6 +2,8 @@
 // What writers of any format start a target with and add to it.
 #pragma once
 
+#include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -22,6 +24,10 @@ Catalog catalog_like(const Catalog& source, std::string_view format);
 // Files known in full at layout time: these bytes, or a copy.
 TargetFile literal_file(std::string path, std::string content);
 TargetFile copied_file(std::string path, const Sidecar& sidecar);
+
+// Adds what a writer made of some of the source's tensors (their numbers) to
+// the target of all; target.catalog has a place for each.
+void add_part(Target part, std::span<const uint32_t> tensors, Target& target);
 
 // Copies the source's sidecars, under their names, to `folder` of the target,
 // if that is not empty. Unless `keep`, they are treated like all other files

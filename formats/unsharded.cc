@@ -187,28 +187,9 @@ class Builder {
   }
 
   void merge(const Part& part, Target made) {
-    const auto file = static_cast<uint32_t>(target_.files.size());
-    Catalog& catalog = target_.catalog;
-    for (size_t i = 0; i < part.tensors.size(); ++i) {
-      Tensor& tensor = made.catalog.tensors[i];
-      for (Piece& piece : tensor.pieces) piece.extent.file += file;
-      catalog.tensors[part.tensors[i]] = std::move(tensor);
-    }
-    for (File& one : made.catalog.files) {
-      one.path = part.path;
-      catalog.files.push_back(std::move(one));
-    }
-    for (TargetFile& one : made.files) {
-      one.path = part.path;
-      target_.files.push_back(std::move(one));
-    }
-    std::ranges::move(made.catalog.objects,
-                      std::back_inserter(catalog.objects));
-    std::ranges::move(made.problems, std::back_inserter(target_.problems));
-    for (std::string& line : made.assumptions)
-      if (std::ranges::find(target_.assumptions, line) ==
-          target_.assumptions.end())
-        target_.assumptions.push_back(std::move(line));
+    for (File& one : made.catalog.files) one.path = part.path;
+    for (TargetFile& one : made.files) one.path = part.path;
+    add_part(std::move(made), part.tensors, target_);
   }
 
   // Makes a folder of chunks open as one checkpoint.

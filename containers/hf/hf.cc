@@ -184,14 +184,14 @@ void replace_dtype(std::string& text, std::string_view key,
   }
 }
 
-void add_config(Catalog& catalog) {
+void add_config(Catalog& catalog, std::string_view folder) {
+  const std::string name = io::join(folder, "config.json");
   const bool has_one = std::ranges::any_of(
       catalog.sidecars,
-      [](const Sidecar& sidecar) { return sidecar.name == "config.json"; });
-  const std::string path = io::join(catalog.path, "config.json");
+      [&](const Sidecar& sidecar) { return sidecar.name == name; });
+  const std::string path = io::join(catalog.path, name);
   if (has_one || !io::is_directory(catalog.path) || !io::is_file(path)) return;
-  catalog.sidecars.push_back(
-      {"config.json", path, io::file_size(path).value_or(0)});
+  catalog.sidecars.push_back({name, path, io::file_size(path).value_or(0)});
 }
 
 }  // namespace
@@ -199,9 +199,14 @@ void add_config(Catalog& catalog) {
 void set_config_dtype(Catalog& catalog, DType dtype, bool beside) {
   const std::string_view with = torch_name(dtype);
   if (with.empty()) return;
-  if (beside) add_config(catalog);
+  if (beside) add_config(catalog, {});
+  if (catalog.run)
+    for (const Component& component : catalog.run->components)
+      add_config(catalog, component.folder);
   for (Sidecar& sidecar : catalog.sidecars) {
-    if (sidecar.name != "config.json" || sidecar.size > kMaxConfig) continue;
+    if (io::base_name(sidecar.name) != "config.json" ||
+        sidecar.size > kMaxConfig)
+      continue;
     const std::string old =
         sidecar.text ? *sidecar.text : io::read_file(sidecar.path, kMaxConfig);
     std::string text = old;
@@ -212,7 +217,8 @@ void set_config_dtype(Catalog& catalog, DType dtype, bool beside) {
     sidecar.size = text.size();
     sidecar.text = std::make_shared<const std::string>(std::move(text));
     catalog.assumptions.push_back(
-        fmt::format("config.json: the dtype is {}, as --dtype says", with));
+        fmt::format("{}: the dtype is {}, as --dtype says",
+                    text::printable(sidecar.name), with));
   }
 }
 

@@ -64,7 +64,11 @@ Catalog StepReading::read() {
   catalog_.run = Run{.trainer = trainer_.name, .step = {}};
   beside_ = step_beside(trainer_, found_.step);
   if (found_.roles.empty()) read_folder("", "");
-  for (const std::string& role : found_.roles) read_folder(role, name_of(role));
+  for (const std::string& role : found_.roles) {
+    read_folder(role, name_of(role));
+    if (has_components())
+      catalog_.run->components.push_back({name_of(role), role});
+  }
   check_components(trainer_, found_.step, catalog_);
   note_unread_weights(found_.step, homes(), catalog_);
   finish();

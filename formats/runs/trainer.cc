@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include "ckpt/error.h"
+#include "containers/hf/weight_names.h"
 #include "lib/embedded.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"
@@ -53,6 +54,25 @@ Sole sole_of(const Json& json) {
   for (const Json& one : json.value("more", Json::array()))
     sole.more.push_back({.at = one.at("at"), .part = one.at("part")});
   return sole;
+}
+
+// Where the Hub's libraries look in a component's folder: what they take
+// unasked, then variants.
+std::vector<Source> component_sources() {
+  std::vector<Source> all;
+  for (const char* variant : {"", "fp16", "bf16", "fp32", "non_ema"})
+    for (const formats::WeightNames& names : formats::weight_names())
+      for (const bool safe : {true, false}) {
+        const formats::Stem stem{
+            std::string(safe ? names.safetensors : names.torch), variant,
+            safe ? ".safetensors" : ".bin"};
+        for (const std::string& file : {stem.file(1, 1), stem.index()})
+          all.push_back(
+              read_source({{"file", file},
+                           {"at", file},
+                           {"read", safe ? "safetensors" : "torch"}}));
+      }
+  return all;
 }
 
 Trainer read_trainer(const Json& json) {
@@ -113,6 +133,7 @@ Trainer read_trainer(const Json& json) {
                         .weighted = components.value("weighted", Strings{})};
   for (const Json& one : json.value("models", Json::array()))
     trainer.models.push_back(read_source(one));
+  if (!trainer.components.file.empty()) trainer.models = component_sources();
   for (const Json& one : json.value("optimizers", Json::array()))
     trainer.optimizers.push_back(read_source(one));
   for (const Json& one : json.value("parts", Json::array()))

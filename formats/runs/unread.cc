@@ -4,13 +4,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <set>
 #include <string_view>
 #include <utility>
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
+#include "containers/hf/weight_names.h"
 #include "lib/io/file.h"
 #include "lib/io/remote.h"
 #include "lib/text/format.h"
@@ -61,17 +61,19 @@ void note_unread_weights(const std::string& folder,
                          const std::vector<std::string>& homes,
                          Catalog& catalog) {
   if (io::is_url(folder) || !io::is_directory(folder)) return;
-  constexpr auto kNames = std::to_array<std::string_view>(
-      {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
-       "pytorch_model.bin.index.json", "adapter_model.safetensors",
-       "adapter_model.bin", "diffusion_pytorch_model.safetensors",
-       "diffusion_pytorch_model.safetensors.index.json",
-       "pytorch_lora_weights.safetensors", ".metadata"});
+  std::vector<std::string> weights = {".metadata"};
+  for (const formats::WeightNames& names : formats::weight_names())
+    for (const std::string& file :
+         {std::string(names.safetensors) + ".safetensors",
+          std::string(names.torch) + ".bin"}) {
+      weights.push_back(file);
+      weights.push_back(file + ".index.json");
+    }
   std::set<std::string> folders;  // with a file that is read
   for (const File& file : catalog.files) folders.insert(io::parent(file.path));
   for (const std::string& below : folders_below(folder)) {
     if (below == folder || folders.contains(below)) continue;
-    for (const std::string_view name : kNames) {
+    for (const std::string& name : weights) {
       const std::string path = io::join(below, name);
       if (io::is_link(path) || !io::is_file(path)) continue;
       if (std::ranges::any_of(catalog.problems, [&](const Problem& problem) {

@@ -2,11 +2,11 @@
 #include "formats/safetensors/locate.h"
 
 #include <algorithm>
-#include <array>
 #include <string_view>
 
 #include "ckpt/error.h"
 #include "containers/hf/index.h"
+#include "containers/hf/weight_names.h"
 #include "lib/io/file.h"
 #include "lib/io/listed.h"
 #include "lib/text/format.h"
@@ -16,9 +16,8 @@ namespace {
 
 constexpr std::string_view kSuffix = ".safetensors";
 
-// In the order in which loaders look for them.
-constexpr auto kStems = std::to_array<std::string_view>(
-    {"model", "diffusion_pytorch_model", "adapter_model", "consolidated"});
+// Mistral's and Meta's, beside which the Hub's names come first.
+constexpr std::string_view kConsolidated = "consolidated";
 
 struct Listing {
   std::vector<std::string> weights;  // *.safetensors, sorted
@@ -77,9 +76,12 @@ bool is_weights_name(std::string_view name) {
 Files locate(const std::string& directory) {
   const Listing listing = list(directory);
   Files files{directory, {}, {}, {}};
-  const bool known = std::ranges::any_of(kStems, [&](std::string_view stem) {
-    return take_stem(stem, listing, files);
-  });
+  const bool known =
+      std::ranges::any_of(formats::weight_names(),
+                          [&](const formats::WeightNames& names) {
+                            return take_stem(names.safetensors, listing, files);
+                          }) ||
+      take_stem(kConsolidated, listing, files);
   if (!known) take_others(listing, files);
   formats::check_complete_sets(directory, files.names);
   std::ranges::set_difference(listing.weights, files.names,

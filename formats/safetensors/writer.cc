@@ -5,6 +5,7 @@
 
 #include "ckpt/error.h"
 #include "containers/hf/index.h"
+#include "containers/hf/weight_names.h"
 #include "containers/safetensors/file_plan.h"
 #include "formats/peft/config.h"
 #include "formats/run_state.h"
@@ -19,8 +20,6 @@ namespace {
 
 // transformers and huggingface_hub cut at this size.
 constexpr uint64_t kDefaultShard = 5'000'000'000;
-constexpr std::string_view kSingle = "model.safetensors";
-constexpr std::string_view kIndexName = "model.safetensors.index.json";
 
 bool is_quantized(DType dtype) {
   return dtype == DType::qi8 || dtype == DType::qu8 || dtype == DType::qi32;
@@ -55,7 +54,11 @@ std::vector<std::vector<uint32_t>> split(std::span<const Described> tensors,
 class Builder {
  public:
   Builder(const Catalog& source, const Layout& layout)
-      : source_(source), layout_(layout) {}
+      : source_(source),
+        layout_(layout),
+        stem_(layout.single_file ? formats::Stem()
+                                 : formats::stem_like(source, ".safetensors")) {
+  }
 
   Target build() {
     target_.catalog = formats::catalog_like(source_, kFormat);
@@ -158,8 +161,7 @@ class Builder {
                              "an adapter is one file, these would be {}", count)
           .with_hint("leave out --max-shard-size");
     }
-    if (count == 1) return std::string(kSingle);
-    return formats::numbered_name("model", f + 1, count, ".safetensors");
+    return stem_.file(f + 1, count);
   }
 
   void add_index(std::span<const std::vector<uint32_t>> files) {
@@ -175,12 +177,13 @@ class Builder {
     if (index_metadata_.contains("total_parameters"))
       index_metadata_["total_parameters"] = elements;
     target_.files.push_back(formats::literal_file(
-        std::string(kIndexName),
+        stem_.index(),
         formats::write_index(weight_map, total, index_metadata_)));
   }
 
   const Catalog& source_;
   const Layout& layout_;
+  const formats::Stem stem_;
   Target target_;
   std::vector<Described> described_;  // one per tensor of the source
   std::optional<Metadata> metadata_;

@@ -8,6 +8,7 @@
 
 #include "ckpt/error.h"
 #include "containers/hf/index.h"
+#include "containers/hf/weight_names.h"
 #include "containers/torch/container.h"
 #include "formats/fsdp/fairscale.h"
 #include "formats/fsdp/rank_files.h"
@@ -18,10 +19,6 @@ namespace ckpt::torch {
 namespace {
 
 constexpr std::string_view kSuffix = ".bin";
-
-// In the order in which loaders look for them.
-constexpr auto kStems = std::to_array<std::string_view>(
-    {"pytorch_model", "diffusion_pytorch_model", "adapter_model"});
 
 // What trainers write beside the weights; not weights themselves.
 constexpr auto kNoWeights = std::to_array<std::string_view>(
@@ -145,9 +142,9 @@ std::optional<Files> locate(const std::string& directory, bool flat) {
   const Listing listing = list(directory);
   Files files;
   const bool found =
-      std::ranges::any_of(kStems,
-                          [&](std::string_view stem) {
-                            return take_stem(stem, listing, files);
+      std::ranges::any_of(formats::weight_names(),
+                          [&](const formats::WeightNames& names) {
+                            return take_stem(names.torch, listing, files);
                           }) ||
       take_only(directory, listing, files) ||
       take_ranks(directory, listing, flat, files) ||

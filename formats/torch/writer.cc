@@ -5,6 +5,7 @@
 
 #include "ckpt/error.h"
 #include "containers/hf/index.h"
+#include "containers/hf/weight_names.h"
 #include "containers/torch/file_plan.h"
 #include "containers/torch/skeleton.h"
 #include "containers/torch/tree.h"
@@ -24,8 +25,6 @@ using text::printable;
 using Severity = Problem::Severity;
 
 constexpr std::string_view kFormat = "torch";
-constexpr std::string_view kStem = "pytorch_model";
-constexpr std::string_view kSuffix = ".bin";
 // The object that holds a safetensors header's own metadata.
 constexpr std::string_view kHeaderMetadata = "__metadata__";
 
@@ -54,7 +53,10 @@ class Groups {
 class Builder {
  public:
   Builder(const Catalog& source, const Layout& layout)
-      : source_(source), layout_(layout) {}
+      : source_(source),
+        layout_(layout),
+        stem_(layout.single_file ? formats::Stem()
+                                 : formats::stem_like(source, ".bin")) {}
 
   Target build() {
     target_.catalog = formats::catalog_like(source_, kFormat);
@@ -139,8 +141,7 @@ class Builder {
   // Adds one file with everything, nested like the source.
   void add_whole() {
     check_nesting();
-    const std::string path =
-        layout_.single_file ? "" : std::string(kStem) + std::string(kSuffix);
+    const std::string path = layout_.single_file ? "" : stem_.file(1, 1);
     const std::string root =
         archive_root_of(layout_.single_file ? layout_.name : path);
     std::vector<size_t> all(slots_.size());
@@ -223,8 +224,7 @@ class Builder {
     std::vector<formats::IndexEntry> weight_map;
     uint64_t total = 0;
     for (size_t f = 0; f < files.size(); ++f) {
-      const std::string path =
-          formats::numbered_name(kStem, f + 1, files.size(), kSuffix);
+      const std::string path = stem_.file(f + 1, files.size());
       add_flat(files[f], path, archive_root_of(path));
     }
     for (size_t f = 0; f < files.size(); ++f) {
@@ -234,12 +234,12 @@ class Builder {
       }
     }
     target_.files.push_back(formats::literal_file(
-        std::string(kStem) + std::string(kSuffix) + ".index.json",
-        formats::write_index(weight_map, total)));
+        stem_.index(), formats::write_index(weight_map, total)));
   }
 
   const Catalog& source_;
   const Layout& layout_;
+  const formats::Stem stem_;
   Target target_;
   Groups groups_;
   std::vector<TensorSlot> slots_;  // one per tensor of the source

@@ -254,6 +254,13 @@ struct Redundant {
   std::string why;                // "olmo has no norm weights"
 };
 
+// A model in a folder of its own, where the loader of the whole looks for it:
+// one of a diffusers pipeline, or of sentence-transformers' modules.
+struct Component {
+  std::string prefix;  // of its tensors' names in the catalog: "unet."
+  std::string folder;  // "unet"; "": the checkpoint's own
+};
+
 // The trainer whose step a checkpoint is (docs/formats/runs.md).
 struct Run {
   std::string trainer;  // "hf_trainer", "verl" …
@@ -261,6 +268,7 @@ struct Run {
   // If there are several models, what their names begin with: "actor.",
   // "model_1.".
   std::vector<std::string> models = {};
+  std::vector<Component> components = {};
 };
 
 struct Catalog;

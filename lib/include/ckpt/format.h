@@ -111,9 +111,9 @@ class FormatRegistry {
 // Changes whenever modules and program would no longer agree.
 inline constexpr char kFormatAbi[] =
 #ifdef _LIBCPP_VERSION
-    "ckpt format 7 libc++";
+    "ckpt format 8 libc++";
 #else
-    "ckpt format 7 libstdc++";
+    "ckpt format 8 libstdc++";
 #endif
 
 }  // namespace ckpt

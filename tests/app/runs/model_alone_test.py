@@ -42,7 +42,7 @@ def read(out):
     if out.is_dir() and (out / ".metadata").exists():
         return read_dcp(out)
     files = [out] if out.is_file() else sorted(
-        [*out.glob("*.safetensors"), *out.glob("pytorch_model*.bin")])
+        [*out.glob("*.safetensors"), *out.glob("*_model*.bin")])
     state = {}
     for path in files:
         state |= load_file(path) if path.suffix == ".safetensors" else \

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "containers/hf/weight_names.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <set>
+
+#include "containers/hf/numbered.h"
+#include "lib/io/file.h"
+
+namespace ckpt::formats {
+namespace {
+
+constexpr std::string_view kSafetensors = ".safetensors";
+
+constexpr auto kAll = std::to_array<WeightNames>({
+    {"transformers", "model", "pytorch_model"},
+    {"diffusers", "diffusion_pytorch_model", "diffusion_pytorch_model"},
+    {"peft", "adapter_model", "adapter_model"},
+    {"diffusers' LoRA", "pytorch_lora_weights", "pytorch_lora_weights"},
+    {"open_clip", "open_clip_model", "open_clip_pytorch_model"},
+});
+
+struct Parsed {
+  const WeightNames* names;
+  std::string variant;
+};
+
+// "model.fp16-00001-of-00002.safetensors"; older libraries put the variant
+// behind the numbers.
+std::optional<Parsed> parse(std::string_view file) {
+  const bool safe = file.ends_with(kSafetensors);
+  if (!safe && !file.ends_with(".bin")) return std::nullopt;
+  std::string stem(file.substr(0, file.rfind('.')));
+  if (const auto numbered = parse_numbered(file)) {
+    const std::string_view rest = numbered->rest;
+    stem = numbered->stem;
+    stem += rest.substr(0, rest.rfind('.'));
+  }
+  const size_t dot = stem.find('.');
+  const std::string_view name = std::string_view(stem).substr(0, dot);
+  const auto row = std::ranges::find(
+      kAll, name, safe ? &WeightNames::safetensors : &WeightNames::torch);
+  if (row == kAll.end()) return std::nullopt;
+  return Parsed{&*row, dot == stem.npos ? "" : stem.substr(dot + 1)};
+}
+
+// False if the variant says another dtype than the tensors have.
+bool has_dtype_of(const Catalog& catalog, std::string_view variant) {
+  std::optional<DType> said;
+  if (variant == "fp16") said = DType::f16;
+  if (variant == "bf16") said = DType::bf16;
+  if (variant == "fp32") said = DType::f32;
+  if (!said) return true;
+  return std::ranges::none_of(catalog.tensors, [&](const Tensor& tensor) {
+    const bool plain = tensor.dtype == DType::f32 ||
+                       tensor.dtype == DType::f16 ||
+                       tensor.dtype == DType::bf16;
+    return plain && tensor.dtype != *said;
+  });
+}
+
+}  // namespace
+
+std::span<const WeightNames> weight_names() { return kAll; }
+
+std::string Stem::file(uint64_t number, uint64_t count) const {
+  const std::string full = variant.empty() ? name : name + "." + variant;
+  return count == 1 ? full + ending
+                    : numbered_name(full, number, count, ending);
+}
+
+std::string Stem::index() const {
+  return fmt::format("{}{}.index{}{}.json", name, ending,
+                     variant.empty() ? "" : ".", variant);
+}
+
+Stem stem_like(const Catalog& source, std::string_view ending) {
+  const bool safe = ending == kSafetensors;
+  std::optional<Parsed> found;
+  std::set<uint32_t> files;
+  for (const Tensor& tensor : source.tensors)
+    if (tensor.kind == Kind::model)
+      for (const Piece& piece : tensor.pieces) files.insert(piece.extent.file);
+  for (const uint32_t file : files) {
+    const auto one = parse(io::base_name(source.files[file].path));
+    const bool same = one && (!found || (one->names == found->names &&
+                                         one->variant == found->variant));
+    if (!same) {
+      found.reset();
+      break;
+    }
+    found = one;
+  }
+  Stem stem{std::string(safe ? kAll[0].safetensors : kAll[0].torch),
+            {},
+            std::string(ending)};
+  if (!found) return stem;
+  stem.name = safe ? found->names->safetensors : found->names->torch;
+  if (has_dtype_of(source, found->variant)) stem.variant = found->variant;
+  return stem;
+}
+
+}  // namespace ckpt::formats
