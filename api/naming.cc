@@ -10,6 +10,7 @@
 #include "api/edit/parts.h"
 #include "api/edit/redundant.h"
 #include "api/edit/vocabulary.h"
+#include "api/hf_names.h"
 #include "ckpt/ckpt.h"
 #include "ckpt/error.h"
 #include "ckpt/note.h"
@@ -112,6 +113,7 @@ void keep_names(const Naming& naming, std::string_view from,
 
 Catalog translated(Catalog source, const families::TranslateOptions& options,
                    const Naming& naming) {
+  if (options.to != "hf") take_hub_names(source);
   const auto problems = static_cast<ptrdiff_t>(source.problems.size());
   const size_t assumptions = source.assumptions.size();
   const double theta = families::theta_of(source);
@@ -466,12 +468,12 @@ class Renaming {
 
 Catalog into_dialect(Catalog source, const Naming& naming,
                      const std::string& to_format) {
-  if (naming.dialect == kKeep) {
-    if (!naming.partial)
-      families::need_whole(source, options_of(naming, to_format));
-    return source;
-  }
-  return Renaming(std::move(source), naming, to_format).run();
+  if (naming.dialect != kKeep)
+    source = Renaming(std::move(source), naming, to_format).run();
+  else if (!naming.partial)
+    families::need_whole(source, options_of(naming, to_format));
+  if (!naming.names.empty()) take_names(source, naming, to_format);
+  return source;
 }
 
 }  // namespace ckpt::library

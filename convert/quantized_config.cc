@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "ckpt/error.h"
+#include "containers/hf/hf.h"
 #include "convert/quantized_keys.h"
 #include "lib/io/file.h"
 #include "lib/text/json.h"
@@ -225,10 +226,7 @@ nlohmann::json said_quantization(const Catalog& catalog) {
         return text::parse_python_json(sidecar_text(sidecar), sidecar.path);
     return nullptr;
   };
-  Value root = parsed("config.json");
-  const std::string beside = io::join(catalog.path, "config.json");
-  if (root.is_null() && io::is_file(beside))
-    root = text::parse_python_json(io::read_file(beside, kMostConfig), beside);
+  const Value root = formats::config_json_of(catalog);
   if (const Value* found = find_config(root)) return *found;
   for (const std::string_view name : kOldFiles) {
     Value old = parsed(name);

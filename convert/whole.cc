@@ -8,6 +8,7 @@
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
+#include "containers/hf/hf.h"
 #include "convert/backbone.h"
 #include "convert/check_source.h"
 #include "convert/codes.h"
@@ -21,6 +22,7 @@
 #include "formats/traits.h"
 #include "lib/text/format.h"
 #include "lib/text/suggest.h"
+#include "models/hf_names.h"
 #include "models/wrapper.h"
 
 namespace ckpt::families {
@@ -476,7 +478,19 @@ bool Whole::sound() const {
 }
 
 Whole check_whole(const Catalog& source, const TranslateOptions& options) {
-  return Question(source, options).run();
+  Whole whole = Question(source, options).run();
+  if (whole.sound() || dialect_of(source) != "hf") return whole;
+  // The rules know the Hub's names; transformers loads its modules', too.
+  const auto config = formats::config_json_of(source);
+  if (!has_module_names(source, config)) return whole;
+  Catalog names = names_of(source);
+  try {
+    take_hf_names(names, config, HfNames::kHub);
+  } catch (const Error&) {
+    return whole;
+  }
+  Whole renamed = Question(names, options).run();
+  return renamed.sound() ? renamed : whole;
 }
 
 std::vector<DialectCheck> check_family(

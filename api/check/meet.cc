@@ -13,6 +13,7 @@
 #include "api/buffers.h"
 #include "api/edit/parts.h"
 #include "ckpt/error.h"
+#include "containers/hf/hf.h"
 #include "convert/dialects.h"
 #include "convert/optimizer.h"
 #include "convert/trained_experts.h"
@@ -22,6 +23,7 @@
 #include "formats/runs/run.h"
 #include "formats/traits.h"
 #include "models/buffers.h"
+#include "models/hf_names.h"
 #include "models/wrapper.h"
 
 namespace ckpt::library {
@@ -365,6 +367,30 @@ bool hf_meet(Catalog& a, Catalog& b, const std::string& name) {
   return true;
 }
 
+// One side may have the names of transformers' modules, the other those of its
+// files.
+bool hub_meet(Catalog& a, Catalog& b) {
+  if (names_of(a) == names_of(b) || families::dialect_of(a) != "hf" ||
+      families::dialect_of(b) != "hf")
+    return false;
+  auto config = formats::config_json_of(a);
+  if (config.is_null()) config = formats::config_json_of(b);
+  bool met = false;
+  for (Catalog* catalog : {&a, &b}) {
+    if (!families::has_module_names(*catalog, config)) continue;
+    try {
+      Catalog copy = *catalog;
+      locate(copy);
+      families::take_hf_names(copy, config, families::HfNames::kHub);
+      *catalog = std::move(copy);
+      met = true;
+    } catch (const Error& error) {
+      if (error.code() != ExitCode::kUnfaithful) throw;
+    }
+  }
+  return met;
+}
+
 // One side may have a layer's experts in one tensor, the other one by one.
 bool split_as_other(Catalog& catalog, const Catalog& other) {
   const auto trained = [](const Tensor& tensor) {
@@ -385,6 +411,7 @@ bool split_as_other(Catalog& catalog, const Catalog& other) {
 bool meet(Catalog& a, Catalog& b, const std::string& family,
           const Engine& engine) {
   bool met = models_meet(a, b, family, engine);
+  if (hub_meet(a, b)) met = true;
   if (hf_meet(a, b, family)) met = true;
   if (split_as_other(a, b) || split_as_other(b, a)) met = true;
   name_states(a, b);

@@ -53,6 +53,12 @@ void add_dialect_options(CLI::App& app, DialectOptions& options) {
       ->check(CLI::IsMember({"hf", "mcore", "meta", "fairseq2", "olmo_core",
                              "olmo_legacy", "keep"}))
       ->group(group);
+  app.add_option("--names", options.names,
+                 "transformers' names: hub, transformers4 (both as they are "
+                 "published), transformers5 (its modules', experts stacked)")
+      ->type_name("HOW")
+      ->check(CLI::IsMember({"hub", "transformers4", "transformers5"}))
+      ->group(group);
   names_file(app.add_option("--family-file", options.family_file,
                             "Rules of a family that ckpt does not know"))
       ->type_name("FILE")
@@ -107,6 +113,7 @@ Catalog into_dialect(Catalog source, const DialectOptions& options,
                              .renamed = options.renamed,
                              .partial = partial,
                              .dtype = dtype,
+                             .names = options.names,
                              .note = log_notes});
 }
 

@@ -18,10 +18,11 @@ class App;
 
 namespace ckpt::app {
 
-// --dialect --family-file --config-from --set --drop --allow-missing
+// --dialect --names --family-file --config-from --set --drop --allow-missing
 // --allow-unsaid
 struct DialectOptions {
   std::string dialect;  // "": what the target's format is for; "keep"
+  std::string names;    // of transformers' two ways; "": the source's
   std::string family_file;
   std::string config_from;
   std::vector<std::string> set;  // NAME=VALUE

@@ -196,6 +196,18 @@ void add_config(Catalog& catalog, std::string_view folder) {
 
 }  // namespace
 
+nlohmann::json config_json_of(const Catalog& catalog) {
+  for (const Sidecar& sidecar : catalog.sidecars)
+    if (sidecar.name == "config.json" && sidecar.size <= kMaxConfig)
+      return text::parse_python_json(
+          sidecar.text ? *sidecar.text
+                       : io::read_file(sidecar.path, kMaxConfig),
+          sidecar.path);
+  const std::string beside = io::join(catalog.path, "config.json");
+  if (!io::is_file(beside)) return nullptr;
+  return text::parse_python_json(io::read_file(beside, kMaxConfig), beside);
+}
+
 void set_config_dtype(Catalog& catalog, DType dtype, bool beside) {
   const std::string_view with = torch_name(dtype);
   if (with.empty()) return;

@@ -3,6 +3,7 @@
 // are in: config.json, tokenizer files and the like.
 #pragma once
 
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 
@@ -31,6 +32,11 @@ void add_sidecars(const std::string& directory, Catalog& catalog);
 // model_type, unchanged. A config.json that can't be read is a problem
 // ("config_json"), not an error: the tensors are whole without it.
 void detect_dialect(const std::string& directory, Catalog& catalog);
+
+// The model's config.json: among the sidecars, or in the checkpoint's
+// directory. Null if there is none. Throws input_error for one that can't be
+// read.
+nlohmann::json config_json_of(const Catalog& catalog);
 
 // Makes config.json say that the weights have this dtype, wherever it gives
 // one. The rest of its text is unchanged. `beside`: a config.json in the

@@ -10,10 +10,12 @@
 #include <vector>
 
 #include "ckpt/error.h"
+#include "containers/hf/hf.h"
 #include "formats/vllm/config.h"
 #include "formats/vllm/layout.h"
 #include "formats/vllm/models.h"
 #include "lib/text/number.h"
+#include "models/hf_names.h"
 #include "models/view.h"
 
 namespace ckpt::vllm {
@@ -28,6 +30,9 @@ class Fuser {
   Catalog fuse() {
     config_ = config_of(source_);
     model_ = model_of(source_, config_);
+    if (const auto config = formats::config_json_of(source_);
+        model_->experts && families::has_module_names(source_, config))
+      families::take_hf_names(source_, config, families::HfNames::kHub);
     settle_head();
     for (const Tensor& tensor : source_.tensors)
       by_name_.emplace(tensor.name, &tensor);

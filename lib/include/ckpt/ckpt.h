@@ -155,6 +155,10 @@ struct Naming {
   bool renamed = false;
   bool partial = false;  // tensors were left out before: others may be missing
   std::optional<DType> dtype;  // what config.json will say
+  // Which of transformers' two ways the names are: hub (as save_pretrained
+  // writes them; also transformers4) or transformers5 (its modules', experts
+  // stacked); "": the source's.
+  std::string names;
   // Called with what was found and assumed on the way, and what can't be done.
   std::function<void(const std::vector<Problem>& problems)> note = {};
 };
