@@ -23,6 +23,7 @@
 #include "formats/run_state.h"
 #include "formats/runs/run.h"
 #include "formats/traits.h"
+#include "lib/text/format.h"
 #include "models/wrapper.h"
 
 namespace ckpt::library {
@@ -272,9 +273,18 @@ class Renaming {
         (target_.is_container && asked_))
       if (families::unwrap(source_, families::configured_family(source_).get()))
         say_place(source_.assumptions.back());
-    if (!target_.is_container || !asked_) return;
     const std::string prefix = families::foreign_prefix(source_);
     if (prefix.empty()) return;
+    // A loader of one dialect finds none of such names.
+    if (!target_.is_container &&
+        target_.dialect == families::dialect_of(source_))
+      throw unfaithful_error(
+          {source_.path, {}},
+          "names begin with \"{}\", and {}'s loader asks for them without; "
+          "the optimizer's, beside them, are of yet another form",
+          text::printable(prefix), families::owner_of(target_.dialect))
+          .with_hint("--model-only converts the model alone");
+    if (!target_.is_container || !asked_) return;
     apply_prefix_mapping(source_, {{prefix, ""}});
     say(naming_, fmt::format("the prefix '{}' is taken off", prefix));
   }

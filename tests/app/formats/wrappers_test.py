@@ -198,6 +198,26 @@ def test_many(folder):
         check(len(text) < 2000, f"{len(text)} characters")
 
 
+def test_torch_dcp(folder):
+    """Megatron's --ckpt-format torch_dcp: its loader of torch_dist asks for
+    names without "model."."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    names = ("embedding.word_embeddings.weight",
+             "decoder.layers.0.self_attention.linear_proj.weight")
+    dcp.save({"model": {name: torch.rand(4, 4) for name in names},
+              "optimizer": {"state": {name: {"exp_avg": torch.rand(4, 4)}
+                                      for name in names},
+                            "param_groups": [{"lr": 1.0,
+                                              "params": list(names)}]},
+              "iteration": 3}, checkpoint_id=folder / "dcp", no_dist=True)
+    for words in ((), ("--family", "llama")):
+        done = CKPT.run("convert", folder / "dcp", folder / "out", "--to",
+                        "megatron_torch_dist", *words).want(5)
+        check("--model-only" in done.err, str(done))
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -212,6 +232,7 @@ def prepare(suite, ckpt):
     suite.add("a head beside", test_head)
     suite.add("many", test_many)
 
+    suite.add("torch_dcp", test_torch_dcp)
 
 if __name__ == "__main__":
     Suite(__doc__).main(prepare)
