@@ -14,6 +14,7 @@
 #include "lib/pickle/json.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"
+#include "lib/text/other_json.h"
 #include "lib/text/name_table.h"
 #include "lib/text/scan.h"
 #include "lib/text/shell.h"
@@ -225,6 +226,29 @@ bool is_index_name(std::string_view file_name, std::string_view suffix) {
   if (at == file_name.npos || at == 0) return false;
   const std::string_view variant = file_name.substr(at + middle.size());
   return variant.empty() || variant[0] == '.';
+}
+
+std::string index_of_torch_files(const std::string& directory) {
+  std::string index;
+  for (const std::string& name : io::list_directory(directory)) {
+    if (name.ends_with(".safetensors") && !name.starts_with('.')) return {};
+    if (is_index_name(name, ".safetensors")) index = name;
+  }
+  if (index.empty()) return {};
+  const std::string path = io::join(directory, index);
+  if (!io::is_file(path)) return {};
+  const auto json = text::parse_or_discard(io::read_file(path, kMaxIndex));
+  if (!json.is_object() || !json.contains("weight_map")) return {};
+  const auto& map = json["weight_map"];
+  const bool torch = map.is_object() && !map.empty() &&
+                     std::ranges::all_of(map, [&](const auto& file) {
+                       if (!file.is_string()) return false;
+                       const auto& name =
+                           file.template get_ref<const std::string&>();
+                       return name.ends_with(".pt") || name.ends_with(".pth") ||
+                              name.ends_with(".bin");
+                     });
+  return torch ? index : std::string();
 }
 
 WeightFiles find_weight_files(std::string_view stem, std::string_view suffix,

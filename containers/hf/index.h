@@ -45,6 +45,11 @@ struct Index {
 // .json.
 bool is_index_name(std::string_view file_name, std::string_view suffix);
 
+// The index of safetensors files that torch files stand in for: its weight_map
+// names .pt, .pth or .bin files of the directory alone, as people write one for
+// transformers to take what a trainer saved. "" if there is none.
+std::string index_of_torch_files(const std::string& directory);
+
 // Where the weights called `stem` are, found as loaders find them: in STEM
 // SUFFIX, else where STEM SUFFIX.index.json says, else in a set STEM-x-of-N
 // SUFFIX. Both lists are sorted. At least one of the members is empty.

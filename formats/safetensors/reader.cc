@@ -73,6 +73,8 @@ Support supports_directory(const std::string& path) {
     if (name.starts_with('.')) continue;
     if (!is_weights_name(name) && !is_index_path(name)) continue;
     if (io::is_directory(io::join(path, name))) continue;
+    if (is_index_path(name) && name == formats::index_of_torch_files(path))
+      return {false, printable(name) + " names torch files"};
     if (!name.starts_with("adapter_model"))
       return {true, "holds " + printable(name)};
     adapter = name;

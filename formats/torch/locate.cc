@@ -90,6 +90,12 @@ bool take_only(const std::string& directory, const Listing& listing,
   return !files.names.empty();
 }
 
+// Takes an index that is named as that of safetensors files.
+bool take_foreign_index(const std::string& directory, Files& files) {
+  files.index = formats::index_of_torch_files(directory);
+  return !files.index.empty();
+}
+
 bool names_distributed(const std::vector<std::string>& globals) {
   return std::ranges::any_of(globals, [](const std::string& global) {
     return global.starts_with("torch.distributed.") &&
@@ -147,6 +153,7 @@ std::optional<Files> locate(const std::string& directory, bool flat) {
                             return take_stem(names.torch, listing, files);
                           }) ||
       take_only(directory, listing, files) ||
+      take_foreign_index(directory, files) ||
       take_ranks(directory, listing, flat, files) ||
       take_lone(directory, listing, files);
   if (!found) return std::nullopt;

@@ -260,6 +260,30 @@ def test_open_clip(folder):
           "its weight")
 
 
+def test_index_of_pickles(folder):
+    """An index of safetensors files that names what torch.save wrote."""
+    import torch
+
+    model = seeded(llama)
+    source = folder / "in"
+    model.config.save_pretrained(source)
+    state = model.state_dict()
+    files_of = {name: f"hf_model_{1 + at % 2:04}_2.pt"
+                for at, name in enumerate(state)}
+    for file in set(files_of.values()):
+        torch.save({name: state[name] for name in state
+                    if files_of[name] == file}, source / file)
+    (source / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": files_of}))
+    for target in ("safetensors", "torch"):
+        out = folder / target
+        CKPT.ok("convert", source, out, "--to", target)
+        same(opened(type(model), out), model)
+        CKPT.ok("verify", source, out)
+    next(source.glob("*1_2.pt")).unlink()
+    CKPT.run("verify", source).want(1)
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -291,6 +315,7 @@ def prepare(suite, ckpt):
             suite.add(f"adapter to {target}", test_adapter, target)
     suite.add("part of a pipeline", test_part_of_pipeline)
     suite.add("open_clip", test_open_clip)
+    suite.add("an index of pickles", test_index_of_pickles)
 
 
 if __name__ == "__main__":

@@ -231,8 +231,8 @@ def prepare(suite, ckpt):
             suite.add(f"{container} {names}", test_pair, names, container)
     suite.add("a head beside", test_head)
     suite.add("many", test_many)
-
     suite.add("torch_dcp", test_torch_dcp)
+
 
 if __name__ == "__main__":
     Suite(__doc__).main(prepare)
