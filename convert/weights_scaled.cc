@@ -5,8 +5,8 @@
 #include "ckpt/error.h"
 #include "convert/codes.h"
 #include "convert/quantized.h"
-#include "convert/small_tensor.h"
 #include "convert/weight_finder.h"
+#include "lib/small_tensor.h"
 #include "lib/text/json.h"
 
 namespace ckpt::families {

@@ -9,7 +9,7 @@
 
 #include "ckpt/catalog.h"
 
-namespace ckpt::families {
+namespace ckpt {
 
 // Its bytes. Nothing if it has more than `most`, or is not in one run of bytes
 // of a file that is stored as it is. Throws kIo.
@@ -24,4 +24,8 @@ std::optional<std::vector<float>> small_floats(const Catalog& catalog,
                                                const Tensor& tensor,
                                                uint64_t most);
 
-}  // namespace ckpt::families
+// A tensor of one number, of any float dtype.
+std::optional<double> small_number(const Catalog& catalog,
+                                   const Tensor& tensor);
+
+}  // namespace ckpt

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "convert/small_tensor.h"
+#include "lib/small_tensor.h"
 
+#include <cmath>
 #include <cstring>
 
 #include "lib/io/file.h"
 
-namespace ckpt::families {
+namespace ckpt {
 namespace {
 
 template <class Stored, class Number>
@@ -26,6 +27,23 @@ bool is_contiguous(const Tensor& tensor, const Dims& strides) {
     next *= tensor.shape[d];
   }
   return true;
+}
+
+// IEEE's half: a sign, 5 bits of exponent, 10 of fraction.
+double of_half(uint16_t bits) {
+  const double sign = bits & 0x8000 ? -1 : 1;
+  const int exponent = bits >> 10 & 31;
+  const double fraction = bits & 1023;
+  if (exponent == 31) return fraction != 0 ? NAN : sign * INFINITY;
+  if (exponent == 0) return sign * std::ldexp(fraction, -24);
+  return sign * std::ldexp(fraction + 1024, exponent - 25);
+}
+
+double of_bfloat16(uint16_t bits) {
+  const uint32_t wide = uint32_t{bits} << 16;
+  float value = 0;
+  std::memcpy(&value, &wide, sizeof value);
+  return value;
 }
 
 }  // namespace
@@ -77,4 +95,26 @@ std::optional<std::vector<float>> small_floats(const Catalog& catalog,
   return numbers_of<float, float>(*bytes);
 }
 
-}  // namespace ckpt::families
+std::optional<double> small_number(const Catalog& catalog,
+                                   const Tensor& tensor) {
+  if (element_count(tensor.shape).value_or(0) != 1) return std::nullopt;
+  const auto bytes = small_tensor(catalog, tensor, sizeof(double));
+  if (!bytes) return std::nullopt;
+  switch (tensor.dtype) {
+    case DType::f64:
+      return numbers_of<double, double>(*bytes).front();
+    case DType::f32:
+      return numbers_of<float, double>(*bytes).front();
+    case DType::f16:
+      return of_half(numbers_of<uint16_t, uint16_t>(*bytes).front());
+    case DType::bf16:
+      return of_bfloat16(numbers_of<uint16_t, uint16_t>(*bytes).front());
+    default:
+      break;
+  }
+  const auto whole = small_integers(catalog, tensor, sizeof(int64_t));
+  return whole ? std::optional(static_cast<double>(whole->front()))
+               : std::nullopt;
+}
+
+}  // namespace ckpt
