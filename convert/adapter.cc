@@ -5,130 +5,26 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
-#include <map>
+#include <memory>
 #include <set>
 #include <tuple>
 
 #include "ckpt/error.h"
+#include "convert/adapter_base.h"
 #include "convert/adapter_config.h"
+#include "convert/adapter_modules.h"
 #include "convert/dialects.h"
-#include "convert/instances.h"
 #include "convert/mismatches.h"
-#include "convert/ops.h"
-#include "convert/values.h"
+#include "convert/peft_form.h"
 #include "formats/megatron/canonical/adapter_rows.h"
-#include "formats/megatron/canonical/names.h"
-#include "formats/peft/config.h"
+#include "formats/peft/adapter.h"
+#include "formats/peft/names.h"
+#include "formats/peft/settings.h"
+#include "lib/io/file.h"
 #include "models/order.h"
 
 namespace ckpt::families {
 namespace {
-
-constexpr std::string_view kPrefix = "base_model.model.";
-constexpr std::string_view kAdapter = ".adapter.";
-constexpr std::string_view kWeight = ".weight";
-constexpr uint64_t kAnyPieces = UINT64_MAX;
-
-// Parts of a fused matrix, by the endings of transformers' names.
-struct Part {
-  std::string_view hf, bridge;
-};
-constexpr std::array<Part, 5> kParts = {{{".q_proj", "adapter_q"},
-                                         {".k_proj", "adapter_k"},
-                                         {".v_proj", "adapter_v"},
-                                         {".gate_proj", "adapter_gate"},
-                                         {".up_proj", "adapter_up"}}};
-
-std::string_view part_of(std::string_view hf) {
-  for (const Part& part : kParts)
-    if (hf.ends_with(part.hf)) return part.bridge;
-  return {};
-}
-
-// A module of the base model in both dialects.
-struct Module {
-  Instance rule;
-  std::string mcore;            // "decoder.layers.0.mlp.linear_fc1"
-  std::vector<std::string> hf;  // "model.layers.0.mlp.gate_proj", …
-  bool fused() const { return hf.size() > 1; }
-};
-
-std::string without_weight(const std::string& name) {
-  return name.substr(0, name.size() - kWeight.size());
-}
-
-// Why a module's adapter can't be converted; "" if it can.
-std::string hindrance_of(const Instance& one) {
-  if (one.to.find(".experts.") != one.to.npos)
-    return "Megatron-Bridge has one adapter for all experts of a rank";
-  const auto& ops = one.rule->ops;
-  const bool joined = ops.size() == 1 && one.rule->each.empty() &&
-                      (ops[0].name == "qkv" || ops[0].name == "cat");
-  if (one.hf.size() == 1 && is_copy(*one.rule))
-    return one.to.ends_with(".linear_fc1.weight")
-               ? "Megatron-Bridge cuts an adapter of linear_fc1 in two halves, "
-                 "gate and up, and this model has no gate"
-               : std::string();
-  if (!joined) return "Megatron arranges the rows of its matrix anew";
-  for (const std::string& name : one.hf)
-    if (!name.ends_with(kWeight) || part_of(without_weight(name)).empty())
-      return "Megatron-Bridge has no name for a part of its fused matrix";
-  return {};
-}
-
-class Modules {
- public:
-  Modules(const Dialect& dialect, const Numbers& numbers) {
-    for (Instance& one : instances(dialect, numbers)) {
-      if (!one.to.ends_with(kWeight) || one.hf.empty()) continue;
-      std::string why = hindrance_of(one);
-      if (!why.empty()) {
-        for (const std::string& name : one.hf) why_not_[name] = why;
-        why_not_[one.to] = std::move(why);
-        continue;
-      }
-      Module module{.mcore = without_weight(one.to), .hf = {}};
-      for (const std::string& name : one.hf)
-        module.hf.push_back(without_weight(name));
-      module.rule = std::move(one);
-      all_.push_back(std::move(module));
-    }
-    for (const Module& module : all_) {
-      by_mcore_[module.mcore] = &module;
-      for (const std::string& name : module.hf) by_hf_[name] = &module;
-    }
-  }
-  Modules(const Modules&) = delete;
-
-  const Module& of_hf(const Catalog& source, const std::string& name) const {
-    return find(source, by_hf_, name);
-  }
-  const Module& of_mcore(const Catalog& source, const std::string& name) const {
-    return find(source, by_mcore_, name);
-  }
-  const std::vector<Module>& all() const { return all_; }
-
- private:
-  using Index = std::map<std::string, const Module*, std::less<>>;
-  const Module& find(const Catalog& source, const Index& index,
-                     const std::string& name) const {
-    if (const auto found = index.find(name); found != index.end())
-      return *found->second;
-    const auto why = why_not_.find(name + std::string(kWeight));
-    throw unfaithful_error(
-        {source.path, name}, "this module's adapter has no counterpart: {}",
-        why == why_not_.end() ? "the base model doesn't have this module"
-                              : why->second)
-        .with_hint(
-            "add the adapter to its base instead: ckpt convert BASE DST "
-            "--adapter DIR");
-  }
-
-  std::vector<Module> all_;
-  Index by_hf_, by_mcore_;
-  std::map<std::string, std::string, std::less<>> why_not_;
-};
 
 // lora_A is linear_in; each is a matrix.
 struct Factor {
@@ -138,8 +34,8 @@ struct Factor {
 
 Factor factor_of(const Catalog& source, const Tensor& tensor) {
   std::string_view name = tensor.name;
-  if (name.starts_with(kPrefix)) {
-    name.remove_prefix(kPrefix.size());
+  if (name.starts_with(peft::kPrefix)) {
+    name.remove_prefix(peft::kPrefix.size());
     for (const std::string_view part : {".lora_A.", ".lora_B."}) {
       const size_t at = name.rfind(part);
       if (at == name.npos) continue;
@@ -158,7 +54,7 @@ Factor factor_of(const Catalog& source, const Tensor& tensor) {
 
 class ToMegatron {
  public:
-  ToMegatron(Catalog& source, const Modules& modules,
+  ToMegatron(Catalog& source, const AdapterModules& modules,
              const TranslateOptions& options, uint64_t ranks)
       : source_(source), modules_(modules), options_(options), ranks_(ranks) {}
 
@@ -172,7 +68,7 @@ class ToMegatron {
  private:
   void rename(Tensor& tensor, const peft::Config& config) {
     const Factor factor = factor_of(source_, tensor);
-    const Module& module = modules_.of_hf(source_, factor.module);
+    const AdapterModule& module = modules_.of_hf(source_, factor.module);
     const uint64_t rank = tensor.shape[factor.in ? 0 : 1];
     if (rank != config.rank || peft::rank_of(config, factor.module) != rank ||
         peft::scale_of(config, factor.module, 1) !=
@@ -182,10 +78,10 @@ class ToMegatron {
                              "Megatron-Bridge has one of each: {} and {}",
                              rank, config.rank, config.alpha);
     const std::string_view part =
-        module.fused() ? part_of(factor.module) : std::string_view();
+        module.fused() ? bridge_part(factor.module) : std::string_view();
     seen_.emplace(module.mcore, std::string(part), factor.in);
-    tensor.name = fmt::format("{}{}{}{}{}.weight", module.mcore, kAdapter, part,
-                              part.empty() ? "" : ".",
+    tensor.name = fmt::format("{}{}{}{}{}.weight", module.mcore, kBridgeAdapter,
+                              part, part.empty() ? "" : ".",
                               factor.in ? "linear_in" : "linear_out");
     tensor.tp = {};
     if (ranks_ < 2 || !megatron::is_halved_part(part, factor.in)) return;
@@ -196,13 +92,13 @@ class ToMegatron {
   // Bridge's modules use all of their parts, so none may be missing.
   void check_complete() const {
     const Globs allowed(options_.allow_missing);
-    for (const Module& module : modules_.all()) {
+    for (const AdapterModule& module : modules_.all()) {
       std::vector<std::string> missing;
       size_t found = 0;
       for (const std::string& hf : module.hf)
         for (const bool in : {true, false}) {
           const std::string_view part =
-              module.fused() ? part_of(hf) : std::string_view();
+              module.fused() ? bridge_part(hf) : std::string_view();
           if (seen_.contains({module.mcore, std::string(part), in}))
             ++found;
           else
@@ -231,98 +127,10 @@ class ToMegatron {
   }
 
   Catalog& source_;
-  const Modules& modules_;
+  const AdapterModules& modules_;
   const TranslateOptions& options_;
   const uint64_t ranks_;
   std::set<std::tuple<std::string, std::string, bool>> seen_;
-};
-
-class ToPeft {
- public:
-  ToPeft(Catalog& source, const Modules& modules, const Numbers& numbers,
-         uint64_t ranks)
-      : source_(source), modules_(modules), numbers_(numbers), ranks_(ranks) {}
-
-  // The last names of the modules that have adapters, and their rank.
-  AdapterModules run() {
-    for (const Tensor& tensor : source_.tensors) take(tensor);
-    source_.tensors = std::move(made_);
-    return std::move(found_);
-  }
-
- private:
-  void take(const Tensor& tensor) {
-    const size_t at = tensor.name.find(kAdapter);
-    std::string part = at == tensor.name.npos
-                           ? std::string()
-                           : tensor.name.substr(at + kAdapter.size());
-    bool in = false;
-    if (part.ends_with("linear_in.weight"))
-      in = true, part.resize(part.size() - 16);
-    else if (part.ends_with("linear_out.weight"))
-      part.resize(part.size() - 17);
-    else
-      part = "?";
-    if (part.ends_with('.')) part.pop_back();
-    const bool known =
-        part.empty() ||
-        std::ranges::find(kParts, part, &Part::bridge) != kParts.end();
-    if (!known || tensor.shape.size() != 2)
-      throw unfaithful_error({source_.path, tensor.name},
-                             "is not an adapter's linear_in or linear_out")
-          .with_hint("--exclude leaves it out");
-    const Module& module =
-        modules_.of_mcore(source_, tensor.name.substr(0, at));
-    found_.ranks.insert(tensor.shape[in ? 0 : 1]);
-    if (!part.empty()) return take_part(tensor, module, part, in);
-    if (!module.fused()) return put(tensor, module.hf[0], in);
-    if (in) {
-      for (const std::string& name : module.hf) put(tensor, name, in);
-      return;
-    }
-    const std::vector<View> views =
-        backward(module.rule, View::of(tensor), numbers_);
-    for (size_t i = 0; i < views.size(); ++i) {
-      Tensor made = tensor;
-      views[i].into(made);
-      put(std::move(made), module.hf[i], in);
-    }
-  }
-
-  void take_part(const Tensor& tensor, const Module& module,
-                 const std::string& part, bool in) {
-    const auto hf = std::ranges::find(module.hf, part, &part_of);
-    if (hf == module.hf.end())
-      throw unfaithful_error({source_.path, tensor.name},
-                             "the base's module doesn't have this part");
-    if (ranks_ == 1 || !megatron::is_halved_part(part, in))
-      return put(tensor, *hf, in);
-    if (ranks_ == 0)
-      throw unfaithful_error({source_.path, tensor.name},
-                             "the order of its rows depends on the number of "
-                             "tensor-parallel ranks, and neither args nor "
-                             "run_config.yaml say it");
-    megatron::check_halves(source_, tensor, ranks_);
-    Tensor made = tensor;
-    megatron::halved(View::of(tensor), ranks_, true).into(made);
-    put(std::move(made), *hf, in);
-  }
-
-  void put(Tensor tensor, const std::string& hf, bool in) {
-    tensor.name =
-        fmt::format("{}{}.lora_{}.weight", kPrefix, hf, in ? 'A' : 'B');
-    tensor.tp = {};
-    tensor.tie = 0;
-    found_.names.insert(hf.substr(hf.rfind('.') + 1));
-    made_.push_back(std::move(tensor));
-  }
-
-  Catalog& source_;
-  const Modules& modules_;
-  const Numbers& numbers_;
-  const uint64_t ranks_;
-  std::vector<Tensor> made_;
-  AdapterModules found_;
 };
 
 void check_optimizer(const Catalog& source) {
@@ -337,25 +145,109 @@ void check_optimizer(const Catalog& source) {
 }  // namespace
 
 std::string_view adapter_dialect(const Catalog& catalog) {
-  bool peft = false, bridge = false;
+  const peft::Dialect* dialect = peft::dialect_of(catalog);
+  if (dialect == nullptr) return {};
+  const bool bridge = dialect->modules == peft::Modules::kMegatron;
+  bool live = false;
   for (const Tensor& tensor : catalog.tensors) {
     if (tensor.kind == Kind::optim) continue;
-    const std::string_view name = tensor.name;
-    if (name.starts_with(kPrefix) && name.find(".lora_") != name.npos)
-      peft = true;
-    else if (name.find(kAdapter) != name.npos &&
-             (name.ends_with(".linear_in.weight") ||
-              name.ends_with(".linear_out.weight")))
-      bridge = true;
-    else if (!name.ends_with("_extra_state"))
-      if (!name.starts_with(kPrefix)) return {};
+    const auto part = peft::part_of(tensor.name);
+    if (!part && bridge && !tensor.name.ends_with("_extra_state")) return {};
+    live = live || (part && part->live);
   }
-  return peft == bridge ? "" : peft ? "hf" : "mcore";
+  if (bridge) return "mcore";
+  if (dialect->name != "peft") return dialect->name;
+  const bool carried = std::ranges::any_of(
+      catalog.sidecars,
+      [](const Sidecar& sidecar) { return sidecar.name == peft::kConfigFile; });
+  if ((carried && !live) || !peft::config_of(catalog)) return "hf";
+  return live ? "live" : "loose";
+}
+
+namespace {
+
+// PEFT's own configuration describes the same factors.
+bool has_peft_config(const Catalog& source) {
+  return std::ranges::any_of(source.sidecars, [](const Sidecar& sidecar) {
+    if (sidecar.name != peft::kConfigFile) return false;
+    const std::string text =
+        sidecar.text ? *sidecar.text : io::read_file(sidecar.path, 1 << 24);
+    return peft::parse_config(text, sidecar.path).type == "LORA";
+  });
+}
+
+void put_config(Catalog& source, const std::string& text) {
+  std::erase_if(source.sidecars, [](const Sidecar& sidecar) {
+    return sidecar.name == peft::kConfigFile;
+  });
+  Sidecar sidecar{.name = std::string(peft::kConfigFile),
+                  .path = "made:" + std::string(peft::kConfigFile)};
+  sidecar.text = std::make_shared<const std::string>(text);
+  sidecar.size = sidecar.text->size();
+  source.sidecars.push_back(std::move(sidecar));
+}
+
+// What describes a model or its ranks, and not the adapter.
+void leave_objects(Catalog& source) {
+  std::erase_if(source.objects, [](const Object& object) {
+    return object.name == "args" || object.name == "checkpoint_version" ||
+           object.name == "iteration";
+  });
+}
+
+Catalog to_peft(Catalog source, const TranslateOptions& options,
+                std::optional<double> alpha) {
+  const bool kept = !alpha && has_peft_config(source);
+  const AdapterBase base = base_of_config(source, options);
+  PeftForm form = in_peft_form(std::move(source), base, alpha);
+  const std::string text = peft_config_text(form);
+  const size_t frozen = form.frozen.size();
+  const peft::Adapter checked =
+      peft::sorted(std::move(form.catalog), form.config);
+  Catalog made = checked.catalog;
+  if (!kept) put_config(made, text);
+  leave_objects(made);
+  if (frozen != 0)
+    made.assumptions.push_back(fmt::format(
+        "{} tensors of the frozen base are left out: the adapter alone is "
+        "written",
+        frozen));
+  return made;
+}
+
+Catalog to_megatron(Catalog source, const TranslateOptions& options,
+                    uint64_t ranks) {
+  const AdapterBase base = base_of_config(source, options);
+  if (!base.family || !base.family->dialect("mcore"))
+    throw unfaithful_error({options.config_from, {}},
+                           "the base model's family has no rules for Megatron")
+        .with_hint("`ckpt family list` shows those that have");
+  if (!base.family->hf().text_type.empty())
+    throw unfaithful_error({options.config_from, {}},
+                           "the base model has a tower beside it: PEFT's names "
+                           "are those of its modules, not of its files");
+  const Dialect& dialect = *base.family->dialect("mcore");
+  const Numbers numbers(base.family, dialect, "hf", base.values.values,
+                        base.values.source, options.set);
+  const AdapterModules modules(dialect, numbers);
+  ToMegatron(source, modules, options, ranks).run();
+  megatron::note_adapter_ranks(source, ranks);
+  source.family = base.family->name();
+  return source;
+}
+
+}  // namespace
+
+bool needs_base_numbers(std::string_view dialect) {
+  return dialect != "hf" && dialect != "live" && dialect != "loose" &&
+         dialect != "mlx" && dialect != "diffusers";
 }
 
 Catalog translate_adapter(Catalog source, const TranslateOptions& options,
-                          uint64_t ranks) {
-  if (options.config_from.empty())
+                          uint64_t ranks, std::optional<double> alpha) {
+  const std::string from(adapter_dialect(source));
+  if (options.config_from.empty() &&
+      (options.to == "mcore" || needs_base_numbers(from)))
     throw unfaithful_error(
         {source.path, {}},
         "an adapter does not say its base's layers and heads")
@@ -363,33 +255,15 @@ Catalog translate_adapter(Catalog source, const TranslateOptions& options,
   locate(source);
   load_objects(source);
   check_optimizer(source);
-  const Values values = values_of_file(options.config_from, "hf");
-  const auto family = find_family(source, options);
-  if (!family || !family->dialect("mcore"))
-    throw unfaithful_error({options.config_from, {}},
-                           "the base model's family has no rules for Megatron")
-        .with_hint("`ckpt family list` shows those that have");
-  if (!family->hf().text_type.empty())
-    throw unfaithful_error({options.config_from, {}},
-                           "the base model has a tower beside it: PEFT's names "
-                           "are those of its modules, not of its files");
-  const Numbers numbers(family, *family->dialect("mcore"), "hf", values.values,
-                        values.source, options.set);
-  const Modules modules(*family->dialect("mcore"), numbers);
-  if (options.to == "mcore") {
-    ToMegatron(source, modules, options, ranks).run();
-    megatron::note_adapter_ranks(source, ranks);
-  } else {
-    const uint64_t own = megatron::adapter_ranks(source);
-    megatron::to_canonical(source);
-    write_peft_config(source, ToPeft(source, modules, numbers, own).run());
-  }
+  source = options.to == "mcore"
+               ? to_megatron(std::move(source), options, ranks)
+               : to_peft(std::move(source), options, alpha);
   sort_tensors(source.tensors);
   source.skeleton.reset();
-  source.family = family->name();
   source.dialect = options.to;
   source.assumptions.push_back(
-      fmt::format("an adapter of family {}, in the names of {}", family->name(),
+      fmt::format("an adapter{}, in the names of {}",
+                  source.family.empty() ? "" : " of family " + source.family,
                   options.to == "hf" ? "PEFT" : "Megatron-Bridge"));
   return source;
 }

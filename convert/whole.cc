@@ -9,6 +9,7 @@
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "containers/hf/hf.h"
+#include "convert/adapter_inside.h"
 #include "convert/backbone.h"
 #include "convert/check_source.h"
 #include "convert/codes.h"
@@ -18,7 +19,7 @@
 #include "convert/structure.h"
 #include "convert/values.h"
 #include "convert/whole_dialect.h"
-#include "formats/peft/config.h"
+#include "formats/peft/settings.h"
 #include "formats/traits.h"
 #include "lib/text/format.h"
 #include "lib/text/suggest.h"
@@ -168,7 +169,10 @@ class Question {
 
   // An adapter has what its maker trained: any modules of any layers.
   bool adapter() {
-    if (!peft::config_of(names_)) return false;
+    const auto config = peft::config_of(names_);
+    if (!config) return false;
+    // Megatron's names say what else the model has.
+    if (config->dialect != "peft" && has_adapter_inside(names_)) return false;
     answer_.basis = Whole::Basis::kStructure;
     empty();
     return true;

@@ -10,7 +10,7 @@
 #include "convert/quantized.h"
 #include "convert/quantized_config.h"
 #include "convert/values.h"
-#include "formats/peft/config.h"
+#include "formats/peft/settings.h"
 #include "reshard/prove.h"
 
 namespace ckpt::library {

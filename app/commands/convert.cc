@@ -2,6 +2,8 @@
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
+#include <cmath>
+#include <optional>
 #include <unordered_set>
 #include <utility>
 
@@ -15,9 +17,10 @@
 #include "app/options/target_name.h"
 #include "ckpt/error.h"
 #include "convert/adapter.h"
+#include "convert/adapter_inside.h"
 #include "convert/dialects.h"
 #include "formats/options.h"
-#include "formats/peft/config.h"
+#include "formats/peft/settings.h"
 #include "formats/traits.h"
 #include "lib/text/format.h"
 #include "lib/text/shell.h"
@@ -59,6 +62,9 @@ class Convert : public Command {
     if (!adapter_.weights.empty() && !adapter_.any())
       throw usage_error({}, "--adapter-weight goes with --adapter DIR")
           .with_hint("name the adapter: --adapter DIR --adapter-weight W");
+    if (adapter_.alpha &&
+        !(*adapter_.alpha != 0 && std::isfinite(*adapter_.alpha)))
+      throw usage_error({}, "--adapter-alpha {}", *adapter_.alpha);
     take_trainer();
     check_target_options(target_);
     request_.command = "convert";
@@ -70,7 +76,12 @@ class Convert : public Command {
   ExitCode write() {
     Catalog source = open_for_write(request_);
     const bool alone = is_adapter_alone(source);
-    if (!alone) check_adapter(source);
+    const bool inside = !alone && adds_inside(source);
+    if (!alone && !inside) check_adapter(source);
+    if (adapter_.alpha && !alone && !inside && !adapter_.any())
+      throw usage_error({}, "--adapter-alpha: there is no adapter in {}",
+                        request_.source_path)
+          .with_hint("name the adapter: --adapter PATH --adapter-alpha N");
     const bool any = !source.tensors.empty();
     const std::string dialect(families::dialect_of(source));
     const Selection& select = request_.select;
@@ -78,9 +89,9 @@ class Convert : public Command {
                          !select.layers.empty() || !select.blocks.empty() ||
                          request_.counted;
     dialect_.renamed = !request_.write.rename_file.empty();
-    if (adapter_.any())
-      source =
-          with_adapters(std::move(source), partial || !select.experts.empty());
+    if (adapter_.any() || inside)
+      source = with_adapters(std::move(source), inside,
+                             partial || !select.experts.empty());
     if (alone)
       source = adapter_in_dialect(std::move(source));
     else
@@ -127,32 +138,50 @@ class Convert : public Command {
     const formats::Traits& target = formats::traits_of(target_.to);
     return std::string(target.is_container ? "hf" : target.dialect);
   }
-  // True for an adapter that is converted to the other of the two dialects with
-  // adapters.
+  // True for an adapter that is converted to another dialect's names. Those
+  // that need the base's numbers keep theirs in a container, if nothing says
+  // them.
   bool is_adapter_alone(const Catalog& source) const {
     const std::string_view from = families::adapter_dialect(source);
     const std::string to = wanted_adapter_dialect();
     // Ranks' files hold no adapters: Megatron-Bridge does not write them.
     const formats::Traits& target = formats::traits_of(target_.to);
     const bool holds = target.is_container || target.stacks_layers;
-    return !from.empty() && !adapter_.any() && holds && from != to &&
-           (to == "hf" || to == "mcore");
+    if (from.empty() || adapter_.any() || !holds || from == to) return false;
+    if (to == "mcore") return from == "hf" || from == "loose";
+    const bool asked = !dialect_.config_from.empty() ||
+                       dialect_.dialect == "hf" || from == "mcore";
+    return to == "hf" && (asked || !families::needs_base_numbers(from));
   }
+
+  // An adapter in its base is added where names change, or where its alpha is
+  // given; else the live model stays as it is.
+  bool adds_inside(const Catalog& source) const {
+    if (dialect_.dialect == "keep" || adapter_.any() ||
+        !families::has_adapter_inside(source))
+      return false;
+    const std::string to = wanted_adapter_dialect();
+    const std::string_view from = families::dialect_of(source);
+    return adapter_.alpha || (!from.empty() && from != to);
+  }
+  families::TranslateOptions names_for_adapter(std::string to) const {
+    return {.to = std::move(to),
+            .family = request_.source.read.family,
+            .family_file = dialect_.family_file,
+            .config_from = dialect_.config_from,
+            .set = numbers_of(dialect_),
+            .drop = {},
+            .allow_missing = dialect_.allow_missing,
+            .allow_unsaid = {},
+            .dtype = {}};
+  }
+
   Catalog adapter_in_dialect(Catalog source) const {
     const bool global = formats::traits_of(target_.to).stacks_layers;
     const size_t before = source.assumptions.size();
     source = families::translate_adapter(
-        std::move(source),
-        {.to = wanted_adapter_dialect(),
-         .family = request_.source.read.family,
-         .family_file = dialect_.family_file,
-         .config_from = dialect_.config_from,
-         .set = numbers_of(dialect_),
-         .drop = {},
-         .allow_missing = dialect_.allow_missing,
-         .allow_unsaid = {},
-         .dtype = {}},
-        global ? target_.topology.tp.to.value_or(1) : 1);
+        std::move(source), names_for_adapter(wanted_adapter_dialect()),
+        global ? target_.topology.tp.to.value_or(1) : 1, adapter_.alpha);
     for (size_t i = before; i < source.assumptions.size(); ++i)
       spdlog::info("{}", text::printable(source.assumptions[i]));
     return source;
@@ -160,7 +189,9 @@ class Convert : public Command {
 
   // An adapter's parts mean something only beside their base.
   void check_adapter(const Catalog& source) const {
-    if (formats::traits_of(target_.to).any_tensors) return;
+    const formats::Traits& target = formats::traits_of(target_.to);
+    if (target.any_tensors) return;
+    if (families::adapter_dialect(source) == target.dialect) return;
     if (const auto config = peft::config_of(source))
       throw unfaithful_error({source.path, {}},
                              "an adapter ({}), which {} does not hold",
@@ -170,19 +201,28 @@ class Convert : public Command {
                      text::shell_path(source.path));
   }
 
-  // Adapters have transformers' names, so the base gets those first.
-  Catalog with_adapters(Catalog source, bool partial) {
+  // Adapters get transformers' names, so the base gets those first, unless it
+  // has names of its own.
+  Catalog with_adapters(Catalog source, bool inside, bool partial) {
     if (partial)
       throw usage_error({}, "--adapter needs the whole model")
           .with_hint("add the adapter first, then select from the result");
+    std::optional<Catalog> own;
+    if (inside) own = families::take_adapter(source);
     DialectOptions names = dialect_;
     names.dialect = "hf";
-    if (families::dialect_of(source) != "hf")
+    const std::string_view from = families::dialect_of(source);
+    if (!from.empty() && from != "hf")
       source =
           into_dialect(std::move(source), names, request_.source.read.family,
                        std::string(formats::usual_container()),
                        target_.vocab_size, {}, false);
-    add_adapters(source, adapter_, dialect_.strict_config);
+    AdapterOptions adapters = adapter_;
+    adapters.strict = dialect_.strict_config;
+    if (own)
+      add_inside(source, std::move(*own), adapters, names_for_adapter("hf"));
+    else
+      add_adapters(source, adapters, names_for_adapter("hf"));
     return source;
   }
 

@@ -2,10 +2,8 @@
 // --adapter: adds adapters to the weights of a base model.
 #pragma once
 
-#include <string>
-#include <vector>
-
-#include "ckpt/catalog.h"
+#include "api/adapters.h"
+#include "convert/options.h"
 
 namespace CLI {
 class App;
@@ -13,19 +11,16 @@ class App;
 
 namespace ckpt::app {
 
-struct AdapterOptions {
-  std::vector<std::string> paths;
-  std::vector<double> weights;  // none, or one for each path
-  bool allow_nonfinite = false;
+struct AdapterOptions : library::Adapters {
   bool any() const { return !paths.empty(); }
 };
 
 void add_adapter_options(CLI::App& app, AdapterOptions& options);
 
-// `base` with transformers' names; adapters are added one after the other.
-// Nothing is read: tensors that change become files that are computed as they
-// are read (reshard/low_rank.h). `strict`: keys of adapter_config.json that are
-// not known are refused.
-void add_adapters(Catalog& base, const AdapterOptions& options, bool strict);
+// library::add_adapters and add_inside, with what they say as log lines.
+void add_adapters(Catalog& base, AdapterOptions options,
+                  const families::TranslateOptions& names);
+void add_inside(Catalog& base, Catalog adapter, AdapterOptions options,
+                const families::TranslateOptions& names);
 
 }  // namespace ckpt::app

@@ -15,7 +15,7 @@
 #include "app/print/value_text.h"
 #include "ckpt/error.h"
 #include "convert/facts.h"
-#include "formats/peft/config.h"
+#include "formats/peft/settings.h"
 #include "lib/pickle/json.h"
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"
@@ -166,8 +166,13 @@ void write_adapter(JsonWriter& json, const Catalog& catalog) {
   json.begin_object();
   json.member("type", config->type);
   json.member("base", config->base);
+  json.member("dialect", config->dialect);
   json.member("rank", config->rank);
-  json.member("alpha", config->alpha);
+  json.key("alpha");
+  if (config->says_alpha)
+    json.value(config->alpha);
+  else
+    json.null();
   json.member("rslora", config->rslora);
   json.member("dora", config->dora);
   write_names(json, "target_modules", config->targets);

@@ -20,7 +20,7 @@
 #include "convert/dialects.h"
 #include "convert/facts.h"
 #include "convert/values.h"
-#include "formats/peft/config.h"
+#include "formats/peft/settings.h"
 #include "lib/io/file.h"
 #include "lib/io/remote.h"
 #include "lib/text/format.h"

@@ -21,6 +21,7 @@ constexpr auto kAll = std::to_array<WeightNames>({
     {"diffusers", "diffusion_pytorch_model", "diffusion_pytorch_model"},
     {"peft", "adapter_model", "adapter_model"},
     {"diffusers' LoRA", "pytorch_lora_weights", "pytorch_lora_weights"},
+    {"MLX's LoRA", "adapters", "adapters"},
     {"open_clip", "open_clip_model", "open_clip_pytorch_model"},
 });
 

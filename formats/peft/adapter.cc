@@ -6,13 +6,12 @@
 
 #include "ckpt/error.h"
 #include "formats/format.h"
+#include "formats/peft/names.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 
 namespace ckpt::peft {
 namespace {
-
-constexpr std::string_view kPrefix = "base_model.model.";
 
 // Removes `part` and what follows from `name`, if `name` has it. `rest` gets
 // what follows: "", "weight", "default.weight".
@@ -33,15 +32,6 @@ void put(const Adapter& adapter, const Tensor*& place, const Tensor& tensor) {
                            "in one file",
                            place->name);
   place = &tensor;
-}
-
-// ".modules_to_save.default" of a state dict
-std::string without_wrapper(std::string name) {
-  constexpr std::string_view kSaved = ".modules_to_save.";
-  const size_t at = name.find(kSaved);
-  if (at == name.npos) return name;
-  const size_t dot = name.find('.', at + kSaved.size());
-  return dot == name.npos ? name : name.erase(at, dot - at);
 }
 
 void sort_tensor(Adapter& adapter, const Tensor& tensor) {
@@ -78,7 +68,7 @@ void sort_tensor(Adapter& adapter, const Tensor& tensor) {
       name.find(".token_adapter.") != name.npos)
     throw unfaithful_error({adapter.catalog.path, tensor.name},
                            "it is not known what this part of an adapter does");
-  put(adapter, adapter.wholes[without_wrapper(name)], tensor);
+  put(adapter, adapter.wholes[without_saved(name)], tensor);
 }
 
 // What ZeRO 3 leaves of a parameter on a rank that doesn't gather it.
@@ -99,10 +89,12 @@ void check_module(const Adapter& adapter, const std::string& name,
     throw input_error({adapter.catalog.path, name}, "lora_{} is missing",
                       module.a ? 'B' : 'A');
   for (const Tensor* tensor : {module.a, module.b})
-    if (tensor->shape.size() != 2)
+    if (tensor->shape.size() != 2 &&
+        (tensor->shape.size() != 4 || module.a->shape.size() != 4))
       throw unfaithful_error({adapter.catalog.path, tensor->name},
                              "a factor of {} dimensions: only those of "
-                             "matrices are added",
+                             "matrices and of two-dimensional convolutions are "
+                             "added",
                              tensor->shape.size());
   const uint64_t rank = rank_of(config, name);
   if (module.a->shape[0] != rank || module.b->shape[1] != rank)
@@ -149,36 +141,22 @@ Map renamed(const Map& map, int way) {
 
 }  // namespace
 
-Adapter open_adapter(const std::string& path) {
-  const auto config = read_config(path);
-  if (!config)
-    throw missing_error({path, {}}, "no adapter: there is no {} in it",
-                        kConfigFile);
-  if (!config->hindrance.empty())
-    throw unfaithful_error({path, {}}, "this adapter can't be added: {}",
-                           config->hindrance)
-        .with_hint("peft's merge_and_unload() may be able to");
-  const std::string directory = io::parent(config->path);
-  for (const char* file : {"adapter_model.safetensors", "adapter_model.bin"}) {
-    const std::string at = io::join(directory, file);
-    if (!io::is_file(at)) continue;
-    Adapter adapter{
-        .config = *config, .catalog = {}, .modules = {}, .wholes = {}};
-    adapter.catalog =
-        formats::open(at, at.ends_with(".bin") ? "torch" : "safetensors", {});
-    locate(adapter.catalog);
-    for (const Tensor& tensor : adapter.catalog.tensors) {
-      refuse_empty(at, tensor);
-      sort_tensor(adapter, tensor);
-    }
-    for (const auto& [name, module] : adapter.modules)
-      check_module(adapter, name, module);
-    return adapter;
+Catalog open_files(const std::string& path) {
+  const std::string file = file_in(path);
+  return formats::open(file.empty() ? path : file, {}, {});
+}
+
+Adapter sorted(Catalog catalog, const Config& config) {
+  Adapter adapter{.config = config, .catalog = {}, .modules = {}, .wholes = {}};
+  adapter.catalog = std::move(catalog);
+  locate(adapter.catalog);
+  for (const Tensor& tensor : adapter.catalog.tensors) {
+    refuse_empty(adapter.catalog.path, tensor);
+    sort_tensor(adapter, tensor);
   }
-  throw missing_error({directory, {}},
-                      "neither adapter_model.safetensors nor "
-                      "adapter_model.bin is beside {}",
-                      kConfigFile);
+  for (const auto& [name, module] : adapter.modules)
+    check_module(adapter, name, module);
+  return adapter;
 }
 
 void meet_base(Adapter& adapter, const Catalog& base) {

@@ -42,10 +42,14 @@ struct Adapter {
   std::map<std::string, const Tensor*> bases;   // before factors are added
 };
 
-// Throws missing_error if `path` is not an adapter, unfaithful_error for one
-// whose sum with a base is not LoRA's, input_error for a factor without the
-// other or with another rank than the configuration's.
-Adapter open_adapter(const std::string& path);
+// The tensors of an adapter, as they are: those of PEFT's files, if a folder
+// has them, else of whatever format it is of.
+Catalog open_files(const std::string& path);
+
+// An adapter of PEFT's names (convert/peft_form.h). Throws unfaithful_error for
+// parts that are not LoRA's, input_error for a factor without the other or with
+// another rank than the configuration's.
+Adapter sorted(Catalog catalog, const Config& config);
 
 // Gives the modules the names of the base's tensors: some files prefix them
 // with `model.` and some don't. Throws unfaithful_error naming what changes no

@@ -195,6 +195,8 @@ std::string listed(const std::vector<std::string>& all) {
   return text;
 }
 
+}  // namespace
+
 Config parse_config(const std::string& text, const std::string& path) {
   Config config;
   config.path = path;
@@ -210,6 +212,8 @@ Config parse_config(const std::string& text, const std::string& path) {
   take(config, root, "use_dora", config.dora);
   take(config, root, "fan_in_fan_out", config.fan_in_fan_out);
   take(config, root, "ensure_weight_tying", config.ties);
+  take(config, root, "bias", config.bias);
+  take(config, root, "lora_dropout", config.dropout);
   config.targets = names(config, root, "target_modules");
   config.saved = names(config, root, "modules_to_save");
   config.excluded = names(config, root, "exclude_modules");
@@ -221,8 +225,6 @@ Config parse_config(const std::string& text, const std::string& path) {
   return config;
 }
 
-}  // namespace
-
 std::optional<Config> read_config(const std::string& path) {
   const std::string directory =
       io::is_directory(path) ? path : io::parent(path);
@@ -230,24 +232,6 @@ std::optional<Config> read_config(const std::string& path) {
   if (!io::is_file(file)) return {};
   constexpr uint64_t kMost = uint64_t{1} << 24;
   return parse_config(io::read_file(file, kMost), file);
-}
-
-std::optional<Config> config_of(const Catalog& catalog) {
-  const bool has = std::ranges::any_of(catalog.tensors, [](const Tensor& t) {
-    return t.name.find(".lora_") != t.name.npos;
-  });
-  if (!has) return {};
-  try {
-    // A configuration made by a conversion has no file yet.
-    // A run's may be in a folder of the adapter's name.
-    for (const Sidecar& sidecar : catalog.sidecars)
-      if (sidecar.name == kConfigFile)
-        return sidecar.text ? parse_config(*sidecar.text, sidecar.name)
-                            : read_config(sidecar.path);
-    return read_config(catalog.path);
-  } catch (const Error&) {
-    return {};
-  }
 }
 
 bool is_target(const Config& config, const std::string& module) {
@@ -269,18 +253,23 @@ bool is_target(const Config& config, const std::string& module) {
 }
 
 uint64_t rank_of(const Config& config, const std::string& module) {
+  if (const auto own = config.own.find(module); own != config.own.end())
+    return own->second.rank;
   for (const auto& [expression, rank] : config.ranks)
     if (finds(config, expression, module)) return rank;
   return config.rank;
 }
 
-float scale_of(const Config& config, const std::string& module, double weight) {
-  double alpha = config.alpha;
+double alpha_of(const Config& config, const std::string& module) {
+  if (const auto own = config.own.find(module); own != config.own.end())
+    return own->second.alpha;
   for (const auto& [expression, value] : config.alphas)
-    if (finds(config, expression, module)) {
-      alpha = value;
-      break;
-    }
+    if (finds(config, expression, module)) return value;
+  return config.alpha;
+}
+
+float scale_of(const Config& config, const std::string& module, double weight) {
+  const double alpha = alpha_of(config, module);
   const auto rank = static_cast<double>(rank_of(config, module));
   return static_cast<float>(weight * alpha /
                             (config.rslora ? std::sqrt(rank) : rank));
@@ -292,11 +281,15 @@ std::string describe(const Config& config) {
           ? (config.dora ? "LoRA with magnitudes (DoRA)" : "LoRA")
           : config.type;
   if (!config.base.empty()) text += " of " + config.base;
+  if (config.dialect != "peft")
+    text += fmt::format(", in the names of {}", config.owner);
   if (config.type == "LORA")
-    text += fmt::format(": rank {}{}, alpha {}{}{}", config.rank,
-                        config.ranks.empty() ? "" : " and others", config.alpha,
-                        config.alphas.empty() ? "" : " and others",
-                        config.rslora ? ", by the root of the rank" : "");
+    text += fmt::format(
+        ": rank {}{}, alpha {}{}{}", config.rank,
+        config.ranks.empty() ? "" : " and others",
+        config.says_alpha ? fmt::format("{}", config.alpha) : "unknown",
+        config.alphas.empty() ? "" : " and others",
+        config.rslora ? ", by the root of the rank" : "");
   if (!config.targets.empty()) text += "; " + listed(config.targets);
   if (!config.saved.empty()) text += "; whole: " + listed(config.saved);
   return text;

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -23,16 +24,27 @@ inline constexpr std::string_view kConfigFile = "adapter_config.json";
 
 inline constexpr std::string_view kWeightsFile = "adapter_model.safetensors";
 
+// Of one module, by its exact name.
+struct Own {
+  uint64_t rank = 0;
+  double alpha = 0;
+};
+
 struct Config {
   std::string path;  // of the file
   std::string type;  // "LORA", "IA3" …
+  // Whose names the factors have (formats/peft/names.h), for people too.
+  std::string dialect = "peft", owner = "PEFT";
   std::string base;
   uint64_t rank = 8;
   double alpha = 8;
+  bool says_rank = true, says_alpha = true;  // false: nothing does
   bool rslora = false;
   bool dora = false;
   bool fan_in_fan_out = false;
   bool ties = false;                  // ensure_weight_tying
+  std::string bias = "none";          // which biases were trained
+  double dropout = 0;                 // in training
   std::vector<std::string> targets;   // names; or one expression
   std::vector<std::string> saved;     // modules_to_save
   std::vector<std::string> excluded;  // exclude_modules: names, an expression
@@ -40,6 +52,9 @@ struct Config {
   // For modules that an expression finds; the first that does counts.
   std::vector<std::pair<std::string, uint64_t>> ranks;
   std::vector<std::pair<std::string, double>> alphas;
+  std::map<std::string, Own, std::less<>> own;  // before those
+  // litgpt: the parts of a fused matrix that have factors: "q", "k", "v".
+  std::vector<std::string> parts;
   // What the adapter has that changes the weights in its own way: "layer
   // replication", "PiSSA" …; "" if nothing.
   std::string hindrance;
@@ -49,10 +64,8 @@ struct Config {
 // Reads the configuration in a directory, or in the directory of a file;
 // nothing if there is none. Throws input_error if it is damaged.
 std::optional<Config> read_config(const std::string& path);
-
-// The configuration of what was opened, if its tensors are an adapter's;
-// nothing if it can't be read.
-std::optional<Config> config_of(const Catalog& catalog);
+// The same for a text; `path` is for messages.
+Config parse_config(const std::string& text, const std::string& path);
 
 // Whether peft would put factors on this module of the base model, if it is of
 // a class that can have them.
@@ -60,6 +73,7 @@ bool is_target(const Config& config, const std::string& module);
 
 // `module` is one of the base model: "model.layers.0.self_attn.q_proj".
 uint64_t rank_of(const Config& config, const std::string& module);
+double alpha_of(const Config& config, const std::string& module);
 // alpha / rank, or alpha / sqrt(rank), times `weight`, as in peft's set_scale.
 float scale_of(const Config& config, const std::string& module, double weight);
 

@@ -7,7 +7,7 @@
 #include "containers/hf/index.h"
 #include "containers/hf/weight_names.h"
 #include "containers/safetensors/file_plan.h"
-#include "formats/peft/config.h"
+#include "formats/peft/settings.h"
 #include "formats/run_state.h"
 #include "formats/safetensors/safetensors.h"
 #include "formats/target.h"
@@ -155,7 +155,8 @@ class Builder {
 
   std::string file_name(size_t f, size_t count) const {
     if (layout_.single_file) return {};
-    if (peft::config_of(source_)) {  // which peft finds only by its name
+    const auto adapter = peft::config_of(source_);
+    if (adapter && adapter->dialect == "peft") {  // peft goes by the name
       if (count == 1) return std::string(peft::kWeightsFile);
       throw unfaithful_error({source_.path, {}},
                              "an adapter is one file, these would be {}", count)

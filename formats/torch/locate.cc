@@ -26,7 +26,7 @@ constexpr auto kNoWeights = std::to_array<std::string_view>(
      "sampler.bin"});
 
 constexpr auto kRankSuffixes =
-    std::to_array<std::string_view>({".pt", ".pth", ".bin", ".ckpt"});
+    std::to_array<std::string_view>({".pt", ".pth", ".bin", ".ckpt", ".lora"});
 
 struct Listing {
   std::vector<std::string> bins;
