@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "convert/adapter_base.h"
 #include "convert/adapter_config.h"
 #include "convert/adapter_modules.h"
@@ -208,10 +209,11 @@ Catalog to_peft(Catalog source, const TranslateOptions& options,
   if (!kept) put_config(made, text);
   leave_objects(made);
   if (frozen != 0)
-    made.assumptions.push_back(fmt::format(
-        "{} tensors of the frozen base are left out: the adapter alone is "
-        "written",
-        frozen));
+    made.problems.push_back(
+        warning("frozen_base", {made.path, {}},
+                "{} tensors of the base, frozen in training, are left out: the "
+                "adapter alone is written",
+                frozen));
   return made;
 }
 
@@ -239,8 +241,8 @@ Catalog to_megatron(Catalog source, const TranslateOptions& options,
 }  // namespace
 
 bool needs_base_numbers(std::string_view dialect) {
-  return dialect != "hf" && dialect != "live" && dialect != "loose" &&
-         dialect != "mlx" && dialect != "diffusers";
+  return !dialect.empty() && dialect != "hf" && dialect != "live" &&
+         dialect != "loose" && dialect != "mlx" && dialect != "diffusers";
 }
 
 Catalog translate_adapter(Catalog source, const TranslateOptions& options,

@@ -265,18 +265,15 @@ class Forming {
       const uint64_t rank = tensor.shape[1];
       const auto alpha = alphas.find(part->module);
       // Without one, a file of these names has the rank's.
-      const double own =
-          given_                                        ? form_.config.alpha
-          : alpha != alphas.end() && alpha->second != 0 ? alpha->second
-          : alphas.empty() && says_one()                ? form_.config.alpha
-                                         : static_cast<double>(rank);
+      double own = static_cast<double>(rank);
+      if (given_)
+        own = form_.config.alpha;
+      else if (alpha != alphas.end() && alpha->second != 0)
+        own = alpha->second;
+      else if (alphas.empty() && !form_.config.alpha_is_rank)
+        own = peft::alpha_of(form_.config, part->module);
       form_.config.own[part->module] = {rank, own};
     }
-  }
-
-  // The header says alpha, and no module does.
-  bool says_one() const {
-    return form_.config.alpha != static_cast<double>(form_.config.rank);
   }
 
   const AdapterBase& base_;

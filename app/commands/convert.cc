@@ -10,6 +10,7 @@
 #include "api/places.h"
 #include "app/command.h"
 #include "app/commands/dialect.h"
+#include "app/commands/source.h"
 #include "app/commands/target.h"
 #include "app/commands/within.h"
 #include "app/commands/write.h"
@@ -78,6 +79,7 @@ class Convert : public Command {
     const bool alone = is_adapter_alone(source);
     const bool inside = !alone && adds_inside(source);
     if (!alone && !inside) check_adapter(source);
+    if (!alone && !inside) say_kept(source);
     if (adapter_.alpha && !alone && !inside && !adapter_.any())
       throw usage_error({}, "--adapter-alpha: there is no adapter in {}",
                         request_.source_path)
@@ -179,19 +181,35 @@ class Convert : public Command {
   Catalog adapter_in_dialect(Catalog source) const {
     const bool global = formats::traits_of(target_.to).stacks_layers;
     const size_t before = source.assumptions.size();
+    const auto problems = static_cast<ptrdiff_t>(source.problems.size());
     source = families::translate_adapter(
         std::move(source), names_for_adapter(wanted_adapter_dialect()),
         global ? target_.topology.tp.to.value_or(1) : 1, adapter_.alpha);
     for (size_t i = before; i < source.assumptions.size(); ++i)
       spdlog::info("{}", text::printable(source.assumptions[i]));
+    log_problems({source.problems.begin() + problems, source.problems.end()});
     return source;
+  }
+
+  // Names that only their own library reads.
+  void say_kept(const Catalog& source) const {
+    const std::string_view from = families::adapter_dialect(source);
+    if (!formats::traits_of(target_.to).is_container || adapter_.any() ||
+        !dialect_.dialect.empty() || !families::needs_base_numbers(from))
+      return;
+    spdlog::warn(
+        "{}: the adapter's names stay those of {}: --config-from BASE gives "
+        "PEFT's by the base's numbers (--dialect keep is silent)",
+        text::printable(source.path), from);
   }
 
   // An adapter's parts mean something only beside their base.
   void check_adapter(const Catalog& source) const {
     const formats::Traits& target = formats::traits_of(target_.to);
     if (target.any_tensors) return;
-    if (families::adapter_dialect(source) == target.dialect) return;
+    if (families::adapter_dialect(source) == target.dialect ||
+        families::dialect_of(source) == target.dialect)
+      return;
     if (const auto config = peft::config_of(source))
       throw unfaithful_error({source.path, {}},
                              "an adapter ({}), which {} does not hold",

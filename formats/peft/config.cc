@@ -286,7 +286,7 @@ std::string describe(const Config& config) {
   if (config.type == "LORA")
     text += fmt::format(
         ": rank {}{}, alpha {}{}{}", config.rank,
-        config.ranks.empty() ? "" : " and others",
+        config.ranks.empty() && !config.other_ranks ? "" : " and others",
         config.says_alpha ? fmt::format("{}", config.alpha) : "unknown",
         config.alphas.empty() ? "" : " and others",
         config.rslora ? ", by the root of the rank" : "");

@@ -39,6 +39,8 @@ struct Config {
   uint64_t rank = 8;
   double alpha = 8;
   bool says_rank = true, says_alpha = true;  // false: nothing does
+  bool alpha_is_rank = false;  // by definition: no file says another
+  bool other_ranks = false;    // of some modules, as their factors show
   bool rslora = false;
   bool dora = false;
   bool fan_in_fan_out = false;

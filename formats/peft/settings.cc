@@ -218,8 +218,8 @@ std::string target_of(const Part& part) {
   return module.substr(begin);
 }
 
-// The first module's, if the header says none.
-void take_alpha(const Catalog& catalog, Config& config) {
+// The first module's, if the header says none. False if no module has one.
+bool take_alpha(const Catalog& catalog, Config& config) {
   for (const Tensor& tensor : catalog.tensors) {
     const auto part = part_of(tensor.name);
     if (!part || part->role != Role::kAlpha) continue;
@@ -227,14 +227,10 @@ void take_alpha(const Catalog& catalog, Config& config) {
     one.tensors = {tensor};
     locate(one);
     const auto alpha = small_number(one, one.tensors.front());
-    if (!alpha)
-      throw unfaithful_error({catalog.path, tensor.name},
-                             "alpha is {} {}, one number is expected",
-                             name(tensor.dtype), to_string(tensor.shape));
-    config.alpha = *alpha;
-    config.says_alpha = true;
-    return;
+    if (alpha) config.alpha = *alpha, config.says_alpha = true;
+    return true;
   }
+  return false;
 }
 
 // What the factors show.
@@ -256,6 +252,7 @@ void take_factors(const Catalog& catalog, Config& config) {
   }
   if (config.targets.empty())
     config.targets.assign(targets.begin(), targets.end());
+  config.other_ranks = ranks.size() > 1;
   if (config.says_rank || ranks.empty()) return;
   config.rank = std::ranges::max_element(ranks, {}, [](const auto& item) {
                   return item.second;
@@ -302,10 +299,10 @@ std::optional<Config> read_settings(const Catalog& catalog) {
       take_yaml(catalog, *dialect, config);
   }
   take_factors(catalog, config);
-  if (!config.says_alpha) take_alpha(catalog, config);
-  if (!config.says_alpha && dialect->alpha_is_rank) {
+  const bool own = !config.says_alpha && take_alpha(catalog, config);
+  if (!config.says_alpha && !own && dialect->alpha_is_rank) {
     config.alpha = static_cast<double>(config.rank);
-    config.says_alpha = true;
+    config.says_alpha = config.alpha_is_rank = true;
   }
   return config;
 }

@@ -92,8 +92,27 @@ def put_sharded(tensors, folder):
     return root
 
 
+def put_deepspeed(tensors, folder):
+    """ZeRO's file of model states, wrapped as an engine wraps it."""
+    import torch
+
+    step = folder / "ds" / "global_step7"
+    step.mkdir(parents=True)
+    (folder / "ds" / "latest").write_text("global_step7")
+    torch.save({"module": dict(tensors), "buffer_names": [],
+                "optimizer": None, "param_shapes": None,
+                "frozen_param_shapes": None, "shared_params": {},
+                "frozen_param_fragments": None, "lr_scheduler": None,
+                "sparse_tensor_module_names": [], "skipped_steps": 0,
+                "global_steps": 7, "global_samples": 7, "dp_world_size": 1,
+                "mp_world_size": 1, "ds_config": {}, "ds_version": "0.18.2"},
+               step / "mp_rank_00_model_states.pt")
+    return folder / "ds"
+
+
 CONTAINERS = {"safetensors": put_safetensors, "torch": put_torch,
-              "dcp": put_dcp, "sharded": put_sharded}
+              "dcp": put_dcp, "sharded": put_sharded,
+              "deepspeed": put_deepspeed}
 
 
 # ------------------------------------------------------------------- dialects
