@@ -302,9 +302,9 @@ void note_adapter_inside(Catalog& source) {
   source.problems.push_back(
       warning("adapter_inside", {source.path, base->name},
               "the names are PEFT's, of a base with an adapter in it that is "
-              "not added: transformers and vLLM load neither. Convert the base "
-              "alone (--exclude '*.lora_*', --rename), then add the adapter "
-              "that the trainer saved beside it (--adapter)"));
+              "not added: transformers and vLLM load neither. --adapter-alpha N "
+              "adds it in the same command, with the alpha that it was trained "
+              "with"));
 }
 
 }  // namespace
