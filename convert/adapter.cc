@@ -217,8 +217,16 @@ Catalog to_peft(Catalog source, const TranslateOptions& options,
   return made;
 }
 
+// Of a file that was opened by itself.
+void carry_config(Catalog& source) {
+  const auto config = peft::read_config(source.path);
+  if (config && !has_peft_config(source))
+    put_config(source, io::read_file(config->path, 1 << 24));
+}
+
 Catalog to_megatron(Catalog source, const TranslateOptions& options,
                     uint64_t ranks) {
+  carry_config(source);
   const AdapterBase base = base_of_config(source, options);
   if (!base.family || !base.family->dialect("mcore"))
     throw unfaithful_error({options.config_from, {}},

@@ -186,6 +186,7 @@ class Trained {
     uint64_t sum = 0;
     for (const std::string& name : names) {
       sizes.push_back(size_of(name));
+      if (sizes.back() > view.shape()[0]) sizes.back() = view.shape()[0];
       sum += sizes.back();
     }
     if (sum != view.shape()[0])

@@ -164,7 +164,7 @@ class Convert : public Command {
       return false;
     const std::string to = wanted_adapter_dialect();
     const std::string_view from = families::dialect_of(source);
-    return adapter_.alpha || (!from.empty() && from != to);
+    return adapter_.alpha || (!from.empty() && !to.empty() && from != to);
   }
   families::TranslateOptions names_for_adapter(std::string to) const {
     return {.to = std::move(to),

@@ -521,6 +521,146 @@ def inside(folder):
             "the formula")
 
 
+def ranks(folder):
+    """Canonical factors in a distributed checkpoint for two ranks."""
+    base = make_base(folder / "base", "llama", "bfloat16")
+    pairs = factors()
+    source = put_safetensors(as_peft(pairs, folder), folder)
+    CKPT.ok("convert", source, folder / "mg", "--to", "megatron_torch_dist",
+            "--tp", 2, "--config-from", base)
+    CKPT.ok("convert", base, folder / "out", "--to", "safetensors",
+            "--adapter", folder / "mg")
+    compare(read_model(folder / "out"), merged(read_model(base), pairs),
+            "the formula")
+    # The base may be Megatron's, too, and the target.
+    CKPT.ok("convert", base, folder / "dist", "--to", "megatron_torch_dist")
+    CKPT.ok("convert", folder / "dist", folder / "sum", "--to",
+            "megatron_torch_dist", "--tp", 2, "--adapter", folder / "mg")
+    CKPT.ok("convert", folder / "sum", folder / "back", "--to", "safetensors")
+    compare(read_model(folder / "back"), merged(read_model(base), pairs),
+            "the formula")
+
+
+def experts(folder):
+    """One adapter for all experts of a layer, and one for each of them."""
+    import torch
+
+    _, transformers, _ = peers()
+    torch.manual_seed(7)
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48,
+        moe_intermediate_size=16, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, num_experts=4,
+        num_experts_per_tok=2, max_position_embeddings=64)
+    base = folder / "base"
+    transformers.Qwen3MoeForCausalLM(config).save_pretrained(base)
+    before = read_model(base)
+    if not any(".experts.0.gate_proj" in name for name in before):
+        raise Skip("this transformers stacks experts")
+    for count in (None, 4):
+        root = folder / str(count)
+        root.mkdir()
+        axes = (2,) if count is None else (2, count)
+        shapes = {"linear_fc1.adapter.linear_in": (RANK, 32),
+                  "linear_fc1.adapter.linear_out": (32, RANK),
+                  "linear_fc2.adapter.linear_in": (RANK, 16),
+                  "linear_fc2.adapter.linear_out": (32, RANK)}
+        at = "decoder.layers.mlp.experts.experts."
+        tensors = {f"{at}{k}.weight": torch.randn(*axes, *shape) / 8
+                   for k, shape in shapes.items()}
+        path = put_dcp(tensors, root)
+        (path / "run_config.yaml").write_text(
+            f"peft:\n  alpha: {ALPHA:g}\n  dim: {RANK}\n")
+        CKPT.ok("convert", base, root / "out", "--to", "safetensors",
+                "--adapter", path)
+        pairs = {}
+        for layer in range(2):
+            for expert in range(4):
+                def of(name, layer=layer, expert=expert):
+                    one = tensors[f"{at}{name}.weight"][layer]
+                    return one if count is None else one[expert]
+                a1, b1 = (of(f"linear_fc1.adapter.linear_{x}")
+                          for x in ("in", "out"))
+                name = f"model.layers.{layer}.mlp.experts.{expert}."
+                pairs[name + "gate_proj"] = a1, b1[:16]
+                pairs[name + "up_proj"] = a1, b1[16:]
+                pairs[name + "down_proj"] = tuple(
+                    of(f"linear_fc2.adapter.linear_{x}")
+                    for x in ("in", "out"))
+        compare(read_model(root / "out"), merged(before, pairs),
+                "the formula")
+
+
+def halves(folder):
+    """torchtune rotates halves of Qwen's heads, as transformers does; rows of
+    a model that is not known are refused."""
+    base = make_base(folder / "base", "llama", "float32")
+    pairs = factors(["self_attn.q_proj", "mlp.down_proj"])
+    tensors = {k: v for k, v in as_torchtune(pairs, folder).items()
+               if "q_proj.lora_b" not in k}
+    for module, (_, b) in pairs.items():
+        if module.endswith("q_proj"):
+            tensors[tune_name(module) + ".lora_b.weight"] = b
+    path = put_torch(tensors, folder)
+    config = base / "config.json"
+    said = json.loads(config.read_text())
+    config.write_text(json.dumps({**said, "model_type": "qwen2",
+                                  "architectures": ["Qwen2ForCausalLM"]}))
+    CKPT.ok("convert", base, folder / "out", "--to", "safetensors",
+            "--adapter", path, "--allow-missing", "*")
+    compare(read_model(folder / "out"), merged(read_model(base), pairs),
+            "the formula")
+    config.write_text(json.dumps({**said, "model_type": "olmo2"}))
+    run = CKPT.run("convert", base, folder / "no", "--to", "safetensors",
+                   "--adapter", path, "--allow-missing", "*").want(5)
+    check("rotary rows of olmo2" in run.err, run.err)
+
+
+def said_in_header(folder):
+    """diffusers' own record of rank, alpha and exceptions to them."""
+    import torch
+
+    torch.manual_seed(4)
+    base = folder / "transformer"
+    base.mkdir()
+    names = ["blocks.0.attn.to_q", "blocks.1.attn.to_q", "proj_out"]
+    weights = {f"{n}.weight": torch.randn(16, 16) for n in names}
+    put_safetensors(weights, base, "diffusion_pytorch_model.safetensors")
+    tensors, pairs = {}, {}
+    for name in names:
+        rank = 8 if name == "proj_out" else RANK
+        a, b = torch.randn(rank, 16) / 4, torch.randn(16, rank) / 4
+        tensors[f"transformer.{name}.lora_A.weight"] = a
+        tensors[f"transformer.{name}.lora_B.weight"] = b
+        alpha = 3 if name == "blocks.1.attn.to_q" else ALPHA
+        pairs[name] = a, b * (alpha / rank)
+    record = {"transformer.r": RANK, "transformer.lora_alpha": ALPHA,
+              "transformer.rank_pattern": {"proj_out": 8},
+              "transformer.alpha_pattern": {"blocks.1.attn.to_q": 3},
+              "transformer.target_modules": ["to_q", "proj_out"]}
+    lora = put_safetensors(tensors, folder, "pytorch_lora_weights.safetensors",
+                           {"lora_adapter_metadata": json.dumps(record)})
+    CKPT.ok("convert", base, folder / "out", "--to", "safetensors",
+            "--adapter", lora)
+    got = read_model(folder / "out")
+    for name, (a, b) in pairs.items():
+        apart = (got[name + ".weight"] - weights[name + ".weight"]
+                 - b @ a).abs().max().item()
+        check(apart < 1e-5, f"{name}: {apart} apart")
+
+
+def other_base(folder):
+    """The frozen weights of a live model show that it had another base."""
+    base = make_base(folder / "base", "llama", "bfloat16")
+    tensors = as_live(factors(), folder)
+    name = next(k for k in tensors if k.endswith("embed_tokens.weight"))
+    tensors[name] = tensors[name][:-8].clone()
+    path = put_torch(tensors, folder)
+    run = CKPT.run("convert", base, folder / "no", "--to", "safetensors",
+                   "--adapter", path).want(5)
+    check("trained on a base in which this is" in run.err, run.err)
+
+
 def refusals(folder):
     import torch
 
@@ -579,6 +719,11 @@ def prepare(suite, ckpt):
     suite.add("MLX's own files and fusion", mlx_itself)
     suite.add("convolutions", convolutions)
     suite.add("inside of its base", inside)
+    suite.add("factors of several ranks", ranks)
+    suite.add("experts", experts)
+    suite.add("torchtune's rotary rows", halves)
+    suite.add("diffusers' header", said_in_header)
+    suite.add("a live model of another base", other_base)
     suite.add("refusals", refusals)
 
 
