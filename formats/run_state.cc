@@ -299,12 +299,12 @@ void note_adapter_inside(Catalog& source) {
   if (base == source.tensors.end() ||
       find(is_live_factor) == source.tensors.end())
     return;
-  source.problems.push_back(
-      warning("adapter_inside", {source.path, base->name},
-              "the names are PEFT's, of a base with an adapter in it that is "
-              "not added: transformers and vLLM load neither. --adapter-alpha N "
-              "adds it in the same command, with the alpha that it was trained "
-              "with"));
+  source.problems.push_back(warning(
+      "adapter_inside", {source.path, base->name},
+      "the names are PEFT's, of a base with an adapter in it that is "
+      "not added: transformers and vLLM load neither. --adapter-alpha N "
+      "adds it in the same command, with the alpha that it was trained "
+      "with"));
 }
 
 }  // namespace
