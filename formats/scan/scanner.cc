@@ -135,6 +135,21 @@ bool is_tar(std::string_view head) {
   return digits > 0 && sum == said && head[0] != '\0';
 }
 
+// The bytes that a text in UTF-8 stands for, one a character. Others than those
+// of latin1 don't encode: Python fails there.
+std::string from_latin1_text(std::string_view text) {
+  std::string bytes;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto lead = static_cast<uint8_t>(text[i]);
+    if ((lead == 0xC2 || lead == 0xC3) && i + 1 < text.size())
+      bytes += static_cast<char>((lead & 3) << 6 |
+                                 (static_cast<uint8_t>(text[++i]) & 0x3F));
+    else
+      bytes += text[i];
+  }
+  return bytes;
+}
+
 bool acts(const pickle::Trace& trace) {
   return trace.acts && std::ranges::any_of(trace.mentions, imports_harm);
 }
@@ -209,12 +224,19 @@ bool Scanner::add(const io::Handle& file, const pickle::Trace& trace,
     global.harmless = is_harmless(global.mention);
     executes |= !global.harmless;
   }
-  for (const pickle::Range& range : trace.nested) {
+  for (const pickle::Nested& nested : trace.nested) {
     Part inner = part;
     ++inner.depth;
-    inner.inside += fmt::format("[{}]", range.offset);
+    inner.inside += fmt::format("[{}]", nested.range.offset);
     inner.pickle = true;
-    this->part(file.slice(range.offset, range.size), inner);
+    const io::Handle bytes = file.slice(nested.range.offset, nested.range.size);
+    if (!nested.latin1)
+      this->part(bytes, inner);
+    else if (bytes.size() > most_unpacked())
+      problem(inner, "a text of bytes that is too large to decode here");
+    else
+      unpacked(from_latin1_text(bytes.read_string(0, bytes.size())),
+               file.path(), inner);
   }
   return executes;
 }
@@ -317,7 +339,13 @@ void Scanner::npy(const io::Handle& file, const Part& part) {
 
 void Scanner::pickles(const io::Handle& file, const Part& part) {
   const uint64_t end = part.brief ? std::min(file.size(), kHead) : file.size();
-  const pickle::Trace trace = pickle::trace(file, 0, end);
+  const pickle::Trace trace =
+      pickle::trace(file, 0, end, pickle::Loader::kJoblib);
+  if (trace.arrays > 0) {
+    // pickle.load takes the arrays' bytes for opcodes.
+    const pickle::Trace other = pickle::trace(file, 0, end);
+    if (acts(other)) add(file, other, part);
+  }
   const bool ends = trace.error.empty();
   const bool executes = std::ranges::any_of(
       trace.mentions,

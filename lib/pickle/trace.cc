@@ -157,8 +157,15 @@ Tracer::Value Tracer::tuple(size_t first) {
   Value value = make(Kind::kOther);
   const Value head = size > 0 ? stack_[first] : Value();
   const Value second = size > 1 ? stack_[first + 1] : Value();
-  if (callable(head) || callable(second) ||
-      (head.kind() == Kind::kBytes && size == 1)) {
+  const Value part = type_tuple(first);
+  if (part.kind() == Kind::kPart) {
+    keep_to(first);
+    value = part;
+  } else if (callable(head) || callable(second) ||
+             (size == 1 &&
+              (head.kind() == Kind::kBytes || head.kind() == Kind::kEncoded)) ||
+             (encodes_ && size == 2 && head.kind() == Kind::kText &&
+              second.kind() == Kind::kText)) {
     value = make(Kind::kPair, pairs_.size());
     pairs_.push_back({head, second, size});
     // Its globals wait for what takes the tuple; tuples in it don't.
@@ -167,14 +174,9 @@ Tracer::Value Tracer::tuple(size_t first) {
     if (size > 2) keep_to(first + 2);
     drop_to(first);
   } else {
-    // numpy.dtype's: (version, order, subarray, names, fields, size, …, flags)
-    const auto none = [&](size_t i) {
-      return stack_[first + i].kind() == Kind::kNone;
-    };
-    if (size >= 8 && none(2) && none(3) && none(4) &&
-        stack_[first + 7].kind() == Kind::kByte)
-      value = make(Kind::kState, stack_[first + 7].number());
-    else if (head.kind() == Kind::kText && size <= 3)
+    value = number_tuple(first);
+    if (value.kind() == Kind::kOther) value = type_tuple(first);
+    if (value.kind() == Kind::kOther && head.kind() == Kind::kText && size <= 3)
       value = make(Kind::kWords, head.number());
     keep_to(first);
   }
@@ -198,23 +200,35 @@ bool Tracer::step(uint8_t opcode) {
     case 0x88:
     case 0x89:
     case ']':
-    case '}':
     case 0x8F:
-    case ')':
       push(Kind::kOther);
       return true;
+    case '}':
+      push(Kind::kDict, dicts_++);
+      return true;
+    case ')':
+      push(Kind::kNumbers, 1);
+      return true;
     case 'K':
-      push(Kind::kByte, in_.byte());
+      push(Kind::kInt, in_.byte());
       return true;
     case 'M':
-    case 'J':
+      push(Kind::kInt, in_.number<uint16_t>());
+      return true;
+    case 'J': {
+      const auto value = in_.number<int32_t>();
+      if (value < 0)
+        push(Kind::kOther);
+      else
+        push(Kind::kInt, static_cast<uint64_t>(value));
+      return true;
+    }
     case 'G':
-      in_.take(opcode == 'M' ? 2 : opcode == 'J' ? 4 : 8);
+      in_.take(8);
       push(Kind::kOther);
       return true;
     case 0x8A:
-      in_.take(in_.byte());
-      push(Kind::kOther);
+      push(long_number(in_.take(in_.byte())));
       return true;
     case 'X':
     case 'T':
@@ -267,9 +281,11 @@ bool Tracer::step_rare(uint8_t opcode) {
       protocol_ = in_.byte();
       if (protocol_ > 5) fail(fmt::format("protocol {}", protocol_));
       return true;
-    case 0x95:
-      in_.number<uint64_t>();  // bytes follow one another, framed or not
+    case 0x95: {  // bytes follow one another, framed or not
+      const auto size = in_.number<uint64_t>();
+      frame_end_ = in_.position() + std::min(size, in_.left());
       return true;
+    }
     case 0x8B: {
       const auto size = in_.number<int32_t>();
       if (size < 0) fail("an integer of negative size");
@@ -294,17 +310,15 @@ bool Tracer::step_rare(uint8_t opcode) {
       skip(in_.number<uint64_t>());
       push(Kind::kBytes, at_);
       return true;
-    case 'I': {
+    case 'I':
+    case 'L': {
       std::string text;
-      const auto number =
-          line(text, 3) ? text::number(text) : std::optional<uint64_t>();
-      if (number && *number < 256)
-        push(Kind::kByte, *number);
-      else
-        push(Kind::kOther);
+      constexpr uint64_t kDigits = 20;
+      const bool whole = line(text, kDigits);
+      if (text.ends_with('L')) text.pop_back();
+      push(number(whole ? text::number(text) : std::nullopt));
       return true;
     }
-    case 'L':
     case 'F':
       skip_line();
       push(Kind::kOther);
@@ -315,11 +329,17 @@ bool Tracer::step_rare(uint8_t opcode) {
       push(Kind::kText, at_);
       return true;
     case 'l':
-    case 'd':
     case 0x91:
       keep_to(mark());
       push(Kind::kOther);
       return true;
+    case 'd': {
+      const size_t first = mark();
+      const Value dict = make(Kind::kDict, dicts_++);
+      set_items(dict, first);
+      push(dict);
+      return true;
+    }
     case 'p':
       put(line_number());
       return true;
@@ -390,13 +410,23 @@ bool Tracer::step_object(uint8_t opcode) {
       keep(pop());
       change();
       return true;
-    case 's':
-      keep(pop());
-      keep(pop());
+    case 's': {
+      const Value value = pop();
+      const Value key = pop();
+      keep(value);
+      keep(key);
+      set_item(top(), key, value);
       change();
       return true;
+    }
+    case 'u': {
+      const size_t first = mark();
+      set_items(stack_.size() > 0 && first > 0 ? stack_[first - 1] : Value(),
+                first);
+      change();
+      return true;
+    }
     case 'e':
-    case 'u':
     case 0x90:
       keep_to(mark());
       change();
@@ -461,12 +491,13 @@ Trace Tracer::run() {
     trace_.gave_up = error.code() == ExitCode::kUnsafe;
   }
   trace_.end = at_;
-  if (objects_ && compound_) trace_.mentions[*objects_].uses |= kHides;
+  if (type_ && types_.hide()) trace_.mentions[*type_].uses |= kHides;
   return std::move(trace_);
 }
 
-Trace trace(const io::Handle& file, uint64_t offset, uint64_t end) {
-  return Tracer(file, offset, end).run();
+Trace trace(const io::Handle& file, uint64_t offset, uint64_t end,
+            Loader loader) {
+  return Tracer(file, offset, end, loader).run();
 }
 
 std::vector<std::string_view> use_names(uint16_t uses) {

@@ -31,7 +31,7 @@ enum Use : uint16_t {
   kArgument = 128,   // called by what it is passed to
   kExtension = 256,  // EXT1/2/4: a number in the loading program's registry
   kKept = 512,       // a value in the result: whatever holds it may call it
-  kHides = 1024,     // numpy.dtype: bytes of the file become pointers
+  kHides = 1024,     // numpy.dtype: bytes of the file become addresses
 };
 
 struct Mention {
@@ -46,23 +46,34 @@ struct Range {
   uint64_t size = 0;
 };
 
+struct Nested {
+  Range range;
+  bool latin1 = false;  // written as a text of these characters, in UTF-8
+};
+
 struct Trace {
   // References to its elements stay valid while it grows.
   std::deque<Mention> mentions;
   // Bytes passed to torch.storage._load_from_bytes: a file of torch.save.
-  std::vector<Range> nested;
+  std::vector<Nested> nested;
   uint64_t end = 0;  // after STOP, or where the error is
   uint64_t opcodes = 0;
   bool protocol = false;  // it begins with PROTO
   bool acts = false;      // something is called, not only named
   bool gave_up = false;   // `error` is a limit of ours: Python may continue
+  // Arrays whose elements lie between opcodes. Only joblib skips them: pickle's
+  // own loader takes them for opcodes.
+  uint64_t arrays = 0;
   // Empty if STOP was reached. What precedes the error was still seen.
   std::string error;
 };
 
+enum class Loader : uint8_t { kPickle, kJoblib };
+
 // Traces the pickle that begins at `offset` and ends before `end`. Throws only
 // if it can't be read (kIo).
-Trace trace(const io::Handle& file, uint64_t offset, uint64_t end);
+Trace trace(const io::Handle& file, uint64_t offset, uint64_t end,
+            Loader loader = Loader::kPickle);
 
 // The bits as "REDUCE", "NEWOBJ" …, for people; "GLOBAL" for kImport.
 std::vector<std::string_view> use_names(uint16_t uses);

@@ -43,20 +43,6 @@ bool may_be_module(std::string_view name) {
          name.find('\0') == name.npos;
 }
 
-// "f4", "V12", "int64": of numbers, bytes or characters, no pointers.
-bool is_plain_code(std::string_view code) {
-  size_t letters = 1;
-  for (const std::string_view word :
-       {"uint", "int", "float", "complex", "bool"})
-    if (code.starts_with(word)) letters = word.size();
-  if (code.empty() ||
-      std::string_view("?biufcSaUVmMBhHlLqQIefdg").find(code[0]) ==
-          std::string_view::npos)
-    return false;
-  code.remove_prefix(letters);
-  return code.find_first_not_of("0123456789") == code.npos;
-}
-
 }  // namespace
 
 uint64_t Tracer::mention(std::string module, std::string name, uint16_t use) {
@@ -82,8 +68,12 @@ Tracer::Value Tracer::global(std::string module, std::string name) {
     module = std::move(new_module);
     name = std::move(new_name);
   }
-  return make(Kind::kGlobal,
-              mention(std::move(module), std::move(name), kImport));
+  const Value value =
+      make(Kind::kGlobal, mention(std::move(module), std::move(name), kImport));
+  wrapper_ = wrapper_ || is_wrapper(value);
+  const Mention& named = trace_.mentions[value.number()];
+  encodes_ = encodes_ || (named.module == "_codecs" && named.name == "encode");
+  return value;
 }
 
 Tracer::Value Tracer::global_of_lines() {
@@ -202,27 +192,6 @@ Tracer::Value Tracer::made(Value callable, const Pair& args) const {
   return make(Kind::kMade, callable.number());
 }
 
-// An array of objects is pointers. numpy reads them from the file as values
-// only where the type's flags say so, and BUILD sets the flags, or puts such a
-// type among the fields of a plain one: then the file's bytes become addresses.
-// So of a pickle that makes a type of objects, no type may be compound, and the
-// type of objects keeps its flags.
-Tracer::Value Tracer::data_type(Value callable, const Pair& args) {
-  std::string code;
-  if (!text_of(args.first, code)) {
-    trace_.mentions[callable.number()].uses |= kHides;
-    return make(Kind::kMade, callable.number());
-  }
-  if (!code.empty() && std::string_view("<>=|").find(code[0]) != code.npos)
-    code.erase(0, 1);
-  if (code == "O" || code == "O8" || code == "O4") {
-    objects_ = callable.number();
-    return make(Kind::kObjects, callable.number());
-  }
-  if (!is_plain_code(code)) trace_.mentions[callable.number()].uses |= kHides;
-  return make(Kind::kMade, callable.number());
-}
-
 Tracer::Value Tracer::call(Value callable, Value args, uint16_t how) {
   Pair pair = {};
   if (args.kind() == Kind::kPair) pair = pairs_[args.number()];
@@ -240,6 +209,8 @@ Tracer::Value Tracer::call(Value callable, Value args, uint16_t how) {
     use(callable, how);
     if (global.module == "numpy" && global.name == "dtype")
       return data_type(callable, pair);
+    if (how == kReduce && is_latin1(global, pair))
+      return make(Kind::kEncoded, pair.first.number());
     return made(callable, pair);
   }
   keep(args);
@@ -264,8 +235,21 @@ Tracer::Value Tracer::attribute(Value callable, const Pair& args) {
                       trace_.mentions[outer].name + "." + name, kImport));
 }
 
+// _codecs.encode(text, "latin1"): bytes, as protocols below 3 write them.
+bool Tracer::is_latin1(const Mention& global, const Pair& args) const {
+  std::string codec;
+  if (global.module != "_codecs" || global.name != "encode" || args.size != 2 ||
+      args.first.kind() != Kind::kText || !text_of(args.second, codec) ||
+      codec != "latin1")
+    return false;
+  // A line has escapes.
+  const char opcode = file_.read_string(args.first.number(), 1)[0];
+  return opcode != 'S' && opcode != 'V';
+}
+
 Tracer::Value Tracer::load_bytes(Value callable, const Pair& args) {
-  if (args.size != 1 || args.first.kind() != Kind::kBytes) {
+  const bool latin1 = args.first.kind() == Kind::kEncoded;
+  if (args.size != 1 || (args.first.kind() != Kind::kBytes && !latin1)) {
     keep(args.first);
     keep(args.second);
     use(callable, kReduce);
@@ -274,26 +258,49 @@ Tracer::Value Tracer::load_bytes(Value callable, const Pair& args) {
   const uint64_t at = args.first.number();
   const Range content = content_of(
       file_.read_string(at, std::min<uint64_t>(9, file_.size() - at)));
-  trace_.nested.push_back({at + content.offset, content.size});
+  trace_.nested.push_back({{at + content.offset, content.size}, latin1});
   return make(Kind::kMade, callable.number());
 }
 
+Tracer::Value Tracer::number(std::optional<uint64_t> value) const {
+  constexpr uint64_t kMost = uint64_t{1} << 56;
+  return value && *value < kMost ? make(Kind::kInt, *value)
+                                 : make(Kind::kOther);
+}
+
+// LONG1's: two's complement, the lowest byte first.
+Tracer::Value Tracer::long_number(std::string_view bytes) const {
+  if (bytes.size() > 8 || (!bytes.empty() && (bytes.back() & '\x80') != 0))
+    return make(Kind::kOther);
+  uint64_t value = 0;
+  for (size_t i = bytes.size(); i > 0; --i)
+    value = value << 8 | static_cast<uint8_t>(bytes[i - 1]);
+  return number(value);
+}
+
+void Tracer::set_items(Value dict, size_t first) {
+  if (dict.kind() == Kind::kDict)
+    for (size_t i = first; i + 1 < stack_.size(); i += 2)
+      set_item(dict, stack_[i], stack_[i + 1]);
+  keep_to(first);
+}
+
 void Tracer::build() {
-  // What a type of objects has: LIST_PICKLE, REFCOUNT and others, all six.
-  constexpr uint64_t kObjectFlags = 63;
   const Value state = pop();
   keep(state);
   const Value target = top();
   switch (target.kind()) {
-    case Kind::kObjects:
-      if (state.kind() != Kind::kState || state.number() != kObjectFlags)
-        trace_.mentions[target.number()].uses |= kHides;
-      [[fallthrough]];
+    case Kind::kType:
+      trace_.acts = true;
+      trace_.mentions[*type_].uses |= kBuild;
+      return build_type(target, state);
     case Kind::kMade:
       trace_.acts = true;
       trace_.mentions[target.number()].uses |= kBuild;
-      if (trace_.mentions[target.number()].name == "dtype")
-        compound_ = compound_ || state.kind() != Kind::kState;
+      if (is_wrapper(target)) {
+        pop();
+        push(wrapped_array(state));
+      }
       return;
     case Kind::kGlobal:
       use(target, kChange);

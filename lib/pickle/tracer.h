@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "lib/pickle/buffer.h"
+#include "lib/pickle/data_types.h"
 #include "lib/pickle/input.h"
 #include "lib/pickle/trace.h"
 
@@ -17,8 +18,11 @@ namespace ckpt::pickle {
 
 class Tracer {
  public:
-  Tracer(const io::Handle& file, uint64_t offset, uint64_t end)
-      : file_(file), in_(file, offset, end, UINT64_MAX) {}
+  Tracer(const io::Handle& file, uint64_t offset, uint64_t end, Loader loader)
+      : file_(file),
+        end_(end),
+        loader_(loader),
+        in_(file, offset, end, UINT64_MAX) {}
 
   Trace run();
 
@@ -28,14 +32,18 @@ class Tracer {
     kOther,       // plain data
     kText,        // number: offset of the opcode that holds it
     kBytes,       // likewise
+    kEncoded,     // likewise: a text as bytes of latin1
     kGlobal,      // number: index into mentions
     kMade,        // made by calling the global of that index
     kPair,        // a tuple; number: index into pairs_
     kNone,        // None
-    kByte,        // number: its value, below 256
+    kInt,         // number: its value
+    kNumbers,     // a tuple of numbers; number: their product
     kWords,       // a tuple of up to three; number: its first, as kText
-    kState,       // a tuple as of a numpy.dtype of one element; number: flags
-    kObjects,     // made by numpy.dtype of objects; number: as kMade
+    kDict,        // number: which of them
+    kType,        // a numpy.dtype; number: index into types_
+    kPart,        // a tuple of a kType and a number; index into parts_
+    kState,       // a tuple as of a numpy.dtype; number: index into states_
     kPersistent,  // what persistent_load returned
     kUnknown,     // a result that can't be known
     kUnset,       // of the memo
@@ -52,12 +60,18 @@ class Tracer {
     Value second;
     uint64_t size;
   };
+  // What joblib's wrapper says of an array.
+  struct Wrapped {
+    Value shape;
+    Value type;
+    bool aligned = false;
+  };
   struct Fail {
     std::string problem;
   };
 
   static bool is_made(Value value) {
-    return value.kind() == Kind::kMade || value.kind() == Kind::kObjects;
+    return value.kind() == Kind::kMade || value.kind() == Kind::kType;
   }
   static Value make(Kind kind, uint64_t number = 0) {
     return {static_cast<uint64_t>(kind) << 56 | number};
@@ -73,6 +87,7 @@ class Tracer {
   }
   void push(Value value) { stack_.push_back(value); }
   void push(Kind kind, uint64_t number = 0) { push(make(kind, number)); }
+  [[noreturn]] void give_up(const char* why);
   Value pop();
   Value top();
   size_t mark();  // pops the last mark; returns where it was
@@ -102,12 +117,29 @@ class Tracer {
   void use_argument(Value value, bool must);
   Value attribute(Value callable, const Pair& args);
   Value load_bytes(Value callable, const Pair& args);
+  bool is_latin1(const Mention& global, const Pair& args) const;
   Value made(Value callable, const Pair& args) const;
-  Value data_type(Value callable, const Pair& args);
   void build();
   void change();  // APPEND … on the top of the stack
+  // The values above `first` are keys and values of a dict.
+  void set_items(Value dict, size_t first);
+  void set_item(Value dict, Value key, Value value);
+  Value number(std::optional<uint64_t> value) const;
+  Value long_number(std::string_view bytes) const;
+
+  // numpy: trace_numpy.cc.
+  Value data_type(Value callable, const Pair& args);
+  Value type_tuple(size_t first);  // kOther if it isn't one
+  Value number_tuple(size_t first) const;
+  void build_type(Value type, Value state);
+  // What joblib reads in place of its wrapper, after BUILD.
+  bool is_wrapper(Value value) const;
+  Value wrapped_array(Value state);
+  void objects_of_array();
 
   const io::Handle& file_;
+  const uint64_t end_;
+  const Loader loader_;
   Input in_;
   Trace trace_;
   std::map<std::pair<std::string, std::string>, uint64_t> index_;
@@ -117,8 +149,15 @@ class Tracer {
   std::unordered_map<uint64_t, Value> far_;  // memo indices that are not dense
   std::map<std::string, uint64_t> huge_;  // what indices of 20 digits are here
   Buffer<Pair> pairs_;
-  std::optional<uint64_t> objects_;  // numpy.dtype, if it was called for them
-  bool compound_ = false;            // a numpy.dtype was given fields
+  DataTypes types_;
+  std::optional<uint64_t> type_;  // mention of numpy.dtype, once called
+  Buffer<DataTypes::Part> parts_;
+  Buffer<DataTypes::State> states_;
+  uint64_t dicts_ = 0;                             // so far
+  bool encodes_ = false;                           // _codecs.encode was named
+  bool wrapper_ = false;                           // joblib's wrapper was named
+  std::unordered_map<uint64_t, Wrapped> wrapped_;  // by their wrappers' dicts
+  uint64_t frame_end_ = 0;                         // of the last one
   uint64_t memoized_ = 0;
   uint64_t at_ = 0;  // of the opcode
   uint8_t protocol_ = 0;

@@ -57,8 +57,9 @@ void trace(const uint8_t* data, size_t size) {
     if (mention.uses == 0) found("a global is mentioned and not used");
     pickle::use_names(mention.uses);
   }
-  for (const pickle::Range& range : trace.nested)
-    if (range.offset > size || range.size > size - range.offset)
+  for (const pickle::Nested& nested : trace.nested)
+    if (nested.range.offset > size ||
+        nested.range.size > size - nested.range.offset)
       found("nested bytes lie beyond the file");
 }
 
