@@ -6,33 +6,15 @@
 #include <string_view>
 
 #include "containers/torch/container.h"
+#include "formats/scan/rows.h"
 
 namespace ckpt::scan {
 namespace {
 
-using pickle::Use;
-
-// What may be done with a global; naming it is then always allowed. Kept as a
-// value, it may be called by whatever holds it, with anything in the pickle: by
-// obj.keys() if keys is in obj's dict. So only what the pickle may call may be
-// kept.
-constexpr uint16_t kNamed = pickle::kImport | pickle::kAttribute;
-constexpr uint16_t kValue = kNamed | pickle::kKept;
-// cls.__new__ and a __setstate__ that only keeps the state: no __init__ runs.
-constexpr uint16_t kInstance = kNamed | pickle::kNewObj | pickle::kBuild;
-// When called, an enum looks up a value and a plain class keeps its arguments.
-constexpr uint16_t kCalled = kValue | pickle::kReduce;
 // A torch.nn module: its __init__ allocates what it is told to.
 constexpr uint16_t kModule = kInstance | pickle::kKept;
 constexpr uint16_t kAny =
     kInstance | kCalled | pickle::kInst | pickle::kArgument;
-
-// Names in one module, separated by blanks. Sorted by module.
-struct Row {
-  std::string_view module;
-  uint16_t uses;
-  std::string_view names;
-};
 
 constexpr Row kRows[] = {
     // Python's own: values, containers, and what they reduce to. getattr is
@@ -53,6 +35,7 @@ constexpr Row kRows[] = {
     {"fractions", kCalled, "Fraction"},
     // Keeps a function for a later caller: the function is then a value.
     {"functools", kAny, "partial"},
+    {"pytz", kCalled, "_UTC _p"},
     {"pathlib", kCalled,
      "Path PosixPath PurePath PurePosixPath PureWindowsPath WindowsPath"},
     {"pathlib._local", kCalled,
@@ -63,6 +46,7 @@ constexpr Row kRows[] = {
      "Any Callable Dict FrozenSet Iterable List Mapping Optional Sequence Set "
      "Tuple Type Union"},
     {"uuid", kInstance, "UUID"},
+    {"zoneinfo", kCalled, "ZoneInfo ZoneInfo._unpickle"},
     // numpy's arrays, scalars and generator states. ndarray takes bytes for
     // what it is told that they are, pointers too: pickles of numpy only name
     // it. What dtype may be made of, lib/pickle/trace.h says.
@@ -70,7 +54,13 @@ constexpr Row kRows[] = {
      "bool_ float16 float32 float64 int16 int32 int64 int8 uint16 uint32 "
      "uint64 uint8"},
     {"numpy", kNamed | pickle::kReduce | pickle::kBuild, "dtype"},
-    {"numpy", kValue, "ndarray"},
+    // Classes of arrays and of elements: what makes them fills in numbers.
+    {"numpy", kValue, "matrix memmap ndarray recarray record"},
+    {"numpy.ma", kValue, "MaskedArray"},
+    {"numpy.ma.core", kValue, "MaskedArray MaskedConstant"},
+    {"numpy.ma.core", kNamed | pickle::kReduce | pickle::kBuild,
+     "_mareconstruct"},
+    {"numpy.rec", kValue, "recarray"},
     {"numpy._core.multiarray", kAny, "_reconstruct scalar"},
     {"numpy._core.numeric", kAny, "_frombuffer"},
     {"numpy.core.multiarray", kAny, "_reconstruct scalar"},
@@ -87,6 +77,104 @@ constexpr Row kRows[] = {
     {"numpy.random._sfc64", kAny, "SFC64"},
     {"numpy.random.bit_generator", kCalled | pickle::kBuild,
      "SeedSequence __pyx_unpickle_SeedSequence"},
+    // joblib's wrapper around an array that follows it in the file.
+    {"joblib.numpy_pickle", kInstance, "NumpyArrayWrapper"},
+    // pandas: what its frames and indexes reduce to. Those that call a class
+    // that they are given are in lib/pickle/trace_calls.cc.
+    {"pandas", kInstance | kCalled,
+     "BooleanDtype CategoricalDtype DatetimeTZDtype Float32Dtype Float64Dtype "
+     "Int16Dtype Int32Dtype Int64Dtype Int8Dtype Interval IntervalDtype NA "
+     "NaT Period PeriodDtype SparseDtype StringDtype Timedelta Timestamp "
+     "UInt16Dtype UInt32Dtype UInt64Dtype UInt8Dtype"},
+    {"pandas", kInstance, "DataFrame Series"},
+    {"pandas", kValue,
+     "Categorical CategoricalIndex DatetimeIndex Index IntervalIndex "
+     "MultiIndex "
+     "PeriodIndex RangeIndex TimedeltaIndex"},
+    {"pandas._libs.arrays", kNamed | pickle::kReduce | pickle::kBuild,
+     "__pyx_unpickle_NDArrayBacked"},
+    {"pandas._libs.internals", kNamed | pickle::kReduce, "_unpickle_block"},
+    {"pandas._libs.missing", kNamed | pickle::kReduce, "_pickle_NA"},
+    {"pandas._libs.sparse", kCalled, "BlockIndex IntIndex"},
+    {"pandas._libs.tslibs.nattype", kCalled, "_nat_unpickle"},
+    {"pandas._libs.tslibs.offsets", kCalled | pickle::kBuild,
+     "BusinessDay BusinessMonthBegin BusinessMonthEnd Day Hour Micro Milli "
+     "Minute MonthBegin MonthEnd Nano QuarterBegin QuarterEnd Second Week "
+     "YearBegin YearEnd"},
+    {"pandas._libs.tslibs.period", kCalled, "_unpickle_period"},
+    {"pandas._libs.tslibs.timedeltas", kCalled, "_timedelta_unpickle"},
+    {"pandas._libs.tslibs.timestamps", kCalled, "_unpickle_timestamp"},
+    {"pandas.arrays", kInstance | pickle::kKept,
+     "BooleanArray Categorical DatetimeArray FloatingArray IntegerArray "
+     "IntervalArray PeriodArray SparseArray StringArray TimedeltaArray"},
+    {"pandas.core.arrays.boolean", kInstance, "BooleanArray BooleanDtype"},
+    {"pandas.core.arrays.categorical", kInstance | pickle::kKept,
+     "Categorical"},
+    {"pandas.core.arrays.datetimes", kInstance | pickle::kKept,
+     "DatetimeArray"},
+    {"pandas.core.arrays.floating", kInstance,
+     "Float32Dtype Float64Dtype FloatingArray"},
+    {"pandas.core.arrays.integer", kInstance,
+     "Int16Dtype Int32Dtype Int64Dtype Int8Dtype IntegerArray UInt16Dtype "
+     "UInt32Dtype UInt64Dtype UInt8Dtype"},
+    {"pandas.core.arrays.numpy_", kInstance | pickle::kKept,
+     "NumpyExtensionArray PandasArray"},
+    {"pandas.core.arrays.period", kInstance | pickle::kKept, "PeriodArray"},
+    {"pandas.core.arrays.string_", kInstance | kCalled,
+     "StringArray StringDtype"},
+    {"pandas.core.arrays.timedeltas", kInstance | pickle::kKept,
+     "TimedeltaArray"},
+    {"pandas.core.dtypes.dtypes", kInstance | kCalled,
+     "CategoricalDtype DatetimeTZDtype IntervalDtype PeriodDtype "
+     "SparseDtype"},
+    {"pandas.core.frame", kInstance, "DataFrame"},
+    {"pandas.core.indexes.base", kValue, "Index"},
+    {"pandas.core.indexes.base", kNamed | pickle::kReduce, "_new_Index"},
+    {"pandas.core.indexes.category", kValue, "CategoricalIndex"},
+    {"pandas.core.indexes.datetimes", kValue, "DatetimeIndex"},
+    {"pandas.core.indexes.datetimes", kNamed | pickle::kReduce,
+     "_new_DatetimeIndex"},
+    {"pandas.core.indexes.interval", kValue, "IntervalIndex"},
+    {"pandas.core.indexes.interval", kNamed | pickle::kReduce,
+     "_new_IntervalIndex"},
+    {"pandas.core.indexes.multi", kValue, "MultiIndex"},
+    {"pandas.core.indexes.numeric", kValue,
+     "Float64Index Int64Index UInt64Index"},
+    {"pandas.core.indexes.period", kValue, "PeriodIndex"},
+    {"pandas.core.indexes.period", kNamed | pickle::kReduce,
+     "_new_PeriodIndex"},
+    {"pandas.core.indexes.range", kValue, "RangeIndex"},
+    {"pandas.core.indexes.timedeltas", kValue, "TimedeltaIndex"},
+    {"pandas.core.indexes.frozen", kCalled, "FrozenList"},
+    {"pandas.core.internals.managers", kInstance | pickle::kReduce,
+     "BlockManager SingleBlockManager"},
+    {"pandas.core.series", kInstance, "Series"},
+    // scikit-learn's compiled classes keep numbers; newObj makes the class that
+    // it is given.
+    {"sklearn._loss._loss", kCalled,
+     "CyAbsoluteError CyExponentialLoss CyHalfBinomialLoss CyHalfGammaLoss "
+     "CyHalfMultinomialLoss CyHalfPoissonLoss CyHalfSquaredError "
+     "CyHalfTweedieLoss CyHalfTweedieLossIdentity CyHuberLoss CyPinballLoss"},
+    {"sklearn.linear_model._sgd_fast", kCalled,
+     "Classification EpsilonInsensitive Hinge Huber Log ModifiedHuber "
+     "Regression SquaredEpsilonInsensitive SquaredHinge SquaredLoss"},
+    {"sklearn.metrics._dist_metrics", kValue,
+     "BrayCurtisDistance BrayCurtisDistance64 CanberraDistance64 "
+     "ChebyshevDistance64 DiceDistance64 EuclideanDistance "
+     "EuclideanDistance32 EuclideanDistance64 HammingDistance64 "
+     "HaversineDistance64 JaccardDistance64 MahalanobisDistance64 "
+     "ManhattanDistance ManhattanDistance32 ManhattanDistance64 "
+     "MinkowskiDistance MinkowskiDistance32 MinkowskiDistance64 "
+     "SEuclideanDistance64"},
+    {"sklearn.metrics._dist_metrics", kNamed | pickle::kReduce | pickle::kBuild,
+     "newObj"},
+    {"sklearn.neighbors._ball_tree", kValue, "BallTree BallTree32 BallTree64"},
+    {"sklearn.neighbors._ball_tree", kNamed | pickle::kReduce | pickle::kBuild,
+     "newObj"},
+    {"sklearn.neighbors._kd_tree", kValue, "KDTree KDTree32 KDTree64"},
+    {"sklearn.neighbors._kd_tree", kNamed | pickle::kReduce | pickle::kBuild,
+     "newObj"},
+    {"sklearn.tree._tree", kNamed | pickle::kReduce | pickle::kBuild, "Tree"},
     // torch: indexes of distributed checkpoints, shards, layouts, and the
     // modules of torch.nn, whose __setstate__ fills __dict__.
     {"torch", kValue, "strided sparse_coo contiguous_format preserve_format"},
@@ -114,7 +202,8 @@ constexpr Row kRows[] = {
     {"torch.distributed.fsdp.api", kInstance | kCalled,
      "ShardingStrategy StateDictType"},
     {"torch.jit._pickle", kCalled,
-     "build_boollist build_doublelist build_intlist build_tensorlist"},
+     "build_boollist build_doublelist build_intlist build_tensorlist "
+     "restore_type_tag"},
     {"torch.nn.functional", kValue,
      "elu gelu leaky_relu mish relu sigmoid silu softmax softplus tanh"},
     {"torch.nn.modules.activation", kModule,
@@ -271,9 +360,13 @@ bool has_word(std::string_view names, std::string_view name) {
 bool is_harmless(const pickle::Mention& global) {
   if (global.module.empty()) return false;
   uint16_t allowed = 0;
-  for (const Row& row : kRows)
-    if (row.module == global.module && has_word(row.names, global.name))
-      allowed |= row.uses;
+  for (const std::span<const Row> rows :
+       {std::span<const Row>(kRows), library_classes()})
+    for (const Row& row : rows)
+      if (row.module == global.module && has_word(row.names, global.name))
+        allowed |= row.uses;
+  // Classes that TorchScript defines itself, in its code/.
+  if (global.module.starts_with("__torch__.")) allowed |= kInstance | kCalled;
   if (torch::is_allowed_global(global.module + " " + global.name))
     allowed |= kAny;
   return allowed != 0 && (global.uses & ~allowed) == 0;
