@@ -54,7 +54,11 @@ std::vector<Problem> PickleCheck::found() {
                                         ? scan::scan_path(folder_, heads)
                                         : scan::scan_files(files_, heads)) {
     for (const scan::Global& global : file.globals)
-      if (!global.harmless)
+      if (global.asked)
+        found.push_back(warning("remote_code", {file.path, {}},
+                                "a loader that is told to trust it runs {}",
+                                scan::describe(global)));
+      else if (!global.harmless)
         found.push_back(damage("executes", {file.path, {}},
                                "loading it elsewhere runs {}",
                                scan::describe(global)));

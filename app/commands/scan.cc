@@ -32,7 +32,7 @@ class Scan : public Command {
  public:
   std::string_view name() const override { return "scan"; }
   std::string_view help() const override {
-    return "find pickles that would run code when they are loaded";
+    return "find what runs code when a file is loaded elsewhere";
   }
   std::string_view examples() const override { return kScanExamples; }
   void add_options(CLI::App& app) override;
@@ -66,6 +66,9 @@ void write_global(JsonWriter& json, const Global& global) {
   json.member("allowed", global.harmless);
   json.member("offset", global.mention.offset);
   json.text_or_null("inside", global.inside);
+  json.text_or_null("loader", global.loader);
+  json.text_or_null("where", global.where);
+  json.member("asked", global.asked);
   json.end_object();
 }
 

@@ -119,6 +119,11 @@ void Scanner::archive(const io::Handle& file, const Part& part) {
   constexpr uint64_t kWindow = uint64_t{3} << 20;
   const zip::Archive archive = zip::Archive::read(file);
   code(file, archive, part);
+  const bool keras =
+      std::ranges::any_of(archive.entries(), [](const zip::Entry& entry) {
+        return entry.name == "model.weights.h5" ||
+               entry.name == "metadata.json";
+      });
   std::vector<const zip::Entry*> entries;  // that are read
   std::vector<io::Range> places;
   for (const zip::Entry& entry : archive.entries()) {
@@ -132,7 +137,8 @@ void Scanner::archive(const io::Handle& file, const Part& part) {
   for (size_t i = 0; i < entries.size(); ++i) {
     const zip::Entry& entry = *entries[i];
     looks.reach(i);
-    const Part inner = inner_part(part, text::printable(entry.name));
+    Part inner = inner_part(part, text::printable(entry.name));
+    inner.keras = part.keras || keras;
     if (entry.method == zip::kStored) {
       this->part(file.slice(entry.data_offset, entry.size), inner);
       // torch loads it whatever its checksum, others refuse it.
@@ -160,15 +166,22 @@ void Scanner::code(const io::Handle& file, const zip::Archive& archive,
   };
   const auto& entries = archive.entries();
   const auto package = std::ranges::find_if(entries, named(kPackage));
+  const bool native = std::ranges::any_of(entries, [](const zip::Entry& one) {
+    return one.name.find("/aotinductor/") != one.name.npos;
+  });
   for (const zip::Entry& entry : entries) {
-    const std::string record =
-        inner_part(part, text::printable(entry.name)).inside;
+    const Part record = inner_part(part, text::printable(entry.name));
     if (package != entries.end() && entry.name.ends_with(".py"))
-      runs("torch.package", "PackageImporter", record);
-    if (!entry.name.ends_with(".so") || entry.size < kLibrary.size()) continue;
-    if (entry.method != zip::kStored ||
-        file.read_string(entry.data_offset, kLibrary.size()) == kLibrary)
-      runs("torch._inductor", "aoti_load_package", record);
+      runs({"torch.package.PackageImporter", entry.name, {}}, record);
+    const bool library =
+        entry.name.ends_with(".so") && entry.size >= kLibrary.size() &&
+        (entry.method != zip::kStored ||
+         file.read_string(entry.data_offset, kLibrary.size()) == kLibrary);
+    // What is not built yet is compiled first.
+    const bool source =
+        native && (entry.name.ends_with(".cpp") || entry.name.ends_with(".o"));
+    if (library || source)
+      runs({"torch._inductor.aoti_load_package", entry.name, {}}, record);
   }
 }
 

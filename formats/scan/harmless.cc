@@ -366,7 +366,8 @@ bool is_harmless(const pickle::Mention& global) {
       if (row.module == global.module && has_word(row.names, global.name))
         allowed |= row.uses;
   // Classes that TorchScript defines itself, in its code/.
-  if (global.module.starts_with("__torch__.")) allowed |= kInstance | kCalled;
+  if (global.module == "__torch__" || global.module.starts_with("__torch__."))
+    allowed |= kInstance | kCalled;
   if (torch::is_allowed_global(global.module + " " + global.name))
     allowed |= kAny;
   return allowed != 0 && (global.uses & ~allowed) == 0;

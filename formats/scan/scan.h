@@ -8,7 +8,14 @@
 //   a pickle                     and those that follow its STOP
 //   torch's old streams, tars    all of their pickles
 //   .npy                         if it holds objects
-//   gzip, bzip2, zstd, zlib      what they hold
+//   gzip, bzip2, zstd, zlib,     what they hold
+//   xz, lzma, lz4
+//   GGUF, HDF5                   chat templates, Keras' lambdas
+//
+// These have no mark, and their loaders go by the name:
+//
+//   .json .yaml .jinja           what configurations name, templates
+//   code/….py of an archive      TorchScript
 //
 // Nothing is executed. What can't be followed to its end is never called
 // safe.
@@ -36,6 +43,9 @@ struct Global {
   pickle::Mention mention;
   std::string inside;  // "archive/data.pkl" in a zip; else empty
   bool harmless = false;
+  std::string loader = {};  // what runs it, if that is no unpickler
+  std::string where = {};   // the key of a configuration that names it
+  bool asked = false;       // the loader has to be told to
 };
 
 // "posix.system (GLOBAL REDUCE) at byte 144 of archive/data.pkl"

@@ -176,27 +176,22 @@ std::string_view name(Verdict verdict) {
 
 std::string describe(const Global& global) {
   const pickle::Mention& mention = global.mention;
+  const std::string in = global.inside.empty() ? "" : " of " + global.inside;
+  if (!global.loader.empty())
+    return fmt::format("{} (by {}){}{}{}", mention.name, global.loader,
+                       global.where.empty() ? "" : " at ", global.where, in);
   std::string uses;
   for (const std::string_view use : pickle::use_names(mention.uses))
     uses += (uses.empty() ? "" : " ") + std::string(use);
-  return fmt::format("{}{}{} ({}) at byte {}{}{}", mention.module,
+  return fmt::format("{}{}{} ({}) at byte {}{}", mention.module,
                      mention.module.empty() ? "" : ".", mention.name, uses,
-                     mention.offset, global.inside.empty() ? "" : " of ",
-                     global.inside);
+                     mention.offset, in);
 }
 
 void Scanner::problem(const Part& part, const std::string& what) {
   known_ = true;
   if (!found_.problem.empty()) return;
   found_.problem = part.inside.empty() ? what : part.inside + ": " + what;
-}
-
-void Scanner::runs(std::string module, std::string name,
-                   const std::string& record) {
-  known_ = true;
-  const pickle::Mention mention{std::move(module), std::move(name),
-                                pickle::kImport, 0};
-  found_.globals.push_back({mention, record, false});
 }
 
 FileScan Scanner::take() {
@@ -245,6 +240,7 @@ void Scanner::part(const io::Handle& file, const Part& part) {
   if (part.depth > kDeepest)
     return problem(part,
                    fmt::format("archives in archives, {} deep", part.depth));
+  if (!part.raw) beside(file, part);
   if (!part.raw && container(file, part)) return;
   pickles(file, part);
 }
@@ -258,6 +254,14 @@ bool Scanner::container(const io::Handle& file, const Part& part) {
   }
   if (head.starts_with("\x93NUMPY")) {
     npy(file, part);
+    return true;
+  }
+  if (head.starts_with("GGUF")) {
+    gguf(file, part);
+    return true;
+  }
+  if (head.starts_with("\x89HDF")) {
+    hdf5(file, part);
     return true;
   }
   if (is_safetensors(file)) {

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "ckpt/catalog.h"
+#include "formats/scan/configs.h"
 #include "formats/scan/heads.h"
 #include "formats/scan/scan.h"
 #include "lib/io/file.h"
@@ -25,6 +26,7 @@ struct Part {
   bool pickle = false;      // meant to be one: .pkl, a DCP item
   bool raw = false;         // meant to be numbers: a zarr chunk
   bool brief = false;       // scan only its front: a storage
+  bool keras = false;       // in a .keras archive
   int depth = 0;
 };
 
@@ -51,8 +53,8 @@ class Scanner {
   // follows them, and a pickle at the front if the bytes `begin` the file.
   void fragment(const io::Handle& bytes, bool begins);
   void problem(const Part& part, const std::string& what);
-  // What a loader runs that is no pickle: `name` of `module`, for `record`.
-  void runs(std::string module, std::string name, const std::string& record);
+  // What a loader runs that is no pickle.
+  void runs(const Call& call, const Part& part);
   // True if any of it was a container or a pickle.
   bool known() const { return known_; }
   // True for torch's containers before 1.6: their readers know where unpickling
@@ -79,6 +81,17 @@ class Scanner {
   void tar(const io::Handle& file, const Part& part);
   void interleaved(const io::Handle& file, const Part& part);
   void npy(const io::Handle& file, const Part& part);
+  // beside.cc: by their names, configurations, templates, code; by their
+  // content, GGUF and HDF5.
+  void beside(const io::Handle& file, const Part& part);
+  void config(const io::Handle& file, const Part& part, const std::string& name,
+              bool yaml);
+  void chat_template(const std::string& text, const std::string& where,
+                     const Part& part);
+  void torch_script(const io::Handle& file, const Part& part);
+  void gguf(const io::Handle& file, const Part& part);
+  void hdf5(const io::Handle& file, const Part& part);
+  static std::string text_of(const io::Handle& file);
   bool compressed(const io::Handle& file, const Part& part, Codec codec);
   void pickles(const io::Handle& file, const Part& part);
   // Scans pickles that follow one; `at` is after its STOP.

@@ -147,9 +147,12 @@ void warn(std::vector<Problem>& problems, std::string file, std::string name,
                              text::printable(global)));
 }
 
-// The first global that is not harmless, and what could not be parsed.
+// The first global that is not harmless. What a loader has to be told to run
+// comes with the model and is carried.
 const Global* worst(const FileScan& scan) {
-  const auto found = std::ranges::find(scan.globals, false, &Global::harmless);
+  const auto found = std::ranges::find_if(
+      scan.globals,
+      [](const Global& global) { return !global.harmless && !global.asked; });
   return found == scan.globals.end() ? nullptr : &*found;
 }
 

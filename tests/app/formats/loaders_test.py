@@ -13,7 +13,7 @@ from pathlib import Path
 
 from support import Suite, check, check_equal
 
-HOMES = [Path(sys.prefix) / name for name in ("loaders", "transformers_5.12.1")]
+HOMES = [Path(sys.prefix) / name for name in ("hub_loaders", "transformers_5.12.1")]
 CKPT = None  # set by prepare
 # How a library saves: words of save_pretrained.
 FORMS = {"one file": {}, "shards": {"max_shard_size": "20KB"},
