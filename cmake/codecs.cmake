@@ -14,10 +14,15 @@ pkg_check_modules(blosc QUIET IMPORTED_TARGET blosc)
 set(CKPT_HAVE_BLOSC ${blosc_FOUND})
 set(CKPT_BLOSC_TARGET PkgConfig::blosc)
 
+# For whole files that are packed with xz, which scan looks into.
+pkg_check_modules(lzma QUIET IMPORTED_TARGET liblzma)
+set(CKPT_HAVE_LZMA ${lzma_FOUND})
+set(CKPT_LZMA_TARGET PkgConfig::lzma)
+
 # For the table at the end of the configure step.
 set(CKPT_CODECS "zlib")
 set(CKPT_CODECS_MISSING "")
-foreach(codec BZIP2 ZSTD BLOSC)
+foreach(codec BZIP2 ZSTD BLOSC LZMA)
   string(TOLOWER ${codec} lower)
   if(CKPT_HAVE_${codec})
     string(APPEND CKPT_CODECS " ${lower}")

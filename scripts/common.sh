@@ -14,7 +14,7 @@ die() {
 # What the build needs on Debian 12 and Ubuntu 22.04 or later.
 build_packages=(g++ cmake ninja-build ccache pkg-config python3-venv
   libcli11-dev nlohmann-json3-dev libspdlog-dev libfmt-dev
-  libisal-dev zlib1g-dev libbz2-dev libzstd-dev libblosc-dev libyaml-cpp-dev
+  libisal-dev zlib1g-dev libbz2-dev liblzma-dev libzstd-dev libblosc-dev libyaml-cpp-dev
   doctest-dev libopenmpi-dev openmpi-bin liburing-dev
   libcurl4-openssl-dev)
 lint_packages=(clang-14 clang-format-14 clang-tidy-14 shellcheck)

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 
 namespace ckpt::scan {
 namespace {
@@ -24,10 +25,14 @@ constexpr CalledMember kTargets[] = {
 
 // "a.b.c"
 bool is_dotted(std::string_view text) {
-  return text.find('.') != text.npos &&
-         std::ranges::all_of(text, [](unsigned char c) {
-           return std::isalnum(c) || c == '_' || c == '.';
-         });
+  bool begins = true;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c != '.' && c != '_' && !std::isalnum(byte)) return false;
+    if (begins && (c == '.' || std::isdigit(byte))) return false;
+    begins = c == '.';
+  }
+  return !begins && text.find('.') != text.npos;
 }
 
 const std::string* text_of(const json& object, std::string_view key) {

@@ -12,6 +12,7 @@
 #include "formats/scan/harmless.h"
 #include "formats/scan/numbers.h"
 #include "lib/codec/stream.h"
+#include "lib/codec/whole.h"
 #include "lib/pickle/decode.h"
 #include "lib/text/utf8.h"
 #include "lib/tree_memory.h"
@@ -45,8 +46,8 @@ bool all_zero(const io::Handle& file, uint64_t at) {
   return rest.find_first_not_of('\0') == rest.npos;
 }
 
-// Archives that other programs write, and this one can't unpack.
-std::string_view foreign_archive(std::string_view head) {
+// Streams that are unpacked whole, and archives that can't be unpacked here.
+std::string_view other_packer(std::string_view head) {
   using namespace std::string_view_literals;
   constexpr std::pair<std::string_view, std::string_view> kMagics[] = {
       {"\xFD"
@@ -271,10 +272,9 @@ bool Scanner::container(const io::Handle& file, const Part& part) {
     known_ = true;
     return true;
   }
-  const std::string_view foreign = foreign_archive(head);
-  if (!foreign.empty()) {
-    problem(part,
-            fmt::format("a file that {} packed is not unpacked here", foreign));
+  const std::string_view packer = other_packer(head);
+  if (!packer.empty()) {
+    packed_whole(file, part, packer);
     return true;
   }
   if (is_tar(head)) {
@@ -292,6 +292,13 @@ uint64_t Scanner::most_unpacked() {
                   (most - std::min(most, tree_memory::used())) / 2);
 }
 
+// No model's pickle compresses that well; a bomb does.
+uint64_t Scanner::most_of(const io::Handle& file) {
+  constexpr uint64_t kMostRatio = 1024;
+  return std::max(kLeastUnpacked,
+                  std::min(most_unpacked(), file.size() * kMostRatio));
+}
+
 void Scanner::unpacked(std::string bytes, const std::string& path,
                        const Part& part) {
   tree_memory::Charge charge;
@@ -304,17 +311,31 @@ bool Scanner::compressed(const io::Handle& file, const Part& part,
   Part inner = part;
   ++inner.depth;
   try {
-    // No model's pickle compresses that well; a bomb does.
-    constexpr uint64_t kMostRatio = 1024;
-    const uint64_t most = std::max(
-        kLeastUnpacked, std::min(most_unpacked(), file.size() * kMostRatio));
-    unpacked(codec::decompress(file, codec, most), file.path(), inner);
+    unpacked(codec::decompress(file, codec, most_of(file)), file.path(), inner);
   } catch (const Error& error) {
     // Two bytes of any file may look like zlib's.
     if (codec == Codec::kZlib && !part.pickle) return false;
     problem(part, error.problem());
   }
   return true;
+}
+
+void Scanner::packed_whole(const io::Handle& file, const Part& part,
+                           std::string_view packer) {
+  Part inner = part;
+  ++inner.depth;
+  try {
+    if (packer == "lz4")
+      unpacked(codec::unpack_lz4(file, most_of(file)), file.path(), inner);
+    else if (packer == "xz" || packer == "lzma")
+      unpacked(codec::unpack_xz(file, most_of(file)), file.path(), inner);
+    else
+      problem(part, fmt::format("a file that {} packed is not unpacked here",
+                                packer));
+  } catch (const Error& error) {
+    if (error.code() == ExitCode::kIo) throw;
+    problem(part, error.problem());
+  }
 }
 
 // numpy's header ends with a newline; objects follow it as one pickle.

@@ -93,6 +93,8 @@ class Scanner {
   void hdf5(const io::Handle& file, const Part& part);
   static std::string text_of(const io::Handle& file);
   bool compressed(const io::Handle& file, const Part& part, Codec codec);
+  void packed_whole(const io::Handle& file, const Part& part,
+                    std::string_view packer);
   void pickles(const io::Handle& file, const Part& part);
   // Scans pickles that follow one; `at` is after its STOP.
   void more_pickles(const io::Handle& file, const Part& part, uint64_t at);
@@ -104,6 +106,7 @@ class Scanner {
   // Scans what was packed, in memory.
   void unpacked(std::string bytes, const std::string& path, const Part& part);
   static uint64_t most_unpacked();
+  static uint64_t most_of(const io::Handle& file);
 
   FileScan found_;
   Heads* heads_ = nullptr;

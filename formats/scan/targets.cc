@@ -194,12 +194,14 @@ bool is_plain_expression(std::string_view text) {
   // more than a letter and digits may be sympy's lambdify.
   constexpr std::string_view kFunctions[] = {
       "Abs",
+      "Add",
       "And",
       "CeilDiv",
       "CeilToInt",
       "CleanDiv",
       "Eq",
       "False",
+      "Float",
       "FloatPow",
       "FloatTrueDiv",
       "FloorDiv",
@@ -208,6 +210,7 @@ bool is_plain_expression(std::string_view text) {
       "Gt",
       "Identity",
       "IntTrueDiv",
+      "Integer",
       "IsNonOverlappingAndDenseIndicator",
       "LShift",
       "Le",
@@ -216,27 +219,53 @@ bool is_plain_expression(std::string_view text) {
       "Min",
       "Mod",
       "ModularIndexing",
+      "Mul",
       "Ne",
       "Not",
       "Or",
       "Piecewise",
+      "Pow",
       "PowByNatural",
       "PythonMod",
       "RShift",
+      "Rational",
       "RoundDecimal",
       "RoundToInt",
+      "Symbol",
       "ToFloat",
       "True",
       "TruncToFloat",
       "TruncToInt",
       "Where",
       "ceiling",
+      "commutative",
+      "complex",
+      "even",
       "exp",
+      "extended_nonnegative",
+      "extended_positive",
+      "extended_real",
+      "finite",
       "floor",
+      "hermitian",
+      "imaginary",
+      "infinite",
       "int_oo",
+      "integer",
       "log",
+      "negative",
+      "noninteger",
+      "nonnegative",
+      "nonpositive",
+      "nonzero",
+      "odd",
       "oo",
+      "positive",
+      "precision",
+      "rational",
+      "real",
       "sqrt",
+      "zero",
       "zoo"};
   for (size_t at = 0; at < text.size();) {
     const char c = text[at];
@@ -244,6 +273,16 @@ bool is_plain_expression(std::string_view text) {
     while (end < text.size() && (is_letter(text[end]) || text[end] == '.'))
       ++end;
     const std::string_view word = text.substr(at, end - at);
+    if (c == '\'') {  // Symbol('s0'), Float('1.5'): a name or a number
+      const size_t close = text.find('\'', at + 1);
+      if (close == text.npos) return false;
+      const std::string_view quoted = text.substr(at + 1, close - at - 1);
+      if (quoted.find_first_of("' (,") != quoted.npos ||
+          !is_plain_expression(quoted))
+        return false;
+      at = close + 1;
+      continue;
+    }
     if (word.empty()) {
       if (std::string_view(" +-*/%(),<>=&|~!").find(c) ==
           std::string_view::npos)

@@ -490,7 +490,10 @@ def packed(folder):
             if number % 4:
                 continue
             path = folder / f"{number}.pkl.{ending}"
-            path.write_bytes(pack(pickle.dumps(call)))
+            try:
+                path.write_bytes(pack(pickle.dumps(call)))
+            except pickle.PicklingError:
+                continue
             yield f"{name}.{ending}", path, \
                 lambda path, ending=ending: pickle.loads(
                     opens[ending](path.read_bytes()))
