@@ -399,7 +399,7 @@ def containers(bad, good):
     for name in ("foo", "x.dat", "notes.txt", "data.json"):
         yield from ((name, b"Np1_0\n0" + EVIL + b".", EXECUTES),
                     (name, b"K\x01" + glob("os", "system") + b"\xff", UNREADABLE),
-                    (name, lzma.compress(bad, lzma.FORMAT_ALONE), UNREADABLE),
+                    (name, lzma.compress(bad, lzma.FORMAT_ALONE), EXECUTES),
                     (name, zlib.compress(bad, 2), EXECUTES))
     yield "words.txt", b"cat\ndog\nbird\n", SAFE
     yield "vocab", b"c\nR\nb\n", SAFE
@@ -636,6 +636,13 @@ def pointers():
                                         + b"\x86")),
         "the class": dtype(glob("builtins", "object"), state(0)),
         "a long code": dtype("object", state(0)),
+        "a field behind the element": dtype("V8", state(0, text("a") + b"\x85", (
+            b"}" + text("a") + dtype("f8") + b"J\0\0\0\x40\x86s"))),
+        "a subarray behind the element": dtype(
+            "V8", state(0, subarray=dtype("f8") + b"M\xff\xff\x85\x86")),
+        "a field set after BUILD": dtype("V8", state(0, text("a") + b"\x85", (
+            b"}\x94"))) + b"h\0" + text("a") + dtype("f8")
+            + b"J\0\0\0\x40\x86s0",
     }
     for name, kind in hidden.items():
         yield f"array, {name}", array_of(kind)
