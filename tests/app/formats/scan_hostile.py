@@ -11,7 +11,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-from scan_calls import CODE, SHELL, calls
+from scan_calls import CODE, SHELL, Call, calls
 from support import Skip
 
 
@@ -75,12 +75,9 @@ def nested(folder):
                 torch.save(call, inner)
             except pickle.PicklingError:  # not in the protocol of torch.save
                 continue
-
-            class Bytes:
-                def __reduce__(self, data=inner.getvalue()):
-                    return torch.storage._load_from_bytes, (data,)
             path = folder / f"{protocol}_{number}.pkl"
-            path.write_bytes(pickle.dumps(Bytes(), protocol))
+            path.write_bytes(pickle.dumps(Call(
+                torch.storage._load_from_bytes, inner.getvalue()), protocol))
             yield f"{name}, {protocol}", path, load_pickle
 
 
