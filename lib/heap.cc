@@ -45,6 +45,7 @@ constexpr uint32_t kSmallSkipped = 4096;  // some 100 KiB of them
 std::atomic<uint32_t> looked = 0;
 thread_local uint32_t small_looked = 0;
 std::atomic<int> unbounded = 0;
+thread_local bool exempt = false;
 
 struct Resident {
   int64_t all = 0;
@@ -119,7 +120,11 @@ void give_back() {
 void took(size_t bytes) noexcept { add(static_cast<int64_t>(bytes)); }
 void gave(size_t bytes) noexcept { add(-static_cast<int64_t>(bytes)); }
 
-bool has_room(size_t bytes) noexcept {
+void exempt_this_thread() noexcept { exempt = true; }
+
+bool has_room(size_t bytes) noexcept { return exempt || fits(bytes); }
+
+bool fits(size_t bytes) noexcept {
   const int64_t most = bound.load(std::memory_order_relaxed);
   if (most == INT64_MAX || unbounded.load(std::memory_order_relaxed) > 0)
     return true;

@@ -46,6 +46,11 @@ class Unbounded {
   Unbounded& operator=(const Unbounded&) = delete;
 };
 
+// From here on what this thread allocates is counted and never refused: a
+// thread that serves others has nobody to throw Full to. Before it takes what
+// others ask for it looks whether that fits().
+void exempt_this_thread() noexcept;
+
 // What the process takes of memory now, its program included; 0 if the system
 // does not tell.
 uint64_t process_bytes();
@@ -57,5 +62,7 @@ void give_back();
 void took(size_t bytes) noexcept;
 void gave(size_t bytes) noexcept;
 bool has_room(size_t bytes) noexcept;
+// The same of a thread that is exempt.
+bool fits(size_t bytes) noexcept;
 
 }  // namespace ckpt::heap

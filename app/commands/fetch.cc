@@ -67,7 +67,7 @@ void look_at(FetchFile& file) {
             "--exclude leaves it out");
   io::watch::opened(file.url, facts);
   file.bytes = static_cast<uint64_t>(facts.st_size);
-  file.sha256 = io::remote_sha256(file.url);
+  file.sha256 = io::remote_facts(file.url).sha256;
   file.tag = fmt::format("{} {:016x}", file.bytes, facts.st_ino);
 }
 

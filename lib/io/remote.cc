@@ -43,12 +43,19 @@ bool stat_any(const std::string& path, struct stat& facts) {
 
 std::vector<RemoteEntry> files_below(const std::string& url) {
   constexpr size_t kMostFiles = 1'000'000, kMostFolders = 100'000;
-  constexpr size_t kLooks = 32;  // at once
+  constexpr size_t kMostPath = 4096;  // PATH_MAX of Linux
+  constexpr size_t kLooks = 32;       // at once
   std::vector<RemoteEntry> files;
   std::vector<std::string> folders{""};
   if (is_url(url)) look_below_remote(url);
   for (size_t i = 0; i < folders.size(); ++i) {
     const std::string folder = folders[i];
+    // A directory that lists itself, or a server that makes them up.
+    if (folder.size() > kMostPath)
+      throw input_error({url, {}},
+                        "its directories lie in each other, deeper than a path "
+                        "of {} bytes goes",
+                        kMostPath);
     std::vector<std::string> paths = list_directory(join(url, folder));
     if (!folder.empty())
       for (std::string& one : paths) one = join(folder, one);

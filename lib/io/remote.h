@@ -100,9 +100,15 @@ struct RemoteEntry {
 };
 std::vector<RemoteEntry> files_below(const std::string& url);
 
-// The 64 digits that the other side promises for a file; "" if it promises
-// none.
-std::string remote_sha256(const std::string& url);
+struct RemoteFacts {
+  // The 64 digits that the other side promises; "" if it promises none.
+  std::string sha256;
+  // It says which version it is: else one that replaced it looks the same.
+  bool versioned = false;
+  // Parts of it can be asked for.
+  bool ranges = true;
+};
+RemoteFacts remote_facts(const std::string& url);
 
 // What a copy of the file is called here: "a b" for https://HOST/a%20b.
 std::string remote_name(const std::string& url);

@@ -189,6 +189,7 @@ class AzureStore final : public ListedStore {
     Listing all;
     bool any = place.key.empty();
     std::string marker;
+    size_t pages = 0;
     while (true) {
       Query query{{"comp", "list"}, {"delimiter", "/"}};
       if (!marker.empty()) query.emplace_back("marker", marker);
@@ -207,7 +208,7 @@ class AzureStore final : public ListedStore {
       const std::string before =
           std::exchange(marker, element(page.body, "NextMarker"));
       if (marker.empty()) break;
-      check_marker(path, before, marker);
+      check_marker(path, before, marker, ++pages);
     }
     if (!any) return std::nullopt;
     return all;

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "lib/failures.h"
+#include "lib/heap.h"
 #include "lib/interrupt.h"
 #include "lib/net/http.h"
 #include "lib/net/settings.h"
@@ -140,6 +141,7 @@ class Client {
   }
 
   void run(Loop& loop) {
+    heap::exempt_this_thread();
     while (true) {
       {
         const std::lock_guard lock(mutex_);
@@ -383,6 +385,7 @@ const Response& wait(const Ticket& ticket) { return wait(ticket, nullptr); }
 
 const Response& wait(const Ticket& ticket, const std::function<void()>& look) {
   Client::get().wait(*ticket, look);
+  if (ticket->full) throw heap::Full();
   if (ticket->error) {
     failures::note(*ticket->error);
     throw *ticket->error;

@@ -70,6 +70,7 @@ NetFile::NetFile(Store& store, std::string path, const Facts& facts)
     : store_(store),
       path_(std::move(path)),
       size_(facts.size),
+      unversioned_(facts.tag.empty()),
       version_(facts.version) {
   if (facts.head.empty()) return;
   auto block = std::make_shared<Block>(0, facts.head.size());
@@ -88,6 +89,7 @@ Request NetFile::request(uint64_t begin, std::span<std::byte> into) const {
   made.into = into;
   made.version = version_;
   made.version.size = size_;
+  made.unversioned = unversioned_;
   return made;
 }
 
@@ -230,7 +232,7 @@ void NetFile::copy(uint64_t offset, uint64_t count,
                    const std::shared_ptr<const io::Handle>& to, uint64_t at,
                    const Came& came) const {
   const trace::Span span("remote", count);
-  if (count <= kLarge && has(offset, count)) {
+  if ((count <= kLarge || count == size_) && has(offset, count)) {
     std::vector<std::byte> bytes(count);
     read(offset, bytes);
     to->write(at, bytes);

@@ -55,6 +55,7 @@ class NetFile final : public io::RemoteFile {
   Store& store_;
   const std::string path_;
   const uint64_t size_;
+  const bool unversioned_;
   const Version version_;
   mutable uint64_t run_end_ = 0;    // of the last block fetched
   mutable uint64_t run_bytes_ = 0;  // fetched one after the other

@@ -83,6 +83,8 @@ struct Request {
   // Treat a redirect to another host as the answer (Response::url).
   bool stop_at_other_host = false;
   Version version;  // of what is read
+  // Nobody says which version a reply is of: it is used whole.
+  bool unversioned = false;
   // A store's object, whose bytes are what they are: Content-Encoding is no
   // more than a label.
   bool as_stored = false;
@@ -97,6 +99,9 @@ struct Response {
   std::optional<uint64_t> total;               // of Content-Range
   std::string url;                             // after redirects
   uint64_t attempts = 0;
+  // The whole of a file where a first look asked for a part of it, and too much
+  // to hold: not taken.
+  bool left = false;
   bool frames = false;  // the protocol says where a body ends: HTTP/2
   // Headers of redirects on the way that the last reply does not have.
   std::map<std::string, std::string> earlier;

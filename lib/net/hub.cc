@@ -24,11 +24,13 @@
 
 #include "lib/io/file.h"
 #include "lib/net/hub_name.h"
+#include "lib/net/listed.h"
 #include "lib/net/settings.h"
 #include "lib/net/store.h"
 #include "lib/net/url.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"
+#include "lib/text/number.h"
 
 namespace ckpt::net {
 namespace {
@@ -322,6 +324,7 @@ class HubStore final : public Store {
       check_plain(root, path);
       tree.folders.insert(path);
     }
+    check_names(root, tree.files.size() + tree.folders.size());
     const std::string next = own_page(root, next_page(response.header("link")));
     // A mirror may send its first page for each of them (olah 0.5).
     if (next.empty() || tree.files.size() + tree.folders.size() > had)
@@ -407,8 +410,12 @@ class HubStore final : public Store {
                        response.header("content-range") == "bytes */0";
     if (!empty) {
       check_status(asked, response);
-      facts.size = response.status == 206 ? response.total.value_or(0)
-                                          : response.body.size();
+      facts.ranges = response.status == 206;
+      facts.size =
+          facts.ranges ? response.total.value_or(0)
+          : response.left
+              ? text::number(response.header("content-length")).value_or(0)
+              : response.body.size();
     }
     const std::lock_guard lock(mutex_);
     sizes_[path] = facts.size;

@@ -313,7 +313,12 @@ void check_names(const std::string& path, size_t names) {
 }
 
 void check_marker(const std::string& path, const std::string& before,
-                  const std::string& next) {
+                  const std::string& next, size_t pages) {
+  // Pages may be small, or empty; stores that fill them need a thousand.
+  constexpr size_t kMostPages = 4'000;
+  if (pages >= kMostPages)
+    throw input_error({path, {}},
+                      "the server's listing has no end after {} pages", pages);
   if (!next.empty() && next != before) return;
   throw Error(
       ExitCode::kIo, {path, {}},

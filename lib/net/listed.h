@@ -112,9 +112,10 @@ class ListedStore : public Store {
   std::set<std::string> alone_;  // objects that no listing has
 };
 
-// Throws if a listing that is cut says nothing new of where it goes on.
+// Throws if a listing that is cut after so many pages says nothing new of where
+// it goes on, or would go on without end.
 void check_marker(const std::string& path, const std::string& before,
-                  const std::string& next);
+                  const std::string& next, size_t pages);
 // Throws if a listing has more names than a checkpoint can have files.
 void check_names(const std::string& path, size_t names);
 // Adds an object of a listing; the directory itself and anything deeper are

@@ -32,7 +32,7 @@ std::vector<std::string> names_in_remote(const std::string& url) {
 }
 void look_below_remote(const std::string& url) { refuse(url); }
 void look_beside_remote(const std::string&) {}
-std::string remote_sha256(const std::string& url) { refuse(url); }
+RemoteFacts remote_facts(const std::string& url) { refuse(url); }
 std::string remote_name(const std::string& url) { refuse(url); }
 std::string take_secrets(const std::string& url) {
   return url.substr(0, url.find('?'));

@@ -271,9 +271,10 @@ void look_beside_remote(const std::string& url) {
   net::store_of(path).look_beside(path);
 }
 
-std::string remote_sha256(const std::string& url) {
+RemoteFacts remote_facts(const std::string& url) {
   const auto facts = net::facts_of(net::normal(url));
-  return facts ? facts->sha256 : "";
+  if (!facts) return {};
+  return {facts->sha256, !facts->tag.empty(), facts->ranges};
 }
 
 std::string remote_name(const std::string& url) {

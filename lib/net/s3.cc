@@ -396,6 +396,7 @@ class ObjectStore final : public ListedStore {
     const Place place = parse_place(path);
     const std::string prefix = place.prefix();
     std::string token;
+    size_t pages = 0;
     do {
       const Response page =
           list_page(path, place.bucket, prefix, delimiter, token);
@@ -414,7 +415,7 @@ class ObjectStore final : public ListedStore {
       if (!taken.goes_on()) return true;
       const std::string before =
           std::exchange(token, element(page.body, "NextContinuationToken"));
-      check_marker(path, before, token);
+      check_marker(path, before, token, ++pages);
     } while (true);
   }
 

@@ -17,10 +17,11 @@ struct Facts {
   bool directory = false;
   uint64_t size = 0;
   Version version = {};
-  std::string tag = {};     // differs if the content differs
+  std::string tag = {};     // differs if the content differs; "" if unknown
   std::string sha256 = {};  // as the other side promises
   std::string local = {};   // the path of a copy of it
   std::string head = {};    // its first bytes, if the look fetched them
+  bool ranges = true;       // the server sends parts
 };
 
 class Store {

@@ -205,7 +205,12 @@ bool Transfer::again(std::string what, bool always) {
                always);
 }
 
+// What came of the file is of no use to the rest that will come.
+void Transfer::restart() { written = response.got = before_ = held_ = 0; }
+
 bool Transfer::again(const Error& what, bool always) {
+  // The rest may be of another version, and nothing would tell.
+  if (request.unversioned) restart();
   if (response.got >= before_ + kProgress) failures_ = 0;
   ++failures_;
   if (always || (failures_ <= settings().retries && take_retry())) {
@@ -239,9 +244,9 @@ bool Transfer::redirect() {
   target_ =
       encode_reference(resolve_reference(target_, response.header("location")));
   const Url to = parse_url(target_);
-  if (to.scheme != "https" &&
-      !(to.scheme == "http" &&
-        (from.scheme == "http" || is_loopback(to.authority))))
+  // What was asked for by https comes by https, from this machine, too: any of
+  // its users may listen on a port.
+  if (to.scheme != "https" && !(to.scheme == "http" && from.scheme == "http"))
     return fail(unsafe_error({request.path, {}}, "is redirected from {} to {}",
                              from.scheme,
                              to.scheme.empty() ? "something that is no URL"
@@ -312,9 +317,14 @@ bool Transfer::finish(CURL* handle, CURLcode code) {
     case Verdict::kChanged:
       return fail(changed_error(request.path, verdict_text_));
     case Verdict::kNoRanges:
-      return fail(Error(ExitCode::kIo, {request.path, {}},
-                        "the server sends whole files only: it ignores ranges",
-                        "download the file first, then open the copy"));
+      return fail(
+          Error(ExitCode::kIo, {request.path, {}},
+                "the server sends whole files only: it ignores ranges",
+                "download the file first (ckpt fetch), then open the copy"));
+    case Verdict::kLeft:
+      response.left = true;
+      give_retry();
+      return false;
     case Verdict::kPacked:
       return fail(Error(ExitCode::kIo, {request.path, {}},
                         fmt::format("the server sends it packed "
@@ -327,8 +337,16 @@ bool Transfer::finish(CURL* handle, CURLcode code) {
     case Verdict::kWrongRange:
       return again("the server sent " + verdict_text_);
     case Verdict::kTooLong:
+      if (request.wanted() == 0)
+        return fail(input_error({request.path, {}},
+                                "the server's answer has more than the {} that "
+                                "a listing may have",
+                                text::iec_size(request.most_body)));
       written = response.got = before_;
       return again("the server sent more bytes than were asked for");
+    case Verdict::kFull:
+      full = true;
+      return false;
     case Verdict::kNone:
       break;
   }

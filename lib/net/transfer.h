@@ -17,9 +17,11 @@ enum class Verdict : uint8_t {
   kNone,
   kChanged,     // another version
   kNoRanges,    // the whole file instead of a part
+  kLeft,        // the same, for a first look
   kWrongRange,  // not the bytes that were asked for
   kTooLong,
   kPacked,  // compressed on the way: other bytes than the file's
+  kFull,    // memory has no room for the text
 };
 
 class Transfer {
@@ -40,6 +42,7 @@ class Transfer {
   Request request;
   Response response;
   std::optional<Error> error;
+  bool full = false;  // whoever waits is out of memory
   bool cancelled = false;
   bool done = false;  // these three: under the client's lock
   std::condition_variable ended;
@@ -57,6 +60,8 @@ class Transfer {
   bool names_version() const;  // the host that is asked now
   void add_header(std::string_view line);
   bool check_head();  // once, before the first byte of the body
+  bool judge_whole();
+  void restart();
   bool take(std::span<const char> bytes);
   bool gather(std::span<const char> bytes);
   bool flush();

@@ -4,6 +4,7 @@
 #include <cctype>
 #include <cstring>
 
+#include "lib/heap.h"
 #include "lib/net/transfer.h"
 #include "lib/text/format.h"
 #include "lib/text/number.h"
@@ -142,12 +143,21 @@ bool Transfer::check_head() {
       text::number(response.header("content-length")) ==
           *told.last - *told.first + 1)
     response.status = 206;
-  if (response.status == 206) return judge_range();
-  if (request.first_look) {
-    const auto length = text::number(response.header("content-length"));
-    if (!length || *length <= request.most_body) return true;
+  return response.status == 206 ? judge_range() : judge_whole();
+}
+
+// A server without ranges sends all of the file, which may be what is wanted.
+bool Transfer::judge_whole() {
+  const auto length = text::number(response.header("content-length"));
+  if (request.begin == 0 && length && request.version.size == length &&
+      request.wanted() == *length) {
+    restart();
+    range_end_ = *length;
+    return into_range_ = true;
   }
-  verdict_ = Verdict::kNoRanges;
+  if (request.first_look && (!length || *length <= request.most_body))
+    return true;
+  verdict_ = request.first_look ? Verdict::kLeft : Verdict::kNoRanges;
   return false;
 }
 
@@ -168,6 +178,13 @@ bool Transfer::take(std::span<const char> bytes) {
   if (response.body.size() + bytes.size() > most) {
     if (!good) return true;  // enough to say what it is
     verdict_ = request.wanted() == 0 ? Verdict::kTooLong : Verdict::kNoRanges;
+    return false;
+  }
+  // It doubles as it grows, in a thread that nobody is told of.
+  const size_t size = response.body.size() + bytes.size();
+  if (size > response.body.capacity() &&
+      !heap::fits(std::max(size, 2 * response.body.capacity()))) {
+    verdict_ = Verdict::kFull;
     return false;
   }
   response.body.append(bytes.data(), bytes.size());

@@ -259,14 +259,19 @@ class WebStore final : public Store {
       facts.size = response.total.value_or(0);
       head.resize(response.got);
       facts.head = head;
+    } else if (response.left) {
+      facts.ranges = false;
+      facts.size = text::number(response.header("content-length")).value_or(0);
     } else if (!empty) {
+      facts.ranges = false;
       check_length(path, response);
       facts.size = response.body.size();
       facts.head = response.body;
     }
     facts.version = {response.header("etag"), response.header("last-modified"),
                      facts.size, parse_url(response.url).origin()};
-    facts.tag = facts.version.etag + "\n" + facts.version.last_modified;
+    if (!facts.version.etag.empty() || !facts.version.last_modified.empty())
+      facts.tag = facts.version.etag + "\n" + facts.version.last_modified;
     const std::lock_guard lock(mutex_);
     files_.insert(path);
     return facts;
