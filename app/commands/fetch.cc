@@ -8,6 +8,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
+#include <map>
 
 #include "app/command.h"
 #include "app/options/options.h"
@@ -67,7 +68,10 @@ void look_at(FetchFile& file) {
             "--exclude leaves it out");
   io::watch::opened(file.url, facts);
   file.bytes = static_cast<uint64_t>(facts.st_size);
-  file.sha256 = io::remote_facts(file.url).sha256;
+  io::RemoteFacts told = io::remote_facts(file.url);
+  file.sha256 = std::move(told.sha256);
+  file.versioned = told.versioned;
+  file.ranges = told.ranges;
   file.tag = fmt::format("{} {:016x}", file.bytes, facts.st_ino);
 }
 
@@ -129,6 +133,17 @@ void Fetch::list() {
   list_files(job_, url_, [&](const std::string& path) {
     return (include.empty() || any(include, path)) && !any(exclude, path);
   });
+  std::vector<std::string> urls;
+  std::map<std::string, FetchFile*> by_url;
+  for (FetchFile& file : job_.files) {
+    urls.push_back(file.url);
+    by_url[file.url] = &file;
+  }
+  const sums::Beside found = sums::listed(urls);
+  for (const sums::Sum& sum : found.sums)
+    by_url.at(sum.file)->sums.push_back(sum);
+  for (const Problem& problem : found.problems)
+    say("warning: " + text::printable(problem.file) + " " + problem.message);
 }
 
 // It would be a directory named like the file, with the file in it.
@@ -168,11 +183,13 @@ void Fetch::report() const {
     json.end_array().end_object();
     return print(std::move(json).text());
   }
-  const std::string proof =
-      job_.checked
-          ? fmt::format("; {} of them had the sha256 that the hub promises",
-                        job_.checked.load())
-          : "";
+  std::string proof;
+  if (job_.checked)
+    proof += fmt::format("; {} of them had the sha256 that the hub promises",
+                         job_.checked.load());
+  if (job_.listed)
+    proof += fmt::format("; {} had the checksum of a list beside it",
+                         text::counted(job_.listed, "file"));
   print_folded(fmt::format("{}, {}, of which {} fetched ({}){}\n",
                            text::counted(job_.files.size(), "file"),
                            text::iec_size(bytes),
@@ -284,6 +301,17 @@ void check_sum(FetchJob& job, const FetchFile& file, const std::string& sum) {
                       file.sha256)
         .with_hint("fetch it again: it is fetched anew");
   ++job.checked;
+}
+
+void check_listed(FetchJob& job, const FetchFile& file, const sums::Sum& sum,
+                  const std::string& hex) {
+  if (hex != sum.hex)
+    throw input_error({file.url, {}}, "what came has {} {}, and by {} it is {}",
+                      sums::name(sum.algorithm), hex, sum.source, sum.hex)
+        .with_hint(fmt::format("fetch it again: it is fetched anew; if that "
+                               "stays so, --exclude {} fetches without it",
+                               text::shell_path("*" + sum.source)));
+  ++job.listed;
 }
 
 std::unique_ptr<Command> make_fetch() { return std::make_unique<Fetch>(); }

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "containers/sums/sums.h"
 #include "lib/io/file.h"
 #include "lib/progress.h"
 
@@ -21,6 +22,9 @@ struct FetchFile {
   uint64_t bytes = 0;
   std::string sha256 = {};  // that the other side promises; "" if none
   std::string tag = {};     // of its version: "SIZE HASH"
+  bool versioned = true;    // else another version may have the same tag
+  bool ranges = true;       // the server sends parts of it
+  std::vector<sums::Sum> sums = {};  // by lists that lie beside it there
 };
 
 struct FetchJob {
@@ -35,6 +39,7 @@ struct FetchJob {
   std::atomic<uint64_t> copying = 0;  // files at a time
   std::atomic<uint64_t> fetched = 0;  // bytes
   std::atomic<uint64_t> checked = 0;  // files with the promised sha256
+  std::atomic<uint64_t> listed = 0;   // files with a checksum that a list has
 };
 
 // Fills in job.files, and job.single, from what is at a URL, without the paths
@@ -61,5 +66,8 @@ io::Handle open_fetched(const FetchFile& file);
 bool is_index(const FetchFile& file);
 // Throws if `sum` is not what was promised; counts it else.
 void check_sum(FetchJob& job, const FetchFile& file, const std::string& sum);
+// The same of what lists say of the file that came.
+void check_listed(FetchJob& job, const FetchFile& file, const sums::Sum& sum,
+                  const std::string& hex);
 
 }  // namespace ckpt::app

@@ -51,12 +51,10 @@ constexpr size_t kPieces = 128;
 constexpr uint64_t kShares = 24;
 constexpr uint64_t kLeastPiece = 16 * kFetchMiB, kMostPiece = 64 * kFetchMiB;
 constexpr uint64_t kMostPieces = uint64_t{1} << 20;  // about
-// What a killed process may have fetched in vain of one piece, and what a
-// machine that lost power may have fetched in vain of one file.
-constexpr uint64_t kNoted = 16 * kFetchMiB, kKept = 1024 * kFetchMiB;
+// What a killed process may have fetched in vain of one piece.
+constexpr uint64_t kNoted = 16 * kFetchMiB;
 
 struct Stopped {};  // by another piece's error
-
 // Hands over a file's bytes in order, as they are on this machine.
 template <class Take>
 void read_steps(const io::Handle& file, uint64_t begin, uint64_t end,
@@ -71,11 +69,7 @@ void read_steps(const io::Handle& file, uint64_t begin, uint64_t end,
 }
 
 std::string sum_of_file(const std::string& path) {
-  Sha256 sum;
-  const io::Handle file = io::Handle::open_read(path);
-  read_steps(file, 0, file.size(),
-             [&](const auto& bytes) { sum.update(bytes); });
-  return sum.hex();
+  return sums::hash_of(io::Handle::open_read(path), sums::Algorithm::kSha256);
 }
 
 // A file being fetched.
@@ -87,9 +81,7 @@ struct Arrival {
   std::unique_ptr<const io::Handle> from;
   std::shared_ptr<const io::Handle> to;
   Ranges came;
-  uint64_t bytes = 0;    // that have arrived
-  uint64_t unkept = 0;   // of those, not yet certainly on the disk
-  bool keeping = false;  // a thread is waiting for the disk
+  uint64_t bytes = 0;  // that have arrived
   Sha256 sum;
   uint64_t summed = 0;
   bool summing = false;  // a thread is computing the sum
@@ -99,6 +91,11 @@ struct Arrival {
 struct Stretch {
   Arrival* arrival;
   uint64_t begin, end;
+};
+// How far it is: its first bytes that stand in the file, and how many of those
+// were counted and are in the journal.
+struct Progressed {
+  uint64_t stands = 0, told = 0, noted = 0;
 };
 
 void copy_steps(const io::Handle& from, const io::Handle& to,
@@ -121,16 +118,17 @@ class FetchHere {
   void run();
 
  private:
-  bool is_there(const FetchFile& file, const FetchJournal::Known& known) const;
+  using Parts = std::vector<FetchJournal::Part>;
+  bool is_there(const FetchFile& file, const Parts& known) const;
+  bool is_same(const FetchFile& file) const;
   void look(const FetchFile& file);
   uint64_t left_to_fetch() const;
   std::vector<Stretch> cut();
   void fetch(const Stretch& piece);
   void open(Arrival& one);
   void copy(const Stretch& piece);
-  void arrived(const Stretch& piece, uint64_t count, uint64_t& told,
-               uint64_t& noted);
-  void keep(Arrival& one);
+  void note(const Stretch& piece, Progressed& far);
+  void arrived(const Stretch& piece, Progressed& far);
   bool add_sum(Arrival& one);
   void end(Arrival& one);
   void answered();
@@ -165,26 +163,51 @@ void refuse_link(const std::string& path) {
 }
 
 // True if the file is in place and is the right one.
-bool FetchHere::is_there(const FetchFile& file,
-                         const FetchJournal::Known& known) const {
+bool FetchHere::is_there(const FetchFile& file, const Parts& known) const {
   const std::string path = path_of(file);
   const auto size = io::file_size(path);
   if (!size) return false;
-  if (*size == file.bytes && known.whole) return true;
-  const auto exists = unfaithful_error({path, {}}, "already exists");
-  const bool known_sum = *size == file.bytes && !file.sha256.empty();
-  if (known_sum && sum_of_file(path) == file.sha256) return true;
+  const bool promised = !file.sha256.empty();
+  if (*size == file.bytes) {
+    if (promised && sum_of_file(path) == file.sha256) return true;
+    if (!promised &&
+        proven(io::Handle::open_read(path), known).missing(file.bytes).empty())
+      return true;
+    if (!promised && !job_.overwrite && is_same(file)) return true;
+  }
   if (job_.overwrite) return false;
-  throw exists.with_hint(
-      std::string(known_sum ? "it differs from the one that would be fetched: "
-                            : "") +
-      "fetch into another directory, or replace it with --overwrite");
+  throw unfaithful_error({path, {}}, "already exists")
+      .with_hint(
+          std::string(*size == file.bytes
+                          ? "it differs from the one that would be fetched: "
+                          : "") +
+          "fetch into another directory, or replace it with --overwrite");
+}
+
+// Nothing says what it should be: what the server has is read once more.
+bool FetchHere::is_same(const FetchFile& file) const {
+  struct Differs {};
+  const io::Handle here = io::Handle::open_read(path_of(file));
+  std::vector<std::byte> own;
+  try {
+    fetch_bytes(job_, open_fetched(file), 0, file.bytes, file.bytes,
+                [&](uint64_t at, std::span<const std::byte> bytes) {
+                  own.resize(bytes.size());
+                  here.read(at, own);
+                  if (!std::ranges::equal(own, bytes)) throw Differs{};
+                });
+  } catch (const Differs&) {
+    return false;
+  }
+  return true;
 }
 
 // Finds out how much of the file is already there.
 void FetchHere::look(const FetchFile& file) {
   const std::string name = flat_name(file.path);
-  const FetchJournal::Known known = journal_->known(name, file.tag);
+  // Of a file without versions nobody knows whose bytes they were.
+  const bool resumes = file.versioned || !file.sha256.empty();
+  const Parts known = resumes ? journal_->known(name, file.tag) : Parts();
   if (is_there(file, known)) {
     job_.progress.advance(file.bytes);
     if (job_.verify) verify(file);
@@ -192,24 +215,20 @@ void FetchHere::look(const FetchFile& file) {
   }
   const std::string part = part_of(name);
   refuse_link(part);
-  const uint64_t size = io::file_size(part).value_or(0);
-  if (known.whole && size == file.bytes && io::is_file(part)) {
-    job_.progress.advance(file.bytes);
-    const std::lock_guard lock(mutex_);
-    whole_.push_back(&file);
-    return;
+  Ranges came;
+  if (!known.empty() && io::is_file(part))
+    came = proven(io::Handle::open_read(part), known);
+  if (came.empty()) {
+    std::error_code ignored;
+    fs::remove(part, ignored);
   }
   const std::lock_guard lock(mutex_);
   Arrival& one = arrivals_.emplace_back();
   one.file = &file;
   one.name = name;
-  for (const auto& [begin, end] : known.came)
-    one.came.add(begin, std::min(end, size));
+  one.came = std::move(came);
   one.bytes = one.came.bytes();
   job_.progress.advance(one.bytes);
-  if (!one.came.empty()) return;
-  std::error_code ignored;
-  fs::remove(part, ignored);
 }
 
 // Refuses what the disk has no room for before the first byte. A server can
@@ -227,7 +246,7 @@ uint64_t FetchHere::left_to_fetch() const {
   return left;
 }
 
-// Large pieces first, smaller ones towards the end.
+// Large ones first, smaller ones towards the end.
 std::vector<Stretch> FetchHere::cut() {
   uint64_t left = left_to_fetch();
   const uint64_t most = std::max(kMostPiece, left / kMostPieces);
@@ -239,8 +258,10 @@ std::vector<Stretch> FetchHere::cut() {
       for (uint64_t at = begin; at < end;) {
         const uint64_t share = std::clamp(
             left / kShares / kFetchMiB * kFetchMiB, kLeastPiece, most);
-        // Leaves no tiny rest.
-        const uint64_t size = end - at < share + share / 2 ? end - at : share;
+        // Leaves no tiny rest. One request brings one version.
+        const bool whole = !one.file->ranges || !one.file->versioned;
+        const uint64_t size =
+            whole || end - at < share + share / 2 ? end - at : share;
         pieces.push_back({&one, at, at + size});
         at += size;
         left -= size;
@@ -259,71 +280,55 @@ void FetchHere::open(Arrival& one) {
                                                   : io::Handle::create(part));
 }
 
-// The piece's first `count` bytes are in the file.
-void FetchHere::arrived(const Stretch& piece, uint64_t count, uint64_t& told,
-                        uint64_t& noted) {
-  if (count > told) {
-    job_.fetched += count - told;
-    job_.progress.advance(count - told);
-    told = count;
+// The bytes are looked at where they lie, while the page cache has them.
+void FetchHere::note(const Stretch& piece, Progressed& far) {
+  if (far.noted >= far.stands) return;
+  const uint64_t begin = piece.begin + far.noted;
+  const uint64_t end = piece.begin + far.stands;
+  far.noted = far.stands;
+  const Arrival& one = *piece.arrival;
+  journal_->came(one.name, one.file->tag,
+                 {begin, end, digest_of(*one.to, begin, end)});
+}
+
+// The piece's first bytes are in the file.
+void FetchHere::arrived(const Stretch& piece, Progressed& far) {
+  if (far.stands > far.told) {
+    job_.fetched += far.stands - far.told;
+    job_.progress.advance(far.stands - far.told);
+    far.told = far.stands;
   }
   if (stopped_) throw Stopped{};
-  const Arrival& one = *piece.arrival;
-  if (count < noted + kNoted || count == piece.end - piece.begin) return;
-  journal_->came(one.name, one.file->tag, piece.begin, piece.begin + count);
-  noted = count;
+  if (far.stands >= far.noted + kNoted) note(piece, far);
 }
 
 void FetchHere::copy(const Stretch& piece) {
   Arrival& one = *piece.arrival;
   const uint64_t size = piece.end - piece.begin;
-  uint64_t stands = 0, told = 0, noted = 0;
-  const auto note = [&] {
-    journal_->came(one.name, one.file->tag, piece.begin, piece.begin + stands);
-  };
+  Progressed far;
   const auto look = [&](uint64_t count) {
-    stands = count;
-    arrived(piece, count, told, noted);
+    if (far.stands == 0 && count > 0) answered();
+    far.stands = count;
+    arrived(piece, far);
   };
   try {
     const io::RemoteFile* const remote = io::remote_of(*one.from);
     if (!remote)  // in the hub's cache
       copy_steps(*one.from, *one.to, piece, look);
     else if (max_rate() == 0)
-      remote->copy(piece.begin, size, one.to, piece.begin, [&](uint64_t count) {
-        if (stands == 0 && count > 0) answered();
-        look(count);
-      });
+      remote->copy(piece.begin, size, one.to, piece.begin, look);
     else
       fetch_bytes(job_, *one.from, piece.begin, piece.end, piece.end,
                   [&](uint64_t at, std::span<const std::byte> bytes) {
                     one.to->write(at, bytes);
-                    told = at + bytes.size() - piece.begin;
-                    look(told);
+                    far.told = at + bytes.size() - piece.begin;
+                    look(far.told);
                   });
   } catch (...) {
-    note();
+    note(piece, far);
     throw;
   }
-  if (size < one.file->bytes) note();
-}
-
-// Called now and then, so that a machine that loses power does not lose
-// everything.
-void FetchHere::keep(Arrival& one) {
-  Ranges came;
-  {
-    const std::lock_guard lock(one.mutex);
-    if (!job_.sync || one.keeping || one.unkept < kKept) return;
-    one.keeping = true;
-    one.unkept = 0;
-    came = one.came;
-  }
-  one.to->sync();
-  for (const auto& [begin, end] : came)
-    journal_->kept(one.name, one.file->tag, begin, end);
-  const std::lock_guard lock(one.mutex);
-  one.keeping = false;
+  note(piece, far);
 }
 
 // Adds what has arrived in order to the sum. True for the one thread that finds
@@ -348,19 +353,22 @@ bool FetchHere::add_sum(Arrival& one) {
 
 void FetchHere::end(Arrival& one) {
   const FetchFile& file = *one.file;
-  if (!file.sha256.empty()) try {
-      check_sum(job_, file, one.sum.hex());
-    } catch (const Error&) {
-      // No part of it is known to be right.
-      one.to.reset();
-      std::error_code ignored;
-      fs::remove(part_of(one.name), ignored);
-      throw;
-    }
+  try {
+    if (!file.sha256.empty()) check_sum(job_, file, one.sum.hex());
+    for (const sums::Sum& sum : file.sums)
+      check_listed(job_, file, sum,
+                   sums::hash_of(io::Handle::open_read(part_of(one.name)),
+                                 sum.algorithm, sum.begin));
+  } catch (const Error&) {
+    // No part of it is known to be right.
+    one.to.reset();
+    std::error_code ignored;
+    fs::remove(part_of(one.name), ignored);
+    throw;
+  }
   if (job_.sync) one.to->sync();
   one.to.reset();
   one.from.reset();
-  journal_->whole(one.name, file.tag);
   const std::lock_guard lock(mutex_);
   whole_.push_back(&file);
 }
@@ -384,6 +392,8 @@ void FetchHere::place_all() {
     unchanged_.get();
   else if (job_.files.size() > 1)
     io::watch::check_unchanged();
+  // It says of what has its name already that it came from here.
+  if (job_.sync) journal_->sync();
   std::ranges::stable_sort(
       whole_, {}, [](const FetchFile* file) { return is_index(*file); });
   for (const FetchFile* const file : whole_) place(*file);
@@ -428,9 +438,7 @@ void FetchHere::fetch(const Stretch& piece) {
       const std::lock_guard lock(one.mutex);
       one.came.add(piece.begin, piece.end);
       one.bytes += piece.end - piece.begin;
-      one.unkept += piece.end - piece.begin;
     }
-    keep(one);
     if (add_sum(one)) end(one);
   } catch (const Stopped&) {
     return;
@@ -455,7 +463,8 @@ void FetchHere::run() {
   fs::create_directories(folder_, failed);
   if (failed) throw io_error(folder_, "cannot make it", failed.value());
   const io::TargetLock lock(job_.target);
-  journal_ = std::make_unique<FetchJournal>(journal, job_.sync);
+  io::watch::ignore_below(folder_);
+  journal_ = std::make_unique<FetchJournal>(journal);
   try {
     parallel_for(
         job_.files.size(), [&](size_t i) { look(job_.files[i]); },

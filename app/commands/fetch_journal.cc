@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "ckpt/error.h"
+#include "lib/interrupt.h"
 #include "lib/sha256.h"
 #include "lib/text/number.h"
 
@@ -15,18 +16,6 @@ namespace ckpt::app {
 namespace {
 
 constexpr uint64_t kMostJournal = uint64_t{1} << 30;
-
-// Changes with each boot of the machine.
-std::string this_boot() {
-  const std::string path = "/proc/sys/kernel/random/boot_id";
-  std::string id;
-  try {
-    id = io::Handle::open_read(path).read_string(0, 36);
-  } catch (const Error&) {
-    id = "unknown";
-  }
-  return id;
-}
 
 io::Handle open_journal(const std::string& path) {
   return io::is_file(path) ? io::Handle::open_write(path)
@@ -97,90 +86,73 @@ Ranges Ranges::missing(uint64_t size) const {
   return gaps;
 }
 
-FetchJournal::FetchJournal(const std::string& path, bool sync)
-    : sync_(sync), file_(open_journal(path)) {
+FetchJournal::FetchJournal(const std::string& path)
+    : file_(open_journal(path)) {
   if (file_.size() > kMostJournal)
     throw input_error({path, {}}, "is longer than any journal");
   read(file_.read_string(0, file_.size()));
-  begins_ =
-      add(fmt::format("run {} {}", this_boot(), sync ? "synced" : "quick"));
+  begins_ = end_;
 }
 
 // A last line without an end was not fully written: the next one overwrites it.
 void FetchJournal::read(const std::string& text) {
-  const std::string here = this_boot();
-  std::map<std::string, Ranges> kept;
-  bool same_boot = false, synced = false;
-  const auto end_run = [&] {
-    if (!same_boot)
-      for (auto& [name, one] : known_) one.came = kept[name];
-  };
   for (size_t end = 0; (end = text.find('\n', end_)) != text.npos;
        end_ = end + 1) {
     std::string_view line = std::string_view(text).substr(end_, end - end_);
-    const std::string_view what = take_word(line);
-    if (what == "run") {
-      end_run();
-      same_boot = take_word(line) == here;
-      synced = line == "synced";
-      continue;
-    }
-    const bool some = what == "came" || what == "kept";
-    if (!some && what != "whole") continue;
-    const uint64_t first = some ? number_of(take_word(line)) : 0;
-    const uint64_t last = some ? number_of(take_word(line)) : 0;
+    if (take_word(line) != "came") continue;
+    Part part;
+    part.begin = number_of(take_word(line));
+    part.end = number_of(take_word(line));
+    const auto sum = Digest::parse(take_word(line));
     std::string tag(take_word(line));
     tag += " " + std::string(take_word(line));
     const std::string name(line);
+    if (!sum) continue;
+    part.sum = *sum;
     Known& one = known_[name];
-    if (one.tag != tag) {
-      one = {.tag = tag};
-      kept.erase(name);
-    }
-    one.came.add(first, last);
-    if (what == "kept") kept[name].add(first, last);
-    if (what == "whole") one.whole = same_boot || synced;
+    if (one.tag != tag) one = {.tag = tag, .parts = {}};
+    one.parts.push_back(part);
   }
-  end_run();
 }
 
-FetchJournal::Known FetchJournal::known(const std::string& name,
-                                        const std::string& tag) const {
+std::vector<FetchJournal::Part> FetchJournal::known(
+    const std::string& name, const std::string& tag) const {
   const auto found = known_.find(name);
-  return found == known_.end() || found->second.tag != tag ? Known{}
-                                                           : found->second;
-}
-
-uint64_t FetchJournal::add(const std::string& line) {
-  const std::lock_guard lock(mutex_);
-  file_.write(end_, std::string_view(line + "\n"));
-  return end_ += line.size() + 1;
+  if (found == known_.end() || found->second.tag != tag) return {};
+  return found->second.parts;
 }
 
 void FetchJournal::came(const std::string& name, const std::string& tag,
-                        uint64_t begin, uint64_t end) {
-  if (begin < end) add(fmt::format("came {} {} {} {}", begin, end, tag, name));
+                        const Part& part) {
+  const std::string line = fmt::format("came {} {} {} {} {}\n", part.begin,
+                                       part.end, part.sum.hex(), tag, name);
+  const std::lock_guard lock(mutex_);
+  file_.write(end_, std::string_view(line));
+  end_ += line.size();
 }
 
-void FetchJournal::kept(const std::string& name, const std::string& tag,
-                        uint64_t begin, uint64_t end) {
-  add(fmt::format("kept {} {} {} {}", begin, end, tag, name));
-}
-
-// Many files end together; one of them waits for the disk on behalf of the
-// others.
-void FetchJournal::whole(const std::string& name, const std::string& tag) {
-  const uint64_t end = add(fmt::format("whole {} {}", tag, name));
-  if (!sync_) return;
-  const std::lock_guard lock(sync_mutex_);
-  if (synced_ >= end) return;
-  uint64_t now = 0;
-  {
-    const std::lock_guard writing(mutex_);
-    now = end_;
+Digest digest_of(const io::Handle& file, uint64_t begin, uint64_t end) {
+  constexpr uint64_t kStep = 256 << 10;  // stays in cache
+  Digest sum;
+  std::vector<std::byte> buffer;
+  for (uint64_t at = begin; at < end; at += buffer.size()) {
+    buffer.resize(std::min(kStep, end - at));
+    file.read(at, buffer);
+    sum += digest(at, buffer);
   }
-  file_.sync();
-  synced_ = now;
+  return sum;
+}
+
+Ranges proven(const io::Handle& file,
+              const std::vector<FetchJournal::Part>& parts) {
+  Ranges right;
+  for (const FetchJournal::Part& part : parts) {
+    if (interrupted()) throw Interrupted("");
+    if (part.begin < part.end && part.end <= file.size() &&
+        digest_of(file, part.begin, part.end) == part.sum)
+      right.add(part.begin, part.end);
+  }
+  return right;
 }
 
 }  // namespace ckpt::app

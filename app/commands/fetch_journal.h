@@ -2,20 +2,20 @@
 // What `ckpt fetch` has of each file, however it ended. Append-only lines in
 // DIR/.ckpt-fetch/journal:
 //
-//   run BOOT synced|quick      what follows was written by one run
-//   came BEGIN END TAG NAME    bytes of that version stand in NAME.part
-//   kept BEGIN END TAG NAME    the disk has those, too
-//   whole TAG NAME             all of it; the next step gives it its name
+//   came BEGIN END SUM TAG NAME    bytes of that version, in NAME.part or DIR
 //
-// Written pages outlive the process but not the machine. So after a reboot only
-// `kept` counts, and `whole` if the run waited for the disk.
+// SUM is the digest of those bytes at their place (lib/digest.h). What a disk,
+// a lost power supply or another program made of them meanwhile does not have
+// it, and is fetched again: nothing is believed that can be looked at.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <mutex>
 #include <string>
+#include <vector>
 
+#include "lib/digest.h"
 #include "lib/io/file.h"
 
 namespace ckpt::app {
@@ -42,39 +42,43 @@ class Ranges {
 
 class FetchJournal {
  public:
-  struct Known {
-    std::string tag;
-    Ranges came;
-    bool whole = false;
+  struct Part {
+    uint64_t begin = 0;
+    uint64_t end = 0;
+    Digest sum;
   };
 
   // Reads what earlier runs wrote.
-  FetchJournal(const std::string& path, bool sync);
+  explicit FetchJournal(const std::string& path);
 
   // True if there is nothing of any file.
   bool is_empty() const { return known_.empty() && begins_ == end_; }
-  // What there is of that version of the file; nothing of any other version.
-  Known known(const std::string& name, const std::string& tag) const;
+  // What earlier runs had of that version of the file.
+  std::vector<Part> known(const std::string& name,
+                          const std::string& tag) const;
   // For all threads.
-  void came(const std::string& name, const std::string& tag, uint64_t begin,
-            uint64_t end);
-  void kept(const std::string& name, const std::string& tag, uint64_t begin,
-            uint64_t end);
-  // Waits for the disk, if the run does.
-  void whole(const std::string& name, const std::string& tag);
+  void came(const std::string& name, const std::string& tag, const Part& part);
+  void sync() const { file_.sync(); }
 
  private:
-  void read(const std::string& text);
-  uint64_t add(const std::string& line);
+  struct Known {
+    std::string tag;
+    std::vector<Part> parts;
+  };
 
-  const bool sync_;
+  void read(const std::string& text);
+
   std::map<std::string, Known> known_;
   io::Handle file_;
   std::mutex mutex_;
   uint64_t end_ = 0;
-  uint64_t begins_ = 0;  // where this run's lines about files do
-  std::mutex sync_mutex_;
-  uint64_t synced_ = 0;
+  uint64_t begins_ = 0;  // where this run's lines do
 };
+
+// The digest of [begin, end) of a file.
+Digest digest_of(const io::Handle& file, uint64_t begin, uint64_t end);
+// Those parts that a file still has.
+Ranges proven(const io::Handle& file,
+              const std::vector<FetchJournal::Part>& parts);
 
 }  // namespace ckpt::app

@@ -2,10 +2,12 @@
 // From one server to another: one part of a file at a time is in the spool, is
 // sent while the next ones arrive, and is freed. Nothing appears until all
 // parts of all files are there. Parts that an earlier run sent are not fetched
-// again, except for files with a promised sha256, which needs their bytes.
+// again, except for files with a promised checksum, which needs their bytes.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
+#include <vector>
 
 #include "app/commands/fetch.h"
 #include "ckpt/error.h"
@@ -13,7 +15,6 @@
 #include "lib/io/staging.h"
 #include "lib/io/watch.h"
 #include "lib/parallel.h"
-#include "lib/sha256.h"
 
 namespace ckpt::app {
 namespace {
@@ -50,8 +51,9 @@ class FetchThere {
 void FetchThere::prepare() {
   const std::string list = list_of(job_);
   const std::string path = staging_.journal_path();
-  const bool known =
-      io::is_file(path) && io::read_file(path, list.size() + 1) == list;
+  const bool known = std::ranges::all_of(job_.files, &FetchFile::versioned) &&
+                     io::is_file(path) &&
+                     io::read_file(path, list.size() + 1) == list;
   if (!known) {
     staging_.clear();
     const io::Handle file = io::Handle::create(path);
@@ -68,15 +70,21 @@ void FetchThere::fetch(uint32_t number) {
   const io::Handle to =
       io::Handle::open_write(io::join(staging_.root(), file.path));
   const io::Handle from = open_fetched(file);
-  Sha256 sum;
-  const bool summed = !file.sha256.empty();
+  std::optional<sums::Hash> sum;
+  if (!file.sha256.empty()) sum.emplace(sums::Algorithm::kSha256, file.bytes);
+  std::vector<sums::Hash> listed;
+  for (const sums::Sum& one : file.sums)
+    listed.emplace_back(one.algorithm, file.bytes);
   const TakeBytes add = [&](uint64_t, std::span<const std::byte> bytes) {
-    if (summed) sum.update(bytes);
+    if (sum) sum->update(bytes);
+    for (sums::Hash& one : listed) one.update(bytes);
   };
   ++job_.copying;
   fetch_parts(number, from, to, add);
   --job_.copying;
-  if (summed) check_sum(job_, file, sum.hex());
+  if (sum) check_sum(job_, file, sum->hex());
+  for (size_t i = 0; i < listed.size(); ++i)
+    check_listed(job_, file, file.sums[i], listed[i].hex());
 }
 
 void FetchThere::fetch_parts(uint32_t number, const io::Handle& from,
@@ -84,10 +92,11 @@ void FetchThere::fetch_parts(uint32_t number, const io::Handle& from,
   const FetchFile& file = job_.files[number];
   const uint64_t size = upload_->part_bytes(number);
   const uint64_t step = size == 0 ? std::max<uint64_t>(1, file.bytes) : size;
+  const bool summed = !file.sha256.empty() || !file.sums.empty();
   for (uint64_t begin = 0; begin < file.bytes; begin += step) {
     const uint64_t end = std::min(file.bytes, begin + step);
     const bool there = size != 0 && upload_->stands(number, begin / step);
-    if (there && file.sha256.empty()) {
+    if (there && !summed) {
       job_.progress.advance(end - begin);
       continue;
     }

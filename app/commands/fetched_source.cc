@@ -22,10 +22,17 @@ namespace fs = std::filesystem;
 
 constexpr uint64_t kMostList = uint64_t{1} << 30;
 
-std::string versions_of(const FetchJob& job) {
+// What the server has, and what lies here of it. Empty if those can't be of the
+// same version for certain.
+std::string list_of_copy(const FetchJob& job) {
   std::string text;
-  for (const FetchFile& file : job.files)
-    text += fmt::format("{} {} {}\n", file.tag, file.sha256, file.path);
+  for (const FetchFile& file : job.files) {
+    const std::string copy = io::join(job.target, file.path);
+    if (!file.versioned || !io::is_file(copy)) return "";
+    const std::string sum =
+        sums::hash_of(io::Handle::open_read(copy), sums::Algorithm::kSha256);
+    text += fmt::format("{} {} {}\n", file.tag, sum, file.path);
+  }
   return text;
 }
 
@@ -48,7 +55,7 @@ FetchedSource::FetchedSource(std::string url, const std::string& target,
       io::join(io::parent(place), "." + io::base_name(place) + ".ckpt-source");
   const std::string list = folder_ + ".list";
   // Always on the disk before the list says so: a later run takes the copy for
-  // the source.
+  // the source, if its bytes are still those.
   FetchJob job;
   job.target = folder_;
   // Only while it is fetched: what comes is held to the version of this look.
@@ -58,9 +65,10 @@ FetchedSource::FetchedSource(std::string url, const std::string& target,
   } const watch;
   list_files(job, url_, [](const std::string&) { return true; });
   path_ = job.single ? io::join(folder_, job.files[0].path) : folder_;
-  const std::string versions = versions_of(job);
+  io::watch::ignore_below(folder_);
   if (io::is_file(list)) {
-    if (io::read_file(list, kMostList) == versions) return;
+    const std::string copied = list_of_copy(job);
+    if (!copied.empty() && io::read_file(list, kMostList) == copied) return;
     remove();
   } else if (!io::is_directory(io::join(folder_, ".ckpt-fetch"))) {
     remove();  // a run ended while it removed it, or before it was listed
@@ -72,7 +80,7 @@ FetchedSource::FetchedSource(std::string url, const std::string& target,
   job.progress.begin("fetching", bytes);
   fetch_here(job);
   job.progress.end();
-  write_list(list, versions);
+  write_list(list, list_of_copy(job));
 }
 
 std::string FetchedSource::shown(std::string text) const {

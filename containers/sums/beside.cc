@@ -225,6 +225,29 @@ void add_of_headers(const Asked& asked, Beside& found) {
     if (file.ends_with(".safetensors")) add_of_header(file, found);
 }
 
+// The name of the file that it is of; "" if it is no such metadata.
+std::string downloaded_by(const std::string& path) {
+  constexpr std::string_view kEnding = ".metadata";
+  const std::string mark = "/" + std::string(kDownloads) + "/";
+  const size_t at = path.rfind(mark);
+  if (at == path.npos || !path.ends_with(kEnding)) return "";
+  const size_t begin = at + mark.size();
+  if (begin + kEnding.size() >= path.size()) return "";
+  return path.substr(0, at + 1) +
+         path.substr(begin, path.size() - kEnding.size() - begin);
+}
+
+void add_metadata(const Asked& asked, const std::string& path, Beside& found) {
+  const auto which = asked.by_path.find(normal(downloaded_by(path)));
+  if (which == asked.by_path.end()) return;
+  std::string hex = etag_in(path);
+  if (const auto algorithm = of_etag(hex))
+    found.sums.push_back({.file = which->second,
+                          .algorithm = *algorithm,
+                          .hex = std::move(hex),
+                          .source = io::base_name(path)});
+}
+
 using Kind = void (*)(const Asked& asked, Beside& found);
 constexpr Kind kKinds[] = {add_stored, add_downloaded, add_listed,
                            add_of_headers};
@@ -249,6 +272,19 @@ Sum stored_under_sum(const std::string& path) {
           .hex = hex,
           .source = lfs ? "its name in git-lfs's store"
                         : "its name in the hub cache"};
+}
+
+Beside listed(const std::vector<std::string>& files) {
+  Beside found;
+  const std::string root;
+  Asked asked{.files = files, .root = root, .by_path = {}};
+  for (const std::string& file : files) asked.by_path[normal(file)] = file;
+  for (const std::string& file : files) {
+    if (!downloaded_by(file).empty()) add_metadata(asked, file, found);
+    if (const auto own = listed_by(io::base_name(file)))
+      add_list(asked, file, *own, found);
+  }
+  return found;
 }
 
 Beside beside(const std::vector<std::string>& files, const std::string& root) {

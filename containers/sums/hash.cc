@@ -7,26 +7,21 @@
 
 #include "containers/sums/sums.h"
 #include "lib/interrupt.h"
-#include "lib/net/md5.h"
-#include "lib/sha1.h"
-#include "lib/sha256.h"
 
 namespace ckpt::sums {
 namespace {
 
-template <class Hash>
-std::string run(Hash hash, const io::Handle& file, uint64_t begin) {
-  constexpr uint64_t kRead = 1 << 20;
-  std::vector<std::byte> block(std::min(kRead, file.size()));
-  while (begin < file.size()) {
-    if (interrupted()) throw Interrupted("");
-    const auto part = std::span(block).first(
-        std::min<uint64_t>(file.size() - begin, block.size()));
-    file.read(begin, part);
-    hash.update(part);
-    begin += part.size();
+std::variant<net::Md5, Sha1, Sha256> hash_by(Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::kMd5:
+      return net::Md5();
+    case Algorithm::kSha1:
+    case Algorithm::kGit:
+      return Sha1();
+    case Algorithm::kSha256:
+      break;
   }
-  return hash.hex();
+  return Sha256();
 }
 
 }  // namespace
@@ -45,24 +40,35 @@ std::string_view name(Algorithm algorithm) {
   return "";
 }
 
+Hash::Hash(Algorithm algorithm, uint64_t size) : hash_(hash_by(algorithm)) {
+  if (algorithm != Algorithm::kGit) return;
+  std::string head = fmt::format("blob {}", size);
+  head.push_back('\0');
+  update(std::as_bytes(std::span(head)));
+}
+
+void Hash::update(std::span<const std::byte> bytes) {
+  std::visit([&](auto& hash) { hash.update(bytes); }, hash_);
+}
+
+std::string Hash::hex() {
+  return std::visit([](auto& hash) { return hash.hex(); }, hash_);
+}
+
 std::string hash_of(const io::Handle& file, Algorithm algorithm,
                     uint64_t begin) {
-  switch (algorithm) {
-    case Algorithm::kMd5:
-      return run(net::Md5(), file, begin);
-    case Algorithm::kSha1:
-      return run(Sha1(), file, begin);
-    case Algorithm::kGit: {
-      Sha1 hash;
-      std::string head = fmt::format("blob {}", file.size());
-      head.push_back('\0');
-      hash.update(std::as_bytes(std::span(head)));
-      return run(std::move(hash), file, begin);
-    }
-    case Algorithm::kSha256:
-      return run(Sha256(), file, begin);
+  constexpr uint64_t kRead = 1 << 20;
+  Hash hash(algorithm, file.size());
+  std::vector<std::byte> block(std::min(kRead, file.size()));
+  while (begin < file.size()) {
+    if (interrupted()) throw Interrupted("");
+    const auto part = std::span(block).first(
+        std::min<uint64_t>(file.size() - begin, block.size()));
+    file.read(begin, part);
+    hash.update(part);
+    begin += part.size();
   }
-  return "";
+  return hash.hex();
 }
 
 }  // namespace ckpt::sums

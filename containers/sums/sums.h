@@ -14,12 +14,17 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "ckpt/catalog.h"
 #include "lib/io/file.h"
+#include "lib/net/md5.h"
+#include "lib/sha1.h"
+#include "lib/sha256.h"
 
 namespace ckpt::sums {
 
@@ -46,6 +51,10 @@ struct Beside {
 // Of these files, which are in or below `root`. Reads lists and headers.
 Beside beside(const std::vector<std::string>& files, const std::string& root);
 
+// What those of the files that are lists, or the cache of a download into a
+// directory, say of the others. All of them paths, or all of them URLs.
+Beside listed(const std::vector<std::string>& files);
+
 // True for SHA256SUMS, FILE.sha256 and the like: what they say of a source's
 // files is not true of those that are made of it.
 bool is_list(const std::string& name);
@@ -54,7 +63,18 @@ bool is_list(const std::string& name);
 // is none, or names a file outside.
 std::vector<Sum> read_list(const std::string& path, const std::string& root);
 
-// In lower case; of the bytes from `begin` on.
+// Of bytes that come in order, `size` in all.
+class Hash {
+ public:
+  Hash(Algorithm algorithm, uint64_t size);
+  void update(std::span<const std::byte> bytes);
+  std::string hex();  // in lower case; call it once
+
+ private:
+  std::variant<net::Md5, Sha1, Sha256> hash_;
+};
+
+// Of the bytes from `begin` on.
 std::string hash_of(const io::Handle& file, Algorithm algorithm,
                     uint64_t begin = 0);
 

@@ -714,7 +714,7 @@ def killed(folder, server, name):
 
 def test_fetch_killed(folder):
     """A killed process has what its journal says. A machine that lost power has
-    what was flushed to disk."""
+    what reached the disk of it."""
     (folder / "m.bin").write_bytes(random.Random(1).randbytes(48 << 20))
     with Server(folder) as server:
         args = ("fetch", server.url + "/m.bin")
@@ -723,14 +723,10 @@ def test_fetch_killed(folder):
         check(server.bytes < 33 << 20, f"{server.bytes} bytes again")
         check_equal((out / "m.bin").read_bytes(),
                     (folder / "m.bin").read_bytes(), "bytes")
-        # The same after another boot: pages may not have reached the disk.
+        # Pages may not have reached the disk.
         out = killed(folder, server, "power")
-        journal = out / ".ckpt-fetch/journal"
-        text = journal.read_text()
-        boot = text.split()[1]
         part = out / ".ckpt-fetch/m.bin.part"
         part.write_bytes(bytes(part.stat().st_size))
-        journal.write_text(text.replace(boot, "another"))
         ok(*args, out, "-q")
         check(server.bytes >= 48 << 20, f"{server.bytes} bytes again")
         check_equal((out / "m.bin").read_bytes(),
