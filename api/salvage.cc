@@ -2,11 +2,14 @@
 #include "api/salvage.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <map>
 #include <set>
 #include <string_view>
 #include <unordered_map>
 
 #include "api/check/integrity.h"
+#include "api/check/sums.h"
 #include "api/replace.h"
 #include "api/salvager.h"
 #include "api/write.h"
@@ -82,8 +85,12 @@ void Salvager::work() {
 // Messages never name the shadow: its paths are shown as the source's.
 std::string Salvager::shown(std::string text) const {
   const std::string root = files_.is_single() ? files_.path() : files_.root();
-  for (size_t at = text.find(root); at != text.npos; at = text.find(root))
-    text.replace(at, root.size(), source_);
+  const std::string plain =
+      std::filesystem::path(root).lexically_normal().string();
+  for (const std::string* const from : {&root, &plain})
+    for (size_t at = text.find(*from); at != text.npos;
+         at = text.find(*from, at + source_.size()))
+      text.replace(at, from->size(), source_);
   return text;
 }
 
@@ -142,7 +149,10 @@ void Salvager::open() {
   // Damage that remains is lost: a state that its step no longer has.
   for (const Problem& problem : catalog_.problems) {
     salvage::Note note{shown(problem.file), shown(problem.message), false};
-    if (problem.severity == Problem::Severity::kDamage)
+    // Another configuration is another model.
+    const bool lost =
+        problem.kind == "no_config" || problem.kind == "no_params";
+    if (problem.severity == Problem::Severity::kDamage || lost)
       report_.lost.push_back(std::move(note));
     else if (problem.severity == Problem::Severity::kWarning)
       report_.warnings.push_back(std::move(note));
@@ -213,14 +223,35 @@ void Salvager::prove() {
   }
 }
 
+// Checksums that lie beside the source are those of what it was. Some lie above
+// it, or beside a single file, where no shadow is.
+std::vector<sums::Sum> Salvager::sums_of_source() const {
+  const bool single = files_.is_single();
+  std::map<std::string, std::string> shadows;  // by source
+  std::vector<std::string> sources;
+  for (const std::string& file : files_.shadow().files()) {
+    const std::string source = single ? source_ : io::join(source_, file);
+    if (!io::is_file(source)) continue;  // it is made of another step's
+    sources.push_back(source);
+    shadows[source] = files_.shadow().path(file);
+  }
+  sums::Beside found =
+      sums::beside(sources, single ? io::parent(source_) : source_);
+  for (sums::Sum& sum : found.sums) sum.file = shadows.at(sum.file);
+  return std::move(found.sums);
+}
+
 // The result must pass like any other checkpoint. What `scan` says of it holds
 // for the source, too.
 void Salvager::verify_result() {
-  const Report found = check_integrity(
-      files_.path(), {},
-      {.from = catalog_.run ? options_.from : catalog_.format,
-       .read = options_.read},
-      {.threads = options_.save.threads, .max_mem = options_.save.max_mem});
+  const Engine engine{.threads = options_.save.threads,
+                      .max_mem = options_.save.max_mem};
+  Report found =
+      check_integrity(files_.path(), {},
+                      {.from = catalog_.run ? options_.from : catalog_.format,
+                       .read = options_.read},
+                      engine);
+  check_sums(sums_of_source(), engine, found);
   for (const Problem& problem : found.problems) {
     if (problem.severity != Problem::Severity::kDamage ||
         problem.kind == "executes")

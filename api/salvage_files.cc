@@ -270,6 +270,7 @@ void SalvageFiles::give_up(const std::string& file, const std::string& why) {
 void SalvageFiles::give_up_others(const std::string& file,
                                   const std::string& why) {
   const std::string name = io::base_name(file);
+  if (take_unrenamed(file, why)) return;
   const std::string other = like_of(file);
   const bool dist =
       name == "metadata.json" &&
@@ -336,6 +337,8 @@ void SalvageFiles::find_missing() {
   }
   for (const std::string& name : names_) missing.erase(name);
   for (const std::string& name : missing) give_up(name, "it is missing");
+  take_twins();
+  find_lost_configuration();
   find_lost_structure();
   const Manifest known = manifest_of_source();
   match_metadata(known);
@@ -367,6 +370,13 @@ std::string SalvageFiles::folder_without_common() const {
 
 // Finds data whose description is gone, if no other file tells what it held.
 void SalvageFiles::find_lost_structure() {
+  const std::vector<std::string> before = shadow_.files();
+  for (const std::string& name : before) {
+    const std::string index =
+        (fs::path(name).parent_path() / ".metadata").string();
+    if (name == index + ".tmp" && !std::ranges::binary_search(before, index))
+      take_unrenamed(index, "it is missing");
+  }
   std::set<std::string> there, told;
   for (const std::string& name : shadow_.files()) {
     there.insert(name);

@@ -28,6 +28,7 @@ class SalvageFiles {
   // The name in the checkpoint of a file in the shadow.
   std::string name_of(const std::string& shadow_path) const;
   Shadow& shadow() { return shadow_; }
+  const Shadow& shadow() const { return shadow_; }
   bool is_single() const { return !single_.empty(); }
 
   // Lost bytes of each file, and where its checksums are.
@@ -54,6 +55,9 @@ class SalvageFiles {
   void give_up(const std::string& file, const std::string& why);
   void give_up_others(const std::string& file, const std::string& why);
   void find_missing();
+  bool take_unrenamed(const std::string& file, const std::string& why);
+  void take_twins();
+  void find_lost_configuration();
   void find_lost_structure();
   // salvage_structure.cc
   Manifest manifest_of_source() const;  // empty if there is none to be read

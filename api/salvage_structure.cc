@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/salvage_structure.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "api/salvage_files.h"
 #include "ckpt/error.h"
 #include "formats/salvage/metadata.h"
+#include "formats/salvage/zero.h"
 #include "lib/io/file.h"
+#include "lib/pickle/decode.h"
 #include "lib/text/format.h"
 
 namespace ckpt::library {
@@ -27,6 +30,65 @@ Manifest SalvageFiles::manifest_of_source() const {
     if (error.code() == ExitCode::kIo) throw;
   }
   return {};
+}
+
+// A save that was killed before its last step has written all of its index,
+// after everything that the index names.
+bool SalvageFiles::take_unrenamed(const std::string& file,
+                                  const std::string& why) {
+  const std::string draft = file + ".tmp";
+  if (io::base_name(file) != ".metadata" ||
+      !std::ranges::binary_search(shadow_.files(), draft))
+    return false;
+  const std::string from = origin(draft);
+  try {
+    const io::Handle handle = io::Handle::open_read(from);
+    pickle::decode(handle, 0, handle.size());
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kDamaged) throw;
+    return false;
+  }
+  shadow_.remove(draft);
+  links_.erase(draft);
+  shadow_.link(file, from);
+  links_[file] = from;
+  note(file,
+       why + "; .metadata.tmp is whole: the save ended before it was renamed",
+       true);
+  return true;
+}
+
+// Elements are in other files: these say which parameters they are of.
+void SalvageFiles::take_twins() {
+  for (const salvage::Twin& twin :
+       salvage::lost_model_states(shadow_.path(""), shadow_.files())) {
+    salvage::Repair made =
+        salvage::archive_renamed(origin(twin.from), twin.file);
+    made.notes.push_back({twin.file,
+                          "it is missing; names, shapes and buffers are those "
+                          "of " +
+                              twin.from,
+                          true});
+    take(twin.file, made);
+    std::erase_if(report_.lost, [&](const salvage::Note& lost) {
+      return lost.file == twin.file;
+    });
+  }
+}
+
+// transformers writes both. Other readers say themselves what they lack.
+void SalvageFiles::find_lost_configuration() {
+  const auto has = [&](const char* name) {
+    return std::ranges::binary_search(shadow_.files(), name);
+  };
+  const bool told = std::ranges::any_of(
+      report_.lost,
+      [](const salvage::Note& lost) { return lost.file == "config.json"; });
+  if (has("generation_config.json") && !has("config.json") && !told)
+    report_.lost.push_back({"config.json",
+                            "it is missing; which model the tensors are, "
+                            "nothing else says",
+                            false});
 }
 
 // What the digests prove is not a guess: another choice of items with the same

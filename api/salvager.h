@@ -16,6 +16,7 @@
 #include "api/salvage.h"
 #include "api/salvage_files.h"
 #include "ckpt/error.h"
+#include "containers/sums/sums.h"
 #include "lib/manifest.h"
 #include "reshard/engine.h"
 
@@ -38,6 +39,7 @@ class Salvager {
   std::string next_step() const;
   void open();
   void check_names();
+  std::vector<sums::Sum> sums_of_source() const;
   void verify_result();
   void check_model();
   void prove();

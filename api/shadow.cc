@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 std::string name_beside(const std::string& target, std::string_view before) {
   const std::string place = io::staging_place(target);
   return io::join(io::parent(place),
-                  std::string(before) + io::base_name(place) + ".ckpt-salvage");
+                  std::string(before) + io::salvage_name(place));
 }
 
 }  // namespace

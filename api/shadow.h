@@ -5,8 +5,8 @@
 //   .NAME.ckpt-salvage/   model.safetensors -> /source/model.safetensors
 //                         model.pt          rebuilt
 //
-// One run for each DST has it. What a run left that was killed goes when the
-// next one begins.
+// One run for each DST has it. What a run left that was killed goes when
+// anything is written to that target (lib/io/staging.h).
 #pragma once
 
 #include <string>

@@ -99,7 +99,13 @@ Catalog Reader::read_catalog(const std::string& path,
                 leave_others(catalog);
               });
   read_yaml();
-  if (yaml) check_config(options, *yaml, catalog);
+  if (yaml)
+    check_config(options, *yaml, catalog);
+  else if (location.level == Level::kBase)
+    catalog.problems.push_back(warning(
+        "no_config", {path, {}},
+        "there is no model.yaml, which says what the model is: its family is "
+        "told by names and shapes, the rest is not known"));
   check_rows(grid, catalog);
   const std::string optimizer = io::join(location.path, "optimizer");
   if (location.level != Level::kModel && !location.old &&

@@ -14,6 +14,7 @@
 #include <set>
 
 #include "ckpt/error.h"
+#include "lib/failures.h"
 #include "lib/io/note.h"
 #include "lib/io/probe.h"
 #include "lib/io/remove.h"
@@ -199,6 +200,10 @@ std::string staging_place(const std::string& target) {
   return join(open_spool(), sum.hex().substr(0, 16) + "-" + base_name(target));
 }
 
+std::string salvage_name(const std::string& place) {
+  return base_name(place) + ".ckpt-salvage";
+}
+
 bool is_half_published(const std::string& target) {
   const std::string place = staging_place(stripped(target));
   return is_publishing(join(beside(place, ".ckpt-staging"), kUpload), target);
@@ -228,7 +233,22 @@ Staging::Staging(const std::string& target, const StagingOptions& options)
     restore_replaced(root_ + ".old", target_);
     check_target(target_, options_);  // from here on only this run creates it
   }
+  remove_salvaged();
   open_root();
+}
+
+// What a salvage that was killed rebuilt for this target. One that runs, which
+// may be the one that writes here, holds its lock.
+void Staging::remove_salvaged() const {
+  const std::string left = join(parent(place_), "." + salvage_name(place_));
+  if (!is_plain_directory(left)) return;
+  const failures::Unimportant not_here;
+  try {
+    const TargetLock lock(join(parent(place_), salvage_name(place_)));
+    remove_tree(left);
+  } catch (const Error&) {
+    return;
+  }
 }
 
 // Ranks of a job whose first process is dead may still be writing here.

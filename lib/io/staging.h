@@ -6,6 +6,8 @@
 //   DIR/.NAME.ckpt-staging/   files in their final layout, `journal`, and
 //                             `lock` while other processes write there too
 //   DIR/.NAME.ckpt-journal    the journal, for the moment of the rename
+//   DIR/.NAME.ckpt-salvage/   what a salvage rebuilds for it first, with a lock
+//                             of its own (api/shadow.h)
 //   DIR/NAME                  appears at publish()
 //
 // A target on another machine (s3:// gs://) is staged here too, in a directory
@@ -96,6 +98,7 @@ class Staging {
   void keep() { keep_ = true; }
 
  private:
+  void remove_salvaged() const;
   void open_root();
   void make_parents(const std::string& relative_path);
   void remove_strangers() const;
@@ -128,6 +131,10 @@ class Staging {
 // The path beside which a target is staged: the target itself, or a name in the
 // spool for one on another machine.
 std::string staging_place(const std::string& target);
+
+// What the directory and the lock of a salvage to a place are called, without
+// the dot.
+std::string salvage_name(const std::string& place);
 
 // An earlier run came so far that objects of it may stand at the target, which
 // is on another machine: they are this run's own when it goes on.
