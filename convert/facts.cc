@@ -56,6 +56,16 @@ class Reader {
     overrides_ = all.at("trait").value("facts", Json::object());
     values_ = all;
     numbers_.emplace(family, *dialect, side, std::move(all), "", overrides);
+    KeyKinds kinds;
+    for (const Json& group : facts_table().at("groups"))
+      for (const auto& [name, sides] : group.at("facts").items())
+        if (const Json* how = expression(name, sides))
+          kinds.read(expression_of(*how), kinds_said(name, sides));
+    kinds.read(*dialect, side);
+    // Switches that are a text in some models, as Python has it.
+    for (const Json& key : facts_table().at("texts"))
+      kinds.read(Expr(key.get<std::string>()), Expr::kText);
+    numbers_->expect(std::move(kinds));
   }
 
   Facts run() {
@@ -104,7 +114,9 @@ class Reader {
       if (const auto names = group.find("same"); names != group.end())
         if (value.is_string() && names->contains(value.get<std::string>()))
           value = Json(names->at(value.get<std::string>()));
-      check_kind(how, sides, value);
+      // A switch may be 1, as in Python.
+      const uint8_t kinds = kinds_said(name, sides);
+      if (kinds == Expr::kFlag && value.is_number()) value = truthy(value);
       facts[name] = {std::move(value), source_of(from),
                      group.value("weak", false)};
     } catch (const Error& error) {
@@ -113,46 +125,18 @@ class Reader {
     }
   }
 
-  static uint8_t kinds_of(const Json& how) {
-    return Expr((how.is_object() ? how.at("of") : how).get<std::string>())
-        .kinds();
+  static Expr expression_of(const Json& how) {
+    return Expr((how.is_object() ? how.at("of") : how).get<std::string>());
   }
 
-  // A value of another kind than the expression's literals have, or a text
-  // where no dialect has one, would be written as it is.
-  static void check_kind(const Json& how, const Json& sides, Json& value) {
-    uint8_t kinds = kinds_of(how);
-    bool alone = true;  // no other dialect says it: it is refused by itself
-    for (const Json& side : sides) {
-      const uint8_t said = kinds_of(side);
-      alone = alone && (side == how || said == 0);
-      if ((said & Expr::kText) != 0) kinds |= Expr::kText;
-    }
-    if (alone && (kinds & Expr::kAny) != 0) kinds |= Expr::kText;
-    if (how.is_object() && value.is_array()) {
-      for (Json& item : value) check_kind_of(kinds, item);
-      return;
-    }
-    check_kind_of(kinds, value);
-  }
-
-  static void check_kind_of(uint8_t kinds, Json& value) {
-    const bool any = (kinds & Expr::kAny) != 0;
-    const bool number = (kinds & Expr::kNumber) != 0;
-    const bool flag = (kinds & Expr::kFlag) != 0;
-    bool right = value.is_null();
-    // A switch may be a text, as in Python: Gemma 4's "vision".
-    if (value.is_string())
-      right = (kinds & Expr::kText) != 0 || (flag && !number && !any);
-    if (value.is_array()) right = any;
-    if (value.is_boolean() || value.is_number()) right = any || number || flag;
-    if (!right)
-      throw unfaithful_error({}, "{}",
-                             number ? "expected a number"
-                             : flag ? "expected true or false"
-                                    : "expected another kind of value");
-    // A switch may be 1, as in Python.
-    if (flag && !number && !any && value.is_number()) value = truthy(value);
+  // What a fact is in all dialects: what their literals are, and a list where
+  // the ledger says so.
+  static uint8_t kinds_said(const std::string& name, const Json& sides) {
+    const Json& lists = facts_table().at("lists");
+    uint8_t kinds =
+        std::ranges::count(lists, Json(name)) != 0 ? Expr::kList : 0;
+    for (const Json& side : sides) kinds |= expression_of(side).kinds();
+    return static_cast<uint8_t>(kinds & ~Expr::kAny);
   }
 
   // True for a number that this side does not state, rather than one that makes
@@ -239,9 +223,10 @@ Facts read_facts(const std::shared_ptr<const Family>& family,
   if (!in_ledger(*family)) return {};
   Facts facts = Reader(family, side, values, overrides).run();
   // Args of a run say how many rows there are with padding, and often not how
-  // many are tokens: whoever says that contradicts nothing.
+  // many are tokens; -1 in Meta's files means "as the tokenizer has": whoever
+  // says it contradicts nothing.
   if (const auto rows = facts.find("vocab_size");
-      side == "mcore" && rows != facts.end() && rows->second.value.is_null())
+      rows != facts.end() && rows->second.value.is_null())
     facts.erase(rows);
   return facts;
 }

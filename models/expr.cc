@@ -351,8 +351,8 @@ uint8_t Expr::kinds_of(const Node& node) {
       if (node.literal.is_null()) return 0;
       if (node.literal.is_string()) return kText;
       return node.literal.is_boolean() ? kFlag : kNumber;
-    case ExprKind::kName:  // a variable's own literals are elsewhere
-      return node.text.starts_with('$') ? kAny | kText : kAny;
+    case ExprKind::kName:
+      return kAny;
     case ExprKind::kChoice:
       return either(node.args[1], node.args[2]);
     case ExprKind::kUnary:

@@ -68,7 +68,14 @@ class Expr {
   const std::string& text() const { return text_; }
   // What its values can be, as far as its literals and operators say: a sum of
   // these. kAny: what a name holds.
-  enum Kinds : uint8_t { kNumber = 1, kFlag = 2, kText = 4, kAny = 8 };
+  enum Kinds : uint8_t {
+    kNumber = 1,
+    kFlag = 2,
+    kText = 4,
+    kAny = 8,
+    kList = 16,
+    kObject = 32,
+  };
   uint8_t kinds() const;
   // The names in it, $variables and indices included, in order, unique.
   const std::vector<std::string>& names() const { return names_; }
@@ -76,6 +83,7 @@ class Expr {
  private:
   friend class ExprParser;
   friend class ExprRun;
+  friend class ExprUses;
   struct Node;
   static uint8_t kinds_of(const Node& node);
   std::string text_;

@@ -104,8 +104,10 @@ class Numbers::Scope : public Expr::Scope {
       return *given;
     }
     const Json& found = numbers_.lookup(name);
-    if (!found.is_null()) add_unique(fields_, name);
+    if (found.is_null()) return found;
+    add_unique(fields_, name);
     if (found.is_structured()) numbers_.check_known(name, found);
+    numbers_.check_kind(name, found);
     return found;
   }
 
@@ -146,6 +148,7 @@ Numbers::Numbers(std::shared_ptr<const Family> family, const Dialect& dialect,
     for (const std::string& used : parsed(expression->second).names())
       known.insert(plain(used));
   }
+  kinds_.read(dialect, side_);
   for (const auto& [name, text] : overrides) {
     if (!known.contains(name))
       throw usage_error({}, "--set {}: family {} doesn't have this number",
@@ -191,6 +194,17 @@ void Numbers::check_known(const std::string& name, const Json& value) const {
   checked_.insert(&value);
 }
 
+// A list where a number belongs, or a text where a switch does.
+void Numbers::check_kind(const std::string& name, const Json& value) const {
+  const std::string expected = kinds_.expected(name, value);
+  if (expected.empty()) return;
+  throw unfaithful_error({source_, {}}, "{} is {}, expected {}",
+                         text::printable(name), text::printable(shown(value)),
+                         expected)
+      .with_hint("give it: --set " + plain(name) +
+                 "=VALUE, or put it right in the file");
+}
+
 // Computes a variable only once if it depends on no index.
 Json Numbers::variable(const std::string& name, const Scope& outer) const {
   // A hostile file's variables may double the work with every level.
@@ -223,8 +237,11 @@ Json Numbers::variable(const std::string& name, const Scope& outer) const {
     value = parsed(*expression).eval(inner);
   } catch (const Error& error) {
     if (!error.hint().empty()) throw;
-    throw unfaithful_error({source_, {}}, "{}: {}", labelled(name),
-                           error.problem())
+    std::string of;  // the keys that it was made of
+    for (const std::string& field : inner.fields())
+      of += (of.empty() ? " (" : ", ") + text::printable(field);
+    throw unfaithful_error({source_, {}}, "{}: {}{}", labelled(name),
+                           error.problem(), of.empty() ? of : of + ")")
         .with_hint(set_hint(name));
   }
   outer.merge(inner);

@@ -23,6 +23,7 @@
 
 #include "ckpt/catalog.h"
 #include "models/family.h"
+#include "models/key_kinds.h"
 
 namespace ckpt::families {
 
@@ -39,6 +40,10 @@ class Numbers {
           Overrides overrides = {});
   ~Numbers();
   Numbers(Numbers&&) noexcept;
+
+  // More expressions will be evaluated: what they say of the keys. A value of
+  // another kind than `kinds` has is an error that names its key.
+  void expect(KeyKinds kinds) { kinds_ = std::move(kinds); }
 
   // The value of an expression. Throws unfaithful_error naming a missing
   // number, where it was looked for, and --set.
@@ -80,6 +85,7 @@ class Numbers {
   const Json* override_of(const std::string& name) const;
   const Json& lookup(const std::string& dotted) const;
   void check_known(const std::string& name, const Json& value) const;
+  void check_kind(const std::string& name, const Json& value) const;
   Json variable(const std::string& name, const Scope& scope) const;
 
   std::shared_ptr<const Family> family_;
@@ -88,6 +94,7 @@ class Numbers {
   Json values_;
   std::string source_;
   std::map<std::string, Json, std::less<>> overrides_;
+  KeyKinds kinds_;
   // Not for several threads at once.
   mutable std::unordered_map<std::string, std::unique_ptr<Expr>> parsed_;
   mutable std::map<std::string, Use> used_;
