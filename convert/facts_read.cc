@@ -73,11 +73,22 @@ void settle_yarn(const Json& values, Json& rope) {
     rope.erase("attention_factor");
 }
 
+[[noreturn]] void not_a(const char* source, const char* key, const Json& value,
+                        const char* what) {
+  throw input_error({source, {}}, "{} is {}, expected {}", key,
+                    pickle::is_foreign(value) ? pickle::foreign_name(value)
+                                              : shown_fact(value),
+                    what)
+      .with_hint("put that value right in the file");
+}
+
 // Both spellings: rope_parameters of v5, rope_theta and rope_scaling of v4.
 // Only classes with a rope for each type of layer read one in rope_parameters.
 Json hf_rope(const Json& values, const Json& defaults, bool by_type) {
   Json rope = Json::object();
   Json usual = at(defaults, "rope");
+  const bool whole_heads = at(usual, "reads_fraction") == Json(false);
+  if (usual.is_object()) usual.erase("reads_fraction");
   // A null is no default where the class only fills in what is absent.
   if (values.contains("partial_rotary_factor") && usual.is_object())
     usual.erase("partial_rotary_factor");
@@ -92,6 +103,10 @@ Json hf_rope(const Json& values, const Json& defaults, bool by_type) {
   const Json& old = at(values, "rope_scaling");
   const Json& both = at(values, "rope_parameters");
   const Json& full = at(both, "full_attention");
+  for (const char* key : {"rope_scaling", "rope_parameters"})
+    if (const Json& given = at(values, key);
+        !given.is_object() && truthy(given))
+      not_a("config.json", key, given, "an object");
   for (const char* key : {"rotary_emb_base", "rope_theta"})
     if (!at(values, key).is_null()) rope["rope_theta"] = at(values, key);
   for (const char* key : {"rotary_pct", "partial_rotary_factor"})
@@ -117,19 +132,15 @@ Json hf_rope(const Json& values, const Json& defaults, bool by_type) {
       at(values.contains("partial_rotary_factor") ? values : usual,
          "partial_rotary_factor");
   if (scales && !part.is_null()) rope["partial_rotary_factor"] = part;
+  // Where nothing scales, it is the class's own code that reads the key, or
+  // not.
+  if (whole_heads && !rope.contains("type"))
+    rope.erase("partial_rotary_factor");
   const Json& first = at(values, "original_max_position_embeddings");
   if (!first.is_null() && scales && type != "linear" && type != "dynamic")
     rope["original_max_position_embeddings"] = first;
   if (type == "yarn") settle_yarn(values, rope);
   return rope;
-}
-
-[[noreturn]] void not_a(const char* key, const Json& value, const char* what) {
-  throw input_error({"args", {}}, "{} is {}, expected {}", key,
-                    pickle::is_foreign(value) ? pickle::foreign_name(value)
-                                              : shown_fact(value),
-                    what)
-      .with_hint("put that argument right in the file");
 }
 
 // Megatron's window is (left, right): so many tokens before this one, -1 for
@@ -142,12 +153,12 @@ Json mcore_window(const Json& values) {
   if (pair && size[0] >= 0) window["size"] = size[0].get<int64_t>() + 1;
   if (size.is_number_integer() && size > 0) window["size"] = size;
   if (!pair && !size.is_number_integer() && truthy(size))
-    not_a("window_size", size, "two whole numbers");
+    not_a("args", "window_size", size, "two whole numbers");
   const Json& skip = at(values, "window_attn_skip_freq");
   if (skip.is_array() && !pickle::is_foreign(skip)) window["list"] = skip;
   if (skip.is_number_integer() && skip > 0) window["every"] = skip;
   if (!window.contains("list") && !skip.is_number_integer() && truthy(skip))
-    not_a("window_attn_skip_freq", skip, "a whole number or a list");
+    not_a("args", "window_attn_skip_freq", skip, "a whole number or a list");
   return window;
 }
 

@@ -8,6 +8,7 @@ Needs transformers 5.12.1. tests/app/facts/facts_test.py holds the file against 
 installed classes.
 """
 
+import importlib
 import json
 import sys
 
@@ -41,6 +42,29 @@ def theta(config):
     scaled = rope if rope.get("rope_type", "default") != "default" else {}
     return {**scaled, "rope_theta": rope.get("rope_theta", 10000.0),
             "partial_rotary_factor": rope.get("partial_rotary_factor")}
+
+
+def reads_fraction(config_class):
+    """Whether the class turns only a part of each head where positions are not
+    scaled: what its own code makes of the key. (What scales them is common to all
+    classes, and reads it.)"""
+    module = importlib.import_module(
+        config_class.__module__.replace("configuration_", "modeling_"))
+    turning = [one for name, one in vars(module).items()
+               if name.endswith("RotaryEmbedding") and "Vision" not in name
+               and hasattr(one, "compute_default_rope_parameters")]
+    counts = set()
+    for fraction in (1.0, 0.5):
+        config = config_class()
+        rope = {"rope_type": "default", "rope_theta": 10000.0,
+                "partial_rotary_factor": fraction}
+        layers = "full_attention" in (config.rope_parameters or {})
+        config.rope_parameters = {"full_attention": rope} if layers else rope
+        for one in turning:
+            kwargs = {"layer_type": "full_attention"} if layers else {}
+            angles, _ = one.compute_default_rope_parameters(config, **kwargs)
+            counts.add((one.__name__, len(angles)))
+    return len(counts) > len(turning)
 
 
 def as_saved(value):
@@ -82,6 +106,10 @@ def defaults():
                if (key not in general or key == "tie_word_embeddings")
                and key not in DERIVED and key != "rope_parameters"}
         own["rope"] = theta(config)
+        # Bamba's class sets a part for older versions, whatever its code reads.
+        part = own["rope"]["partial_rotary_factor"] or 1
+        if hasattr(config_class(), "rope_parameters") and part == 1:
+            own["rope"]["reads_fraction"] = reads_fraction(config_class)
         if "layer_types" in config:
             own["layer_types"] = None
         table[name] = own

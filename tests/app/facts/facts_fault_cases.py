@@ -151,9 +151,6 @@ OTHER_EXPERTS = {
 # Args under Megatron's own names, as another run would have them, beside a
 # model that has none: what transformers must then compute.
 SAID = {
-    "partial rotary": (
-        dict(rotary_percent=0.5),
-        dict(THETA, rope_theta=10000.0, partial_rotary_factor=0.5)),
     "use_rope_scaling": (
         dict(use_rope_scaling=True, rope_scaling_factor=32.0), LLAMA3),
     "rotary_seq_len_interpolation_factor": (

@@ -140,22 +140,24 @@ def values_of_another_kind(folder):
     """rotary_percent as another Python type: its value, or an error that names
     it; never the default, never a tag of ours in config.json."""
     same, other = kinds_of_values()
-    there, _ = from_args(folder, "llama", {})
+    there, _ = from_args(folder, "stablelm", {})
     for i, value in enumerate(same):
         edit_args(there, rotary_percent=value)
         CKPT.ok("convert", there, folder / f"same{i}", *HF, "-q", "--family",
-                "llama")
+                "stablelm")
         text = json.dumps(config_at(folder / f"same{i}"))
         check('"partial_rotary_factor": 0.5' in text and "!" not in text, text)
     for i, value in enumerate(other):
         edit_args(there, rotary_percent=value)
         result = CKPT.run("convert", there, folder / f"no{i}", *HF, "--family",
-                          "llama")
+                          "stablelm")
         check(result.code in (4, 5) and "rotary_percent" in result.err,
               f"{value!r}: {result}")
 
 
 ARGS = {
+    "a part of each head that Llama's class turns whole": (
+        "llama", dict(rotary_percent=0.5), "rope_fraction is 0.5"),
     "another softmax scale": (
         "llama", dict(softmax_scale=0.5), "query_scale is 4"),
     "a sigmoid router": (
