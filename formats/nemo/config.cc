@@ -68,8 +68,12 @@ std::string text_of(const Config& config, std::string_view key) {
 
 void add_norm(const Config& config, json& args) {
   const std::string norm = text_of(config, "normalization");
-  if (norm.starts_with("layernorm")) args["normalization"] = "LayerNorm";
-  if (norm == "rmsnorm") args["normalization"] = "RMSNorm";
+  if (norm.starts_with("layernorm"))
+    args["normalization"] = "LayerNorm";
+  else if (norm == "rmsnorm")
+    args["normalization"] = "RMSNorm";
+  else if (!norm.empty())
+    args["normalization"] = norm;
   if (norm == "layernorm1p") args["apply_layernorm_1p"] = true;
 }
 
@@ -79,17 +83,34 @@ void add_activation(const Config& config, json& args) {
   if (name.starts_with("fast-")) name = name.substr(5);
   args["swiglu"] = name == "swiglu";
   args["squared_relu"] = name == "squared-relu";
-  if (name == "geglu") args["gated_linear_unit"] = true;
+  if (name == "swiglu" || name == "squared-relu") return;
+  if (name.ends_with("glu")) args["gated_linear_unit"] = true;
+  if (name == "reglu") name = "relu";
+  if (name != "gelu" && name != "geglu") args["ckpt_activation"] = name;
+}
+
+// A list has its items' keys, "num_layers.0". No argument here is one.
+bool has_items(const Config& config, const std::string& key) {
+  const auto next = config.lower_bound(key + ".");
+  return next != config.end() && next->first.starts_with(key + ".");
+}
+
+// True and false alone: what else is there is refused where it is read.
+json negated(const Scalar& value) {
+  if (const bool* flag = std::get_if<bool>(&value)) return !*flag;
+  return std::visit(ScalarToJson(), value);
 }
 
 json args_of(const Config& config) {
   json args = json::object();
-  for (const auto& [from, to] : kSame)
+  for (const auto& [from, to] : kSame) {
     if (const Scalar* value = find(config, from))
       args[to] = std::visit(ScalarToJson(), *value);
+    else if (has_items(config, from))
+      args[to] = json::array();
+  }
   if (const Scalar* tied = find(config, "share_embeddings_and_output_weights"))
-    if (const bool* value = std::get_if<bool>(tied))
-      args["untie_embeddings_and_output_weights"] = !*value;
+    args["untie_embeddings_and_output_weights"] = negated(*tied);
   const Scalar* groups = find(config, "num_query_groups");
   args["group_query_attention"] = groups != nullptr;
   if (groups) args["num_query_groups"] = std::visit(ScalarToJson(), *groups);

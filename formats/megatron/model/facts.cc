@@ -1,32 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/megatron/model/facts.h"
 
+#include <cmath>
+
 #include "ckpt/error.h"
 #include "containers/torch/tensors.h"
+#include "lib/pickle/config.h"
+#include "lib/text/format.h"
 
 namespace ckpt::megatron {
 namespace {
 
+using nlohmann::json;
 using pickle::Document;
 using pickle::Id;
 using pickle::Type;
 
 constexpr uint64_t kMostOfAnything = uint64_t{1} << 40;
 constexpr uint64_t kMostRanks = uint64_t{1} << 20;
+constexpr size_t kMostShown = 60;
 
-// The entries of the args, by name.
+// The entries of the args, by name. None is absent; what is there and is
+// neither that nor of the kind asked for is an error.
 class Entries {
  public:
   Entries(const Document& document, Id dict, const std::string& path)
       : document_(document), dict_(dict), path_(path) {}
 
   std::optional<uint64_t> size(const char* key) const {
-    const Id id = document_.find(dict_, key);
-    if (!document_.is(id, Type::kInt)) return std::nullopt;
-    const int64_t value = document_.integer(id);
-    if (value < 0 || static_cast<uint64_t>(value) > kMostOfAnything)
-      throw input_error({path_, {}}, "args.{} is {}", key, value);
-    return static_cast<uint64_t>(value);
+    const json found = value(key);
+    if (found.is_null() || found == json(false)) return std::nullopt;
+    if (found.is_boolean()) return 1;
+    if (!is_whole(found)) throw not_a(key, found, "a whole number");
+    if (found < 0 || found > kMostOfAnything)
+      throw input_error({path_, {}}, "args.{} is {}", key, found.dump());
+    return found.get<uint64_t>();
   }
   // A number of layers, rows or heads: zero counts as missing.
   std::optional<uint64_t> count(const char* key) const {
@@ -42,35 +50,62 @@ class Entries {
     return value;
   }
   std::optional<bool> flag(const char* key) const {
-    const Id id = document_.find(dict_, key);
-    if (!document_.is(id, Type::kBool)) return std::nullopt;
-    return document_.boolean(id);
+    const json found = value(key);
+    if (found.is_null()) return std::nullopt;
+    if (found.is_boolean()) return found.get<bool>();
+    if (!found.is_number()) throw not_a(key, found, "True or False");
+    return found != 0;
   }
   std::optional<DType> dtype(const char* key) const {
     const Id id = document_.find(dict_, key);
     if (!document_.is(id, Type::kGlobal)) return std::nullopt;
     return torch::as_dtype(document_, id);
   }
+  // A switch, or a name: glu_activation="geglu".
+  std::optional<bool> switched(const char* key) const {
+    if (value(key).is_string()) return true;
+    return flag(key);
+  }
   // True if every n-th layer, or the layers of a list, are of another kind.
   std::optional<bool> numbered_layers() const {
     std::optional<bool> found;
     for (const char* key : {"moe_layer_freq", "linear_attention_freq"}) {
-      const Id id = document_.find(dict_, key);
-      if (document_.is(id, Type::kList)) return true;
-      if (document_.is(id, Type::kInt)) found = document_.integer(id) > 1;
+      const json each = value(key);
+      if (each.is_array() && !pickle::is_foreign(each)) return true;
+      if (const auto every = size(key)) found = *every > 1;
       if (found == true) return true;
     }
     if (text("heterogeneous_layers_config_path")) return true;
     if (flag("hetereogenous_dist_checkpoint") == true) return true;
     return found;
   }
-  std::optional<std::string_view> text(const char* key) const {
-    const Id id = document_.find(dict_, key);
-    if (!document_.is(id, Type::kString)) return std::nullopt;
-    return document_.text(id);
+  std::optional<std::string> text(const char* key) const {
+    const json found = value(key);
+    if (found.is_null()) return std::nullopt;
+    if (!found.is_string()) throw not_a(key, found, "a text");
+    return found.get<std::string>();
   }
 
  private:
+  json value(const char* key) const {
+    const Id id = document_.find(dict_, key);
+    return id == pickle::kNoId ? json() : pickle::to_config(document_, id);
+  }
+  // 2.0 is 2, as in Python.
+  static bool is_whole(const json& value) {
+    if (!value.is_number_float()) return value.is_number();
+    const double number = value.get<double>();
+    return std::trunc(number) == number;
+  }
+  Error not_a(const char* key, const json& value, const char* what) const {
+    const std::string shown =
+        pickle::is_foreign(value)
+            ? pickle::foreign_name(value)
+            : value.dump(-1, ' ', true, json::error_handler_t::replace);
+    return input_error({path_, {}}, "args.{} is {}, expected {}", key,
+                       text::printable(shown.substr(0, kMostShown)), what);
+  }
+
   const Document& document_;
   Id dict_;
   const std::string& path_;
@@ -94,9 +129,8 @@ void read_model(const Entries& args, Facts& facts) {
   facts.vocab_multiple = args.count("make_vocab_size_divisible_by");
   for (const char* name :
        {"swiglu", "gated_linear_unit", "quick_geglu", "glu_activation"}) {
-    const auto gated = args.flag(name);
+    const auto gated = args.switched(name);
     if (gated) facts.gated = *gated || facts.gated.value_or(false);
-    if (args.text(name)) facts.gated = true;  // glu_activation="geglu"
   }
   facts.bias = args.flag("add_bias_linear");
   facts.untied = args.flag("untie_embeddings_and_output_weights");
