@@ -68,6 +68,9 @@ struct Container {
   std::shared_ptr<const pickle::Document> document;  // root() is the value
   std::vector<std::string> globals;  // "module name", sorted, unique
   Storages storages;
+  // Of a TorchScript archive: the tensors that its code has as CONSTANTS. No
+  // other container has it.
+  std::shared_ptr<Container> constants = {};
 };
 
 // What the first bytes of a file suggest.
@@ -84,8 +87,8 @@ struct Sniff {
   Sniffed what = Sniffed::kNothing;
   std::string why;  // one clause
 };
-// Cheap; does not throw for readable files. A zip that is not torch.save's is
-// kNothing; TorchScript and damaged zips are kTorchZip (and refused by
+// Cheap; does not throw for readable files. A zip that neither torch.save nor
+// torch.jit.save wrote is kNothing; damaged ones are kTorchZip (and refused by
 // open_container).
 Sniff sniff(const std::string& path);
 
@@ -94,7 +97,7 @@ Sniff sniff(const std::string& path);
 // catalog.crcs, and what it finds to catalog.globals and catalog.problems.
 //
 // Throws input_error for anything that is not whole: a missing or short storage
-// record, a malformed persistent id, TorchScript, git-lfs pointers. With
+// record, a malformed persistent id, git-lfs pointers. With
 // limits.restrict_globals, throws an unsafe_error naming the globals that
 // torch.load(weights_only=True) would not allow.
 Container open_container(const std::string& path, Catalog& catalog,

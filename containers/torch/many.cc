@@ -107,8 +107,10 @@ void open_each(const std::vector<std::string>& paths, Catalog& catalog,
       paths.size(), [&](size_t i) { return open_aside(paths[i], limits); },
       [&](size_t i, Opened opened) {
         const uint32_t first = take_aside(opened.aside, catalog);
-        for (Storage& storage : opened.container.storages.all)
-          storage.file += first;
+        for (Container* part :
+             {&opened.container, opened.container.constants.get()})
+          if (part)
+            for (Storage& storage : part->storages.all) storage.file += first;
         take(i, std::move(opened.container));
       });
 }

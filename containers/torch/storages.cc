@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "containers/torch/storages.h"
 
+#include <algorithm>
+#include <cctype>
+
 #include "ckpt/note.h"
 #include "lib/text/format.h"
 
@@ -98,6 +101,23 @@ uint64_t item_size(const std::optional<DType>& dtype) {
   return dtype ? element_size(*dtype) : 1;
 }
 
+namespace {
+
+// torch.jit.save names a class for each type, also for those that Python's
+// torch has none for: UInt16Storage, Float8_e4m3fnStorage.
+std::optional<DType> dtype_of_script(std::string_view name) {
+  constexpr std::string_view kEnd = "Storage";
+  if (!name.ends_with(kEnd)) return std::nullopt;
+  std::string type(name.substr(0, name.size() - kEnd.size()));
+  std::ranges::transform(type, type.begin(), [](unsigned char c) {
+    return static_cast<char>(std::tolower(c));
+  });
+  const auto dtype = dtype_from_torch(type);
+  return dtype && info(*dtype).storage.empty() ? dtype : std::nullopt;
+}
+
+}  // namespace
+
 std::optional<DType> storage_dtype(const Document& document, Id node,
                                    const std::string& path) {
   if (!document.is(node, Type::kGlobal))
@@ -109,6 +129,7 @@ std::optional<DType> storage_dtype(const Document& document, Id node,
   if (module.substr(0, module.find('.')).starts_with("torch")) {
     if (name == "UntypedStorage") return std::nullopt;
     if (const auto dtype = dtype_from_storage(name)) return dtype;
+    if (const auto dtype = dtype_of_script(name)) return dtype;
   }
   throw input_error({path, {}}, "unknown storage type {}.{}",
                     text::printable(module), text::printable(name));

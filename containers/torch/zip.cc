@@ -5,6 +5,12 @@
 //   <root>/byteorder      "little" or "big"; absent: little
 //   <root>/data/<key>     one storage each
 //   <root>/version        "3\n"; some writers: .data/version
+//
+// torch.jit.save's archives have their code below <root>/code beside it, which
+// is not read, and a second value:
+//
+//   <root>/constants.pkl     a tuple of the tensors that the code has
+//   <root>/constants/<key>   their storages
 
 #include "ckpt/note.h"
 #include "containers/torch/storages.h"
@@ -54,15 +60,8 @@ class Records {
 };
 
 void refuse_foreign(const Records& records) {
-  const std::string& path = records.file().path();
-  if (records.find("constants.pkl"))
-    throw input_error({path, {}},
-                      "this is a TorchScript archive (it has constants.pkl), "
-                      "no file of torch.save")
-        .with_hint(
-            "save the module's state_dict() with torch.save and open that");
   if (!records.find("data.pkl"))
-    throw input_error({path, {}},
+    throw input_error({records.file().path(), {}},
                       "the zip archive has no record {}data.pkl, so torch.save "
                       "did not write it",
                       text::printable(records.root()));
@@ -99,9 +98,11 @@ bool read_big_endian(const Records& records) {
   return order == "big";
 }
 
-pickle::Decoded read_pickle(const Records& records, Catalog& catalog) {
+// `part`: "data" or "constants".
+pickle::Decoded read_pickle(const Records& records, const std::string& part,
+                            Catalog& catalog) {
   const std::string& path = records.file().path();
-  const zip::Entry& entry = *records.find("data.pkl");
+  const zip::Entry& entry = *records.find(part + ".pkl");
   uint64_t limit = kMaxPickle;
   if (entry.method != zip::kStored)
     limit =
@@ -110,7 +111,7 @@ pickle::Decoded read_pickle(const Records& records, Catalog& catalog) {
   auto decoded = pickle::decode(std::as_bytes(std::span(bytes)), path);
   if (decoded.end != bytes.size())
     warn(catalog.problems, "trailing_bytes", path,
-         fmt::format("data.pkl: {} bytes after the end of the pickle",
+         fmt::format("{}.pkl: {} bytes after the end of the pickle", part,
                      bytes.size() - decoded.end));
   return decoded;
 }
@@ -139,11 +140,11 @@ void place(Storage& storage, const zip::Entry& entry, uint32_t file,
                             .record = entry.name});
 }
 
-void place_storages(const Records& records, uint32_t file, Container& container,
-                    Catalog& catalog) {
+void place_storages(const Records& records, const std::string& part,
+                    uint32_t file, Container& container, Catalog& catalog) {
   uint64_t unchecked = 0;
   for (Storage& storage : container.storages.all) {
-    const std::string record = "data/" + storage.key;
+    const std::string record = part + "/" + storage.key;
     const zip::Entry* entry = records.find(record);
     if (!entry)
       throw input_error({container.path, {}}, "record {}{} is missing",
@@ -222,30 +223,46 @@ Container open_zip(const std::string& path, Catalog& catalog) {
   return open_zip(io::Handle::open_read(path), catalog);
 }
 
-Container open_zip(const io::Handle& file, Catalog& catalog,
-                   zip::Headers headers) {
-  const std::string& path = file.path();
-  const zip::Archive archive = zip::Archive::read(file, headers);
-  const Records records(file, archive);
-  refuse_foreign(records);
+namespace {
 
+// One of an archive's values, with its storages.
+Container read_part(const Records& records, const std::string& part,
+                    uint32_t file, Catalog& catalog) {
   Container container;
   container.kind = ContainerKind::kZip;
-  container.path = path;
+  container.path = records.file().path();
   container.version = read_version(records);
   container.directory = records.root().substr(0, records.root().size() - 1);
-  container.storages.path = path;
+  container.storages.path = container.path;
   container.storages.big_endian = read_big_endian(records);
-  warn_odd_names(archive, path, catalog);
-
-  auto decoded = read_pickle(records, catalog);
+  auto decoded = read_pickle(records, part, catalog);
   container.document = std::move(decoded.document);
   container.globals = std::move(decoded.globals);
   collect_storages(
       *container.document, 5, [](pickle::Id) { return false; },
       container.storages, catalog.problems);
-  const uint32_t index = add_file(catalog, path, file.size());
-  place_storages(records, index, container, catalog);
+  place_storages(records, part, file, container, catalog);
+  return container;
+}
+
+}  // namespace
+
+Container open_zip(const io::Handle& file, Catalog& catalog,
+                   zip::Headers headers) {
+  const zip::Archive archive = zip::Archive::read(file, headers);
+  const Records records(file, archive);
+  refuse_foreign(records);
+  warn_odd_names(archive, file.path(), catalog);
+  const uint32_t index = add_file(catalog, file.path(), file.size());
+  Container container = read_part(records, "data", index, catalog);
+  if (!records.find("constants.pkl")) return container;
+  container.constants = std::make_shared<Container>(
+      read_part(records, "constants", index, catalog));
+  // Classes of its own code, which no pickle imports: torch.jit.load compiles
+  // them.
+  std::erase_if(container.globals, [](const std::string& name) {
+    return name.starts_with("__torch__");
+  });
   return container;
 }
 

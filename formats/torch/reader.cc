@@ -91,6 +91,9 @@ class Assembly {
 
   void open(const std::vector<std::string>& paths) {
     open_each(paths, catalog_, options_, [&](size_t, Container container) {
+      if (container.constants && paths.size() > 1)
+        throw input_error({container.path, {}},
+                          "is a TorchScript archive, which stands alone");
       OpenFile& file = files_.emplace_back();
       file.container = std::move(container);
       file.tree = walk(file.container, file.container.document->root());
@@ -101,9 +104,29 @@ class Assembly {
   // Takes everything in the one file, and its nesting.
   void take_single() {
     const OpenFile& file = files_.front();
+    if (file.container.constants) return take_script();
     add_to_catalog(catalog_, file.container, file.tree);
     set_skeleton(catalog_, file.container, file.tree);
     note_parts();
+  }
+
+  // Takes a TorchScript module: the tensors by the paths of their attributes,
+  // as its state_dict() has them, and those of its code. Attributes of other
+  // kinds are of use to its code alone, which is not read.
+  void take_script() {
+    OpenFile& file = files_.front();
+    const Container& constants = *file.container.constants;
+    OpenFile code{constants,
+                  walk(constants, constants.document->root(), "CONSTANTS")};
+    for (OpenFile* part : {&file, &code}) {
+      part->tree.objects.clear();
+      add_to_catalog(catalog_, part->container, part->tree);
+    }
+    catalog_.version += " of TorchScript";
+    catalog_.problems.push_back(
+        remark("script", {file.container.path, {}},
+               "is a TorchScript archive: its tensors are read, its code and "
+               "other attributes are not"));
   }
 
   // Takes files with different tensors.

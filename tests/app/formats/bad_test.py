@@ -34,7 +34,6 @@ MESSAGES = {
     "index/tensor_not_in_shard/": "ghost",
     "index/incomplete_set_no_index/": "00002-of-00003|shard 2|2 of 3",
     "index/bin_index_missing/": r"pytorch_model-0000.-of-0000.\.bin",
-    "torch_pt/torchscript.pt": "TorchScript",
     "torch_pt/version_99.pt": "99",
     "torch_pt/byteorder_unknown.pt": "middle",
     "torch_pt/method_bzip2.pt": "12|bzip2",

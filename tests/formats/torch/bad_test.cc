@@ -99,7 +99,6 @@ TEST_CASE("torch: messages name the numbers") {
       {"torch_pt/rank_mismatch.pt", "2 sizes and 1 strides"},
       {"torch_pt/huge_rank.pt", "rank 5000 is too large"},
       {"torch_pt/version_99.pt", "archive version 99"},
-      {"torch_pt/torchscript.pt", "TorchScript"},
       {"torch_pt/same_storage_two_sizes.pt", "declared with 16 bytes and with"},
       {"torch_legacy/size_field_smaller.pt", "8 bytes, its tensors say 16"},
       {"torch_legacy/tar_symlink.tar", "is not a plain file"},
