@@ -20,6 +20,8 @@ warnings.simplefilter("ignore")
 for peer in ("loaders", "sklearn", "transformers_*"):
     sys.path.extend(map(str, Path(sys.prefix).glob(peer)))
 os.environ["KERAS_BACKEND"] = "torch"
+# A fork has no threads but its own, and would wait for those of a pool.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import scan_hostile  # noqa: E402
 import scan_sound  # noqa: E402
@@ -119,6 +121,11 @@ def test_sound(folder, loader, make):
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
+    try:
+        import torch
+        torch.set_num_threads(1)
+    except ImportError:
+        pass
     for loader, make in scan_hostile.groups():
         suite.add(f"hostile: {loader}", test_hostile, loader, make)
     for loader, make in scan_sound.groups():
