@@ -19,6 +19,7 @@
 #include "lib/interrupt.h"
 #include "lib/parallel.h"
 #include "lib/processors.h"
+#include "lib/rounded.h"
 #include "reshard/numbers.h"
 #include "reshard/read.h"
 #include "reshard/rounding.h"
@@ -111,17 +112,33 @@ std::string_view parameter_of(const Tensor& tensor) {
   return name.substr(dot + 1);
 }
 
+// The main weights are the model's here.
+std::vector<Pair> rounded_pairs(const Catalog& catalog) {
+  std::vector<Pair> pairs;
+  if (std::ranges::none_of(catalog.redundant, is_rounded_weight)) return pairs;
+  std::unordered_map<std::string_view, const Tensor*> mains;
+  for (const Tensor& tensor : catalog.tensors)
+    if (tensor.kind == Kind::model) mains.emplace(tensor.name, &tensor);
+  for (const Redundant& one : catalog.redundant) {
+    if (!is_rounded_weight(one)) continue;
+    const auto main = mains.find(one.tensor.name);
+    if (main != mains.end() && comparable(*main->second, one.tensor))
+      pairs.push_back({nullptr, main->second, &one.tensor});
+  }
+  return pairs;
+}
+
 // Nothing is inferred about them, so nothing is refused that can't be compared:
 // an fp8 weight is not its main weight in another dtype.
 std::vector<Pair> stored_pairs(const Catalog& catalog) {
+  std::vector<Pair> pairs = rounded_pairs(catalog);
   const auto is_main = [](const Tensor& t) { return !parameter_of(t).empty(); };
-  if (std::ranges::none_of(catalog.tensors, is_main)) return {};
+  if (std::ranges::none_of(catalog.tensors, is_main)) return pairs;
   std::unordered_set<std::string_view> inferred;
   for (const Claim& claim : catalog.claims) inferred.insert(claim.exact);
   std::unordered_map<std::string_view, const Tensor*> models;
   for (const Tensor& tensor : catalog.tensors)
     if (tensor.kind == Kind::model) models.emplace(tensor.name, &tensor);
-  std::vector<Pair> pairs;
   for (const Tensor& tensor : catalog.tensors) {
     if (!is_main(tensor) || inferred.contains(tensor.name)) continue;
     const auto model = models.find(parameter_of(tensor));
@@ -381,7 +398,15 @@ Catalog main_weights(const Catalog& catalog) {
   const size_t step = (pairs.size() + kMostSampled - 1) / kMostSampled;
   for (size_t p = 0; p < pairs.size(); p += step) {
     some.tensors.push_back(sampled_part(*pairs[p].exact));
-    some.tensors.push_back(sampled_part(*pairs[p].rounded));
+    Tensor rounded = sampled_part(*pairs[p].rounded);
+    if (rounded.name != pairs[p].exact->name) {
+      some.tensors.push_back(std::move(rounded));
+      continue;
+    }
+    some.redundant.push_back({.tensor = std::move(rounded),
+                              .value = {},
+                              .same_as = {},
+                              .why = std::string(kRoundedWeight)});
   }
   some.files = catalog.files;
   some.archive_opener = catalog.archive_opener;

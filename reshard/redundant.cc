@@ -11,6 +11,7 @@
 
 #include "ckpt/error.h"
 #include "lib/interrupt.h"
+#include "lib/rounded.h"
 #include "lib/unruled.h"
 #include "reshard/numbers.h"
 #include "reshard/prove.h"
@@ -140,7 +141,8 @@ void prove_rounded(const Catalog& catalog, const Redundant& one,
 uint64_t redundant_bytes(const Catalog& catalog) {
   uint64_t bytes = 0;
   for (const Redundant& one : catalog.redundant)
-    bytes += byte_size(one.tensor) * (one.same_as ? 2 : 1);
+    if (!is_rounded_weight(one))
+      bytes += byte_size(one.tensor) * (one.same_as ? 2 : 1);
   return bytes;
 }
 
@@ -152,6 +154,7 @@ void prove_redundant(const Catalog& catalog, const RunOptions& options) {
   reading.digest = false;
   options.progress.begin("proving", redundant_bytes(catalog));
   for (const Redundant& one : catalog.redundant) {
+    if (is_rounded_weight(one)) continue;  // proven as main weights are
     const bool rounds = is_rounding(one);
     if (one.same_as && ((one.same_as->dtype != one.tensor.dtype && !rounds) ||
                         one.same_as->shape != one.tensor.shape))

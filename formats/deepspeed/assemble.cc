@@ -6,6 +6,7 @@
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "lib/cuts.h"
+#include "lib/rounded.h"
 #include "lib/text/format.h"
 #include "lib/unruled.h"
 
@@ -316,15 +317,51 @@ Joined Assembler::join_module(const std::string& name,
   return joined;
 }
 
+// What the module has of a parameter whose main weight was taken: all ranks'
+// slices of it, joined as those were.
+void Assembler::add_rounding(const std::string& name,
+                             std::span<const ByName> ranks) {
+  std::vector<Shape> shapes;
+  std::vector<const torch::TensorRef*> refs;
+  for (const ByName& rank : ranks) {
+    const auto it = rank.find(name);
+    if (it == rank.end() || it->second->distributed ||
+        it->second->dtype != ranks[0].at(name)->dtype)
+      return;
+    refs.push_back(it->second);
+    shapes.push_back(it->second->shape);
+  }
+  const Tensor& main = catalog_.tensors[places_.at(name)];
+  const Joined joined = rules_.join(name, shapes);
+  if (joined.shape != main.shape || joined.averaged) return;
+  Tensor tensor;
+  tensor.name = name;
+  tensor.shape = joined.shape;
+  tensor.dtype = refs[0]->dtype;
+  for (size_t t = 0; t < ranks.size(); ++t) {
+    std::vector<Piece> pieces;
+    add_slice(pieces, joined, t, shapes[t], refs[t]->dtype, refs[t]->extent,
+              refs[t]->transform);
+    tensor.pieces.insert(tensor.pieces.end(), pieces.begin(), pieces.end());
+  }
+  catalog_.redundant.push_back({.tensor = std::move(tensor),
+                                .value = {},
+                                .same_as = {},
+                                .why = std::string(kRoundedWeight)});
+}
+
 void Assembler::add_slices(std::span<const Named* const> ranks,
                            const std::set<std::string>& buffers,
                            const std::vector<std::string>& paths) {
-  std::vector<std::map<std::string_view, const torch::TensorRef*>> others;
+  std::vector<ByName> others;
   for (const Named* named : ranks)
     for (auto& map = others.emplace_back(); const auto& [name, ref] : *named)
       map.emplace(name, &ref);
   for (const auto& [name, first] : *ranks[0]) {
-    if (has(name)) continue;
+    if (has(name)) {
+      add_rounding(name, others);
+      continue;
+    }
     std::vector<Shape> shapes;
     std::vector<const torch::TensorRef*> refs;
     for (size_t t = 0; t < ranks.size(); ++t) {

@@ -58,6 +58,8 @@ class Assembler {
 
  private:
   struct Local;
+  using ByName = std::map<std::string_view, const torch::TensorRef*>;
+  void add_rounding(const std::string& name, std::span<const ByName> ranks);
   Tensor make(const std::string& name, const Joined& joined);
   void add_frozen(std::span<const Column> stage);
   void add_states(const std::string& name, const Joined& joined,
