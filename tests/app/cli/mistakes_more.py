@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import subprocess
-import zipfile
 
 import mistakes_scene as scene
 from mistakes_scene import make_scene, mistake, write
@@ -41,11 +40,6 @@ def make_more(at):
         write(at / f"diffusion/{part}/diffusion_pytorch_model.safetensors",
               one.read_bytes())
     write(at / "diffusion/model_index.json", "{}")
-    with zipfile.ZipFile(at / "script.pt", "w") as archive:
-        archive.writestr("script/data.pkl", b"\x80\x02}.")
-        archive.writestr("script/constants.pkl", b"\x80\x02).")
-        archive.writestr("script/code/__torch__.py", "class M: pass")
-        archive.writestr("script/version", "3\n")
     write(at / "engine/config.json", json.dumps(
         {"producer": {"name": "modelopt"}, "architecture": "LlamaForCausalLM",
          "dtype": "float16", "mapping": {"world_size": 2, "tp_size": 2}}))
@@ -127,8 +121,6 @@ ROWS = (
     ("convert llama out --to pt", 2, 'unknown format "pt"',
      "did you mean torch?"),
     ("inspect tp4/*", 3, "tp4/*: no such file", "without quotes"),
-    ("inspect script.pt", 4, "script.pt: this is a TorchScript archive",
-     "state_dict()"),
     ("inspect plan_file", 3, "plan_file: not a recognized checkpoint",
      "TensorRT-LLM engine"),
     ("inspect plan_file/rank0.engine", 3, "this is a TensorRT engine",
