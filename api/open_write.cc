@@ -5,6 +5,7 @@
 
 #include "api/losses.h"
 #include "api/manifests.h"
+#include "api/unproven.h"
 #include "api/write_steps.h"
 #include "lib/io/file.h"
 #include "reshard/engine.h"
@@ -73,8 +74,7 @@ Preview OpenWrite::finish(const std::vector<std::string>& reports) {
   const reshard::RunResult result = ranks::add_up(
       prepared_.plan, prepared_.source, output, run_options(), reports);
   check_losses(prepared_.path, prepared_.plan, result, options_.overflow);
-  if (!options_.allow_replica_mismatch)
-    reshard::check_replicas(prepared_.plan, result, prepared_.source);
+  check_copies(prepared_, result, options_);
   write_rest(prepared_, output, staging_->root(), true);
   if (options_.manifest) write_manifest(prepared_, result, *staging_);
   publish(prepared_, *staging_, options_);

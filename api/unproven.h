@@ -17,6 +17,11 @@ namespace ckpt::library {
 void check_read(Prepared& prepared, const reshard::RunResult& result,
                 const reshard::RunOptions& run, const SaveOptions& options);
 
+// The same of copies alone: of those that may differ, the manifest says by how
+// much at most.
+void check_copies(Prepared& prepared, const reshard::RunResult& result,
+                  const SaveOptions& options);
+
 // The same for a file that is copied, wholly or in part: `check` throws.
 void check_copied(Prepared& prepared, const TargetFile& file,
                   const SaveOptions& options,

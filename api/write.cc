@@ -230,7 +230,8 @@ bool has_made_files(const Catalog& source) {
 void make_plan(Catalog& source, Prepared& prepared, const SaveOptions& options,
                const PlanSeen& seen) {
   constexpr uint64_t kCounted = 1 << 17;
-  const bool compare = !options.allow_replica_mismatch || options.manifest;
+  // Copies that may differ are compared, too: whoever allows it is told.
+  constexpr bool kCompare = true;
   reshard::PlanSize& size = prepared.plan_size;
   const bool large =
       reshard::piece_count(source, prepared.target.catalog) >= kCounted;
@@ -249,7 +250,7 @@ void make_plan(Catalog& source, Prepared& prepared, const SaveOptions& options,
     limits(prepared, options);
   };
   if (!prepared.shown_only && !large) {
-    prepared.plan = reshard::make_plan(source, prepared.target, compare);
+    prepared.plan = reshard::make_plan(source, prepared.target, kCompare);
     size.add(prepared.plan);
     return check();
   }
@@ -258,18 +259,18 @@ void make_plan(Catalog& source, Prepared& prepared, const SaveOptions& options,
     part = [&](const reshard::Plan& plan) {
       seen(plan, source, prepared.target.catalog);
     };
-  prepared.plan = reshard::make_plan_sums(source, prepared.target, compare,
+  prepared.plan = reshard::make_plan_sums(source, prepared.target, kCompare,
                                           size, reshard::kKeptPieces, part);
   check();
   if (prepared.shown_only) return;
   if (!prepared.in_place) {
     prepared.plan =
-        reshard::make_plan_of_size(source, prepared.target, compare, size);
+        reshard::make_plan_of_size(source, prepared.target, kCompare, size);
     return;
   }
   const std::set<std::string_view> claimed = claimed_tensors(source);
   prepared.plan = reshard::make_plan_in_place(
-      source, prepared.target, compare, size,
+      source, prepared.target, kCompare, size,
       [&](const Tensor& tensor) { return claimed.contains(tensor.name); });
 }
 
