@@ -52,12 +52,15 @@ library::Engine engine_of(const ReadOptions& options) {
 Report verify(const std::string& path, const VerifyOptions& options) {
   if (options.quick && (options.deep || options.finite))
     throw usage_error({}, "quick reads no tensor, deep and finite do");
+  if (options.quick && options.seal)
+    throw usage_error({}, "quick reads no tensor, a seal has all of them");
   return library::check_integrity(
       path, options.selection,
       {.deep = options.deep,
        .finite = options.finite,
        .quick = options.quick,
        .strict = options.strict,
+       .seal = options.seal,
        .from = options.open.format,
        .read = {.family = options.open.family,
                 .shard_dims_file = options.open.shard_dims_file,

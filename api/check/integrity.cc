@@ -12,10 +12,12 @@
 #include <stdexcept>
 #include <utility>
 
+#include "api/check/fingerprint.h"
 #include "api/check/hub.h"
 #include "api/check/manifest_check.h"
 #include "api/check/pickles.h"
 #include "api/check/read_all.h"
+#include "api/check/seal.h"
 #include "api/check/sums.h"
 #include "api/check/unruled.h"
 #include "api/contents.h"
@@ -205,13 +207,23 @@ class Check {
       if (!options.quick) lone_numbers(catalog);
       return;
     }
-    const Reading reading = read_contents(catalog, options);
+    Reading reading = read_contents(catalog, options);
     report_.bytes += reading.bytes;
+    if (!selected_) report_.fingerprint = fingerprint(catalog, reading.digests);
     add_all(reading.problems);
     report_zeros(catalog, reading);
     if (!manifest.empty())
       add_all(listed(manifest).tensors(catalog, reading, edits_, selected_));
     if (options.finite) report_infinite(catalog, reading);
+    if (options.seal) digests_ = std::move(reading.digests);
+  }
+
+  // What a manifest would say, if there is none and nothing is wrong.
+  std::optional<Manifest> seal_of(const Catalog& catalog) {
+    for (const Problem& problem : report_.problems)
+      if (problem.severity != Problem::Severity::kNote) return std::nullopt;
+    if (selected_ || !manifest_of(catalog).empty()) return std::nullopt;
+    return library::seal_of(catalog, digests_);
   }
 
   // Damage that ends it must not hide which records are damaged.
@@ -313,8 +325,8 @@ class Check {
  private:
   static bool reads_all(const IntegrityOptions& options,
                         const std::string& manifest, uint64_t bare) {
-    return !options.quick &&
-           (!manifest.empty() || bare || options.deep || options.finite);
+    return !options.quick && (!manifest.empty() || bare || options.deep ||
+                              options.finite || options.seal);
   }
 
   // A hole in a file reads as zeros: a download that was cut, a failed disk.
@@ -354,6 +366,7 @@ class Check {
   std::set<std::string> proven_;  // files as their checksums promise
   std::string against_;           // a manifest from elsewhere
   PickleCheck pickles_;
+  std::vector<Digest> digests_;  // of each tensor, for a seal
 };
 
 // True for damage: a directory that a format recognises as its own but that
@@ -430,6 +443,7 @@ Report check_integrity(const std::string& path, const Selection& selection,
   Check check(path, engine, report);
   bool selecting = false;  // an error here is the question's fault
   check.compare_with(options.against);
+  std::optional<std::pair<std::string, Manifest>> seal;
   try {
     Catalog catalog = open_checked(path, options, check);
     add_carried_crcs(catalog);
@@ -465,8 +479,11 @@ Report check_integrity(const std::string& path, const Selection& selection,
     if (!manifest.empty() && !options.quick)
       check.add_all(check.listed(manifest).files());
     if (!manifest.empty()) check.add_all(check.listed(manifest).unproven(path));
-    if (!options.quick) check.claims(catalog, options.deep);
+    if (!options.quick) check.claims(catalog, options.deep || options.seal);
     check.pickles_again();
+    if (options.seal)
+      if (auto sealed = check.seal_of(catalog))
+        seal.emplace(seal_path(catalog), std::move(*sealed));
   } catch (const Error& error) {
     const bool hole = is_hole(error, path, options);
     if (selecting) throw;
@@ -478,6 +495,10 @@ Report check_integrity(const std::string& path, const Selection& selection,
                                     : "incomplete"));
   }
   judge(report, options.strict);
+  if (seal && report.ok) {
+    write_seal(seal->first, seal->second);
+    report.sealed = seal->first;
+  }
   return report;
 }
 

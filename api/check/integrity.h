@@ -16,6 +16,7 @@ struct IntegrityOptions {
   bool finite = false;       // NaN and infinities are reported
   bool quick = false;        // headers, sizes and bounds: no payload is read
   bool strict = false;       // warnings and what can't be told are failures
+  bool seal = false;         // a manifest is written if there is no problem
   std::string against = {};  // a list of checksums, or a manifest
   std::string from = {};     // the format, if it is not to be detected
   formats::ReadOptions read = {};

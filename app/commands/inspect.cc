@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 
 #include "api/check/facts.h"
+#include "api/check/fingerprint.h"
 #include "api/check/read_all.h"
 #include "api/edit/select.h"
 #include "app/command.h"
@@ -87,7 +88,8 @@ void Inspect::add_options(CLI::App& app) {
   app.add_flag("--stats", stats_,
                "Range, mean, NaNs of every tensor (reads it)")
       ->group(group);
-  app.add_flag("--digest", digest_, "Fingerprint of every tensor (reads it)")
+  app.add_flag("--digest", digest_,
+               "Fingerprint of all, digest of each (reads it)")
       ->group(group);
   app.add_option("--html", html_, "Write a page to look at in a browser")
       ->type_name("FILE")
@@ -146,18 +148,26 @@ ExitCode Inspect::look() {
     header_bytes = reading.header_bytes;
   }
   if (!digest_) reading.digests.clear();
+  const bool whole = !selection.dropped && selection.edits.empty();
+  const std::string fingerprint =
+      whole ? library::fingerprint(catalog, reading.digests) : "";
   if (output.json) {
     print(inspect_json(catalog, {.digests = reading.digests,
                                  .stats = reading.stats,
                                  .facts = library::known_facts(
                                      catalog, engine_of(engine_, output)),
                                  .shards = shards_,
+                                 .fingerprint = fingerprint,
                                  .bytes_read = bytes_read,
                                  .header_bytes = header_bytes}));
   } else if (html_.empty()) {
     print_text(catalog);
     const size_t width = stdout_is_terminal() ? stdout_width() : 0;
     if (digest_ || stats_) print(contents_text(catalog, reading, width));
+    if (!fingerprint.empty()) {
+      print("\n");
+      print_folded("fingerprint " + fingerprint + "\n");
+    }
   }
   return ExitCode::kDone;
 }

@@ -31,6 +31,7 @@ constexpr std::string_view kVerifyExamples =
     "ckpt verify step_5000          # whole? as it was written?\n"
     "ckpt verify step_5000 out      # the same tensors in both?\n"
     "ckpt verify step_5000 --deep --finite\n"
+    "ckpt verify step_5000 --seal   # a manifest, to find rot later\n"
     "ckpt verify a b --rtol 1e-3 --atol 1e-6";
 
 class Verify : public Command {
@@ -76,6 +77,9 @@ void Verify::add_options(CLI::App& app) {
       ->group(group);
   app.add_flag("--quick", integrity_.quick,
                "Headers and sizes alone: read no tensor")
+      ->group(group);
+  app.add_flag("--seal", integrity_.seal,
+               "Read all, and write a manifest beside what has no problem")
       ->group(group);
   app.add_flag("--strict", integrity_.strict,
                "Fail on warnings, and where nothing says what the whole is")
@@ -150,6 +154,12 @@ VerifyReport Verify::verify_one() {
   if (integrity_.quick && (integrity_.deep || integrity_.finite))
     throw usage_error({}, "--quick reads no tensor, --deep and --finite do")
         .with_hint("leave --quick out");
+  if (integrity_.seal && integrity_.quick)
+    throw usage_error({}, "--quick reads no tensor, a seal has all of them")
+        .with_hint("leave --quick out");
+  if (integrity_.seal && select_ != Selection())
+    throw usage_error({}, "--seal is of a whole checkpoint")
+        .with_hint("leave the selection out");
   if (compare_.numeric)
     throw usage_error({}, "--rtol and --atol compare two checkpoints")
         .with_hint("ckpt verify A B --rtol X");
@@ -162,6 +172,9 @@ VerifyReport Verify::verify_one() {
 }
 
 VerifyReport Verify::verify_two() {
+  if (integrity_.seal)
+    throw usage_error({}, "--seal is of one checkpoint")
+        .with_hint("ckpt verify PATH --seal");
   Catalog a = open_source(path_, source_);
   Catalog b = open_source(other_, source_);
   library::select_both(a, b, select_);
@@ -259,6 +272,18 @@ void Verify::print_text(const VerifyReport& report) const {
     print_folded(text::printable(line) + "\n");
   }
   print_folded(verdict_text(report) + "\n");
+  if (!report.fingerprint.empty())
+    print_folded("fingerprint " + report.fingerprint + "\n");
+  if (!report.sealed.empty())
+    print_folded("sealed: " + text::printable(report.sealed) + "\n");
+  else if (integrity_.seal)
+    print_folded(std::ranges::all_of(report.problems,
+                                     [](const Problem& problem) {
+                                       return problem.severity ==
+                                              Problem::Severity::kNote;
+                                     })
+                     ? "sealed before: its manifest says all of this\n"
+                     : "not sealed: only what has no problem is\n");
 }
 
 ExitCode Verify::run() {

@@ -281,6 +281,7 @@ std::string inspect_json(const Catalog& catalog, const InspectParts& parts) {
   json.member("parameters", sums.parameters);
   if (const auto active = active_parameters(catalog, sums))
     json.member("active_parameters", *active);
+  if (!parts.fingerprint.empty()) json.member("fingerprint", parts.fingerprint);
   if (parts.bytes_read) json.member("bytes_read", *parts.bytes_read);
   if (parts.header_bytes) json.member("header_bytes_read", *parts.header_bytes);
   write_facts(json, parts.facts);
@@ -335,6 +336,9 @@ std::string verify_json(const VerifyReport& report) {
   json.member("verdict", name(report.verdict));
   if (!report.open.empty()) json.member("cant_tell", report.open);
   if (report.unproven) json.member("values_proven", false);
+  if (!report.fingerprint.empty())
+    json.member("fingerprint", report.fingerprint);
+  if (!report.sealed.empty()) json.member("sealed", report.sealed);
   if (const size_t count = not_compared_of(report); count != 0)
     json.member("not_compared", count);
   json.key("checked").begin_object();

@@ -26,6 +26,7 @@ struct InspectParts {
   std::span<const reshard::Stats> stats;  // likewise
   families::Facts facts = {};             // what the configuration says
   bool shards = false;                    // the place of every piece
+  std::string fingerprint = {};           // of a whole model, if it was read
   // What was read for digests and statistics, if it was.
   std::optional<uint64_t> bytes_read = {};    // of tensors
   std::optional<uint64_t> header_bytes = {};  // before that

@@ -43,6 +43,9 @@ struct VerifyOptions {
   bool finite = false;  // report NaN and infinities
   bool quick = false;   // headers, sizes and bounds: no payload is read
   bool strict = false;  // warnings and kCantTell are failures
+  // Reads everything, and writes a manifest beside what has no problem at all:
+  // the one write beside a source. Never over another manifest.
+  bool seal = false;
   Selection selection = {};
   OpenOptions open = {};
   ReadOptions read = {};
@@ -68,8 +71,12 @@ struct Report {
   // Nothing was found to compare the bytes with: no stored checksums, no
   // manifest. Or options.quick left that out.
   bool unproven = false;
-  uint64_t tensors = 0;  // checked
-  uint64_t bytes = 0;    // read
+  // One string for all weights, the same for any topology and for formats that
+  // keep names (docs/digest.md); "" if not all of them were read.
+  std::string fingerprint = {};
+  std::string sealed = {};  // the manifest that VerifyOptions::seal wrote
+  uint64_t tensors = 0;     // checked
+  uint64_t bytes = 0;       // read
   uint64_t files = 0;
   std::vector<Problem> problems = {};
 };

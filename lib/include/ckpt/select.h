@@ -21,6 +21,7 @@ struct Selection {
   // A state dict that is not alone in its file: "ema". Its tensors have the
   // names that they have in it, and other selections are among them.
   std::string part = {};
+  friend bool operator==(const Selection&, const Selection&) = default;
 };
 
 struct Selected {
