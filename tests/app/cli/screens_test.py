@@ -137,7 +137,8 @@ def sound(text, width, command):
         if not line.strip():
             section = set()
             continue
-        copied = line.startswith(("path ", "found in "))
+        copied = (line.startswith(("path ", "found in "))
+                  or re.fullmatch(r" *[0-9a-f]{64}", line))  # a fingerprint
         check(width == 0 or copied or columns(line) <= width,
               f"{columns(line)} columns of {width}: {line!r}\nckpt "
               + " ".join(command))
