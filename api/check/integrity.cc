@@ -8,8 +8,6 @@
 #include <iterator>
 #include <optional>
 #include <set>
-#include <span>
-#include <stdexcept>
 #include <utility>
 
 #include "api/check/fingerprint.h"
@@ -218,12 +216,9 @@ class Check {
     if (options.seal) digests_ = std::move(reading.digests);
   }
 
-  // What a manifest would say, if there is none and nothing is wrong.
   std::optional<Manifest> seal_of(const Catalog& catalog) {
-    for (const Problem& problem : report_.problems)
-      if (problem.severity != Problem::Severity::kNote) return std::nullopt;
     if (selected_ || !manifest_of(catalog).empty()) return std::nullopt;
-    return library::seal_of(catalog, digests_);
+    return library::seal_of(catalog, digests_, report_.problems);
   }
 
   // Damage that ends it must not hide which records are damaged.

@@ -98,7 +98,11 @@ std::string seal_path(const Catalog& catalog) {
   return manifest_path(catalog.path);
 }
 
-Manifest seal_of(const Catalog& catalog, std::span<const Digest> digests) {
+std::optional<Manifest> seal_of(const Catalog& catalog,
+                                std::span<const Digest> digests,
+                                std::span<const Problem> problems) {
+  for (const Problem& problem : problems)
+    if (problem.severity != Problem::Severity::kNote) return std::nullopt;
   Manifest manifest{.format = catalog.format,
                     .source_path = catalog.path,
                     .source_format = catalog.format};

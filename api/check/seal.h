@@ -3,6 +3,7 @@
 // later.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 
@@ -16,9 +17,11 @@ namespace ckpt::library {
 // usage_error for what is behind a URL.
 std::string seal_path(const Catalog& catalog);
 
-// What its bytes say now; reads those that are no tensor's. `digests`: one for
-// each tensor, in order.
-Manifest seal_of(const Catalog& catalog, std::span<const Digest> digests);
+// What its bytes say now; reads those that are no tensor's. Nothing if one of
+// the problems is more than a note. `digests`: one for each tensor, in order.
+std::optional<Manifest> seal_of(const Catalog& catalog,
+                                std::span<const Digest> digests,
+                                std::span<const Problem> problems);
 
 // Writes it. Throws unfaithful_error if anything is at its path.
 void write_seal(const std::string& path, const Manifest& manifest);
