@@ -13,6 +13,7 @@
 #include "formats/scan/numbers.h"
 #include "lib/codec/stream.h"
 #include "lib/codec/whole.h"
+#include "lib/pickle/codecs.h"
 #include "lib/pickle/decode.h"
 #include "lib/text/utf8.h"
 #include "lib/tree_memory.h"
@@ -231,10 +232,18 @@ bool Scanner::add(const io::Handle& file, const pickle::Trace& trace,
     else if (bytes.size() > most_unpacked())
       problem(inner, "a text of bytes that is too large to decode here");
     else
-      unpacked(from_latin1_text(bytes.read_string(0, bytes.size())),
-               file.path(), inner);
+      nested_text(bytes, nested.escaped, inner);
   }
   return executes;
+}
+
+void Scanner::nested_text(const io::Handle& file, bool escaped,
+                          const Part& part) {
+  const std::string text = file.read_string(0, file.size());
+  if (!escaped) return unpacked(from_latin1_text(text), file.path(), part);
+  const auto plain = pickle::from_raw_unicode_escape(text);
+  if (!plain) return problem(part, "a line with a broken escape");
+  unpacked(from_latin1_text(*plain), file.path(), part);
 }
 
 void Scanner::part(const io::Handle& file, const Part& part) {

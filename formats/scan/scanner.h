@@ -104,6 +104,7 @@ class Scanner {
            const Part& part);
 
   // Scans what was packed, in memory.
+  void nested_text(const io::Handle& file, bool escaped, const Part& part);
   void unpacked(std::string bytes, const std::string& path, const Part& part);
   static uint64_t most_unpacked();
   static uint64_t most_of(const io::Handle& file);

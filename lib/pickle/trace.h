@@ -48,7 +48,8 @@ struct Range {
 
 struct Nested {
   Range range;
-  bool latin1 = false;  // written as a text of these characters, in UTF-8
+  bool latin1 = false;   // written as a text of these characters, in UTF-8
+  bool escaped = false;  // or as a line in raw-unicode-escape
 };
 
 struct Trace {

@@ -242,9 +242,19 @@ bool Tracer::is_latin1(const Mention& global, const Pair& args) const {
       args.first.kind() != Kind::kText || !text_of(args.second, codec) ||
       codec != "latin1")
     return false;
-  // A line has escapes.
-  const char opcode = file_.read_string(args.first.number(), 1)[0];
-  return opcode != 'S' && opcode != 'V';
+  return file_.read_string(args.first.number(), 1) != "S";
+}
+
+// Of the line at `at`, without its newline.
+uint64_t Tracer::line_size(uint64_t at) const {
+  constexpr uint64_t kStep = uint64_t{1} << 16;
+  for (uint64_t from = at; from < file_.size(); from += kStep) {
+    const std::string part =
+        file_.read_string(from, std::min(kStep, file_.size() - from));
+    const size_t end = part.find('\n');
+    if (end != part.npos) return from + end - at;
+  }
+  return file_.size() - at;
 }
 
 Tracer::Value Tracer::load_bytes(Value callable, const Pair& args) {
@@ -256,8 +266,13 @@ Tracer::Value Tracer::load_bytes(Value callable, const Pair& args) {
     return make(Kind::kUnknown);
   }
   const uint64_t at = args.first.number();
-  const Range content = content_of(
-      file_.read_string(at, std::min<uint64_t>(9, file_.size() - at)));
+  const std::string head =
+      file_.read_string(at, std::min<uint64_t>(9, file_.size() - at));
+  if (head[0] == 'V') {
+    trace_.nested.push_back({{at + 1, line_size(at + 1)}, true, true});
+    return make(Kind::kMade, callable.number());
+  }
+  const Range content = content_of(head);
   trace_.nested.push_back({{at + content.offset, content.size}, latin1});
   return make(Kind::kMade, callable.number());
 }

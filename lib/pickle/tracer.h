@@ -117,6 +117,7 @@ class Tracer {
   void use_argument(Value value, bool must);
   Value attribute(Value callable, const Pair& args);
   Value load_bytes(Value callable, const Pair& args);
+  uint64_t line_size(uint64_t at) const;
   bool is_latin1(const Mention& global, const Pair& args) const;
   Value made(Value callable, const Pair& args) const;
   void build();
