@@ -313,11 +313,16 @@ uint64_t Numbers::whole(const std::string& expression, const Indices& at,
   }
   if (!value.is_number_integer() ||
       (!value.is_number_unsigned() && value.get<int64_t>() < 0) ||
-      value.get<uint64_t>() > kMost)
+      value.get<uint64_t>() > kMost) {
+    const auto use = used_.find(name);
+    const std::string from = use != used_.end() && !use->second.from.empty()
+                                 ? ", of " + use->second.from
+                                 : "";
     throw unfaithful_error({source_, {}},
-                           "{} is {}, expected a whole number ({})", what,
-                           shown(value), labelled(expression))
+                           "{} is {}, expected a whole number ({}{})", what,
+                           shown(value), labelled(expression), from)
         .with_hint(set_hint(name));
+  }
   return value.get<uint64_t>();
 }
 

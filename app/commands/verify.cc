@@ -271,7 +271,6 @@ void Verify::print_text(const VerifyReport& report) const {
                           counts[problem.kind] - alike);
     print_folded(text::printable(line) + "\n");
   }
-  print_folded(verdict_text(report) + "\n");
   if (!report.fingerprint.empty())
     print_folded("fingerprint " + report.fingerprint + "\n");
   if (!report.sealed.empty())
@@ -284,6 +283,8 @@ void Verify::print_text(const VerifyReport& report) const {
                                      })
                      ? "sealed before: its manifest says all of this\n"
                      : "not sealed: only what has no problem is\n");
+  // The verdict is the last line, for whoever reads no other.
+  print_folded(verdict_text(report) + "\n");
 }
 
 ExitCode Verify::run() {

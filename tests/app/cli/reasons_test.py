@@ -29,7 +29,7 @@ SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
          "mamba_d_state": 6, "moe_num_experts": 4, "moe_k": 2,
          "moe_intermediate_size": 8, "num_experts": 4, "num_experts_per_tok": 2,
          "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
-VALUES = (True, False, None, 16, [0], "all")
+VALUES = (True, False, None, 16, [0], "all", ["all"])
 
 
 def write(path, config):
