@@ -129,7 +129,7 @@ class Numbers::Scope : public Expr::Scope {
 
 Numbers::Numbers(std::shared_ptr<const Family> family, const Dialect& dialect,
                  std::string side, Json values, std::string source,
-                 Overrides overrides)
+                 const Overrides& overrides)
     : family_(std::move(family)),
       dialect_(&dialect),
       side_(std::move(side)),

@@ -37,7 +37,7 @@ class Numbers {
   // expressions have. Throws usage_error for others, with a suggestion.
   Numbers(std::shared_ptr<const Family> family, const Dialect& dialect,
           std::string side, Json values, std::string source,
-          Overrides overrides = {});
+          const Overrides& overrides = {});
   ~Numbers();
   Numbers(Numbers&&) noexcept;
 

@@ -18,6 +18,7 @@
 #include "app/commands/engine.h"
 #include "app/commands/source.h"
 #include "app/commands/within.h"
+#include "app/options/read_paths.h"
 #include "app/print/console.h"
 #include "app/print/facts.h"
 #include "app/print/pattern.h"

@@ -14,8 +14,8 @@
 #include "lib/pickle/json.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"
-#include "lib/text/other_json.h"
 #include "lib/text/name_table.h"
+#include "lib/text/other_json.h"
 #include "lib/text/scan.h"
 #include "lib/text/shell.h"
 
