@@ -15,13 +15,13 @@ namespace {
 class Base {
  public:
   Base(const Catalog& base, bool flat) : flat_(flat) {
-    constexpr std::string_view kWeight = ".weight";
+    constexpr std::string_view kMatrix = ".weight";
     for (const Tensor& tensor : base.tensors) {
       if (tensor.kind != Kind::model || tensor.shape.size() < 2 ||
-          !tensor.name.ends_with(kWeight))
+          !tensor.name.ends_with(kMatrix))
         continue;
       const std::string module =
-          tensor.name.substr(0, tensor.name.size() - kWeight.size());
+          tensor.name.substr(0, tensor.name.size() - kMatrix.size());
       modules_[key(module)].push_back(module);
     }
   }

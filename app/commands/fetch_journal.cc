@@ -132,11 +132,11 @@ void FetchJournal::came(const std::string& name, const std::string& tag,
 }
 
 Digest digest_of(const io::Handle& file, uint64_t begin, uint64_t end) {
-  constexpr uint64_t kStep = 256 << 10;  // stays in cache
+  constexpr uint64_t kCached = 256 << 10;  // stays in cache
   Digest sum;
   std::vector<std::byte> buffer;
   for (uint64_t at = begin; at < end; at += buffer.size()) {
-    buffer.resize(std::min(kStep, end - at));
+    buffer.resize(std::min(kCached, end - at));
     file.read(at, buffer);
     sum += digest(at, buffer);
   }
