@@ -272,7 +272,7 @@ void Verify::print_text(const VerifyReport& report) const {
                           counts[problem.kind] - alike);
     print_folded(text::printable(line) + "\n");
   }
-  if (!report.fingerprint.empty())
+  if (!report.fingerprint.empty() && (integrity_.deep || integrity_.seal))
     print_folded("fingerprint " + report.fingerprint + "\n");
   if (!report.sealed.empty())
     print_folded("sealed: " + text::printable(report.sealed) + "\n");
