@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/check/seal.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -131,14 +132,21 @@ std::optional<Manifest> seal_of(const Catalog& catalog,
 
 void write_seal(const std::string& path, const Manifest& manifest) {
   const std::string text = to_json(manifest);
-  const std::string part = path + ".part";
-  ::unlink(part.c_str());
-  {
-    const io::Handle file = io::Handle::create(part);
+  // A name of this process alone: what lies there under another stays.
+  const std::string part =
+      io::join(io::parent(path),
+               fmt::format(".{}.ckpt-{}", io::base_name(path), ::getpid()));
+  const io::Handle file = io::Handle::create(part);
+  bool named = false;
+  try {
     file.write(0, std::string_view(text));
     file.sync();
+    named = io::rename_new(part, path, io::RenameNew::kNothing);
+  } catch (...) {
+    ::unlink(part.c_str());
+    throw;
   }
-  if (!io::rename_new(part, path, io::RenameNew::kNothing)) {
+  if (!named) {
     ::unlink(part.c_str());
     throw unfaithful_error({path, {}}, "is there, and says something else")
         .with_hint("move it away if it is of another checkpoint");

@@ -188,6 +188,39 @@ def all_faults(folder, share):
     return len(jobs)
 
 
+def seals(folder, share):
+    """verify --seal writes beside its source: a whole manifest or none."""
+    count = 0
+    rng = random.Random(7)
+    plain = folder / "plain"
+    shutil.copytree(DATA / "safetensors" / "hf_sharded" / "ckpt", plain)
+    words = [CKPT, "verify", plain, "--seal"]
+    done, counts = counts_of(words, plain, folder)
+    check("seal: plain run", done.returncode == 0, done.stderr)
+    want = tree(plain)
+    manifest = plain / ".ckpt-manifest.json"
+    for kind in WRITES:
+        for n in range(1, counts[kind] + 1):
+            if rng.random() > share:
+                continue
+            fault = f"{kind}@{n}={ERRORS['EIO']}"
+            manifest.unlink(missing_ok=True)
+            before = tree(plain)
+            broken = run(words, plain, FAULTS=fault)
+            count += 1
+            check(f"seal, {fault}: says why", broken.returncode == 0
+                  or "error:" in broken.stderr or "damaged" in broken.stdout,
+                  f"{broken.returncode} {broken.stdout} {broken.stderr}")
+            check(f"seal, {fault}: whole or none",
+                  tree(plain) in (before, want), tree(plain))
+            check(f"seal, {fault}: sealed", broken.returncode != 0
+                  or "sealed: " not in broken.stdout or tree(plain) == want)
+            again = run(words)
+            check(f"seal, {fault}: again", again.returncode == 0
+                  and tree(plain) == want, again.stderr)
+    return count
+
+
 # -------------------------------------------------------------- power cuts
 class Node:
     """A file or directory: what is there, and what would be after a power
@@ -500,7 +533,7 @@ def main():
     with tempfile.TemporaryDirectory(prefix="ckpt_faults_") as temp:
         for test, more in ((power_cuts, []), (limits, []),
                            (bad_sectors, []), (readers, [args.share, args.every]),
-                           (all_faults, [args.share])):
+                           (seals, [args.share]), (all_faults, [args.share])):
             place = Path(temp) / test.__name__
             place.mkdir()
             begin = time.monotonic()
