@@ -383,6 +383,8 @@ class Renaming {
     if (naming_.config_from.empty()) return false;
     if (from_ == "hf" && (options_.to.empty() || options_.to == "hf")) {
       take_config(source_, naming_.config_from);
+      source_.dialect =
+          from_;  // a file or a DCP doesn't say whose names it has
       families::check_numbers(source_, options_);
       need_whole();
       Naming rest = kept();

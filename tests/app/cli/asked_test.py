@@ -102,6 +102,25 @@ def test_prefixes(folder):
     check_equal(set(got), want, "names")
 
 
+def test_config_from(folder):
+    """Written with the weights, whatever they came in."""
+    import torch.distributed.checkpoint as dcp
+
+    state = weights(LLAMA)
+    torch.save(state, folder / "plain.pt")
+    torch.save({"epoch": 1, "model": state}, folder / "wrapped.pt")
+    dcp.save({"state": {"model": state}}, checkpoint_id=folder / "dcp",
+             no_dist=True)
+    CKPT.ok("unshard", LLAMA, folder / "one.safetensors")
+    for source in ("plain.pt", "wrapped.pt", "dcp", "one.safetensors"):
+        for target in ("safetensors", "torch", "dcp"):
+            out = folder / f"{source} to {target}"
+            CKPT.ok("convert", folder / source, out, "--to", target,
+                    "--config-from", LLAMA)
+            check((out / "config.json").exists(), f"{source} to {target}")
+            CKPT.ok("verify", LLAMA, out)
+
+
 def layers_of(state):
     return sorted({int(name.split(".")[2]) for name in state
                    if name.startswith("model.layers.")})
@@ -243,6 +262,7 @@ def prepare(suite, ckpt):
     suite.add("--rename: a family's own names", test_rename_undone)
     suite.add("--rename: mistakes", test_rename_mistakes)
     suite.add("--rename: several prefixes", test_prefixes)
+    suite.add("--config-from", test_config_from)
     suite.add("--layers last:N", test_last_layers)
     suite.add("a part of the model", test_part)
     suite.add("--dtype f8", test_fp8_cast)
