@@ -7,6 +7,9 @@
 //             mlp.experts.down_proj     [experts, hidden, width]
 //   saved     mlp.experts.3.gate_proj.weight, up_proj, down_proj
 //             block_sparse_moe.experts.3.w1.weight, w3, w2      (Mixtral)
+//
+// models/hf_names.h has both names of classes that are known. This goes by the
+// names alone: for a configuration without a class, and for optimizer state.
 #pragma once
 
 #include <functional>

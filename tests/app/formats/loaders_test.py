@@ -64,6 +64,7 @@ def llama():
 
 
 MODELS = {"unet": unet, "vae": vae, "text encoder": text, "llama": llama}
+TRANSFORMERS = ("text encoder", "llama")
 
 
 def seeded(make):
@@ -106,17 +107,15 @@ def opened(kind, folder, **words):
 def save(model, folder, form):
     words = dict(FORMS[form])
     model.save_pretrained(folder, **words)
-    # transformers 5 pickles nothing, whatever it is asked for.
-    return words.get("safe_serialization", True) or any(
-        ".bin" in name for name in files(folder))
+    check_equal(any(".bin" in name for name in files(folder)),
+                not words.get("safe_serialization", True), "pickles")
 
 
 def test_model(folder, name, form, target):
     model = seeded(MODELS[name])
     if "variant" in FORMS[form]:
         model = model.half()
-    if not save(model, folder / "in", form):
-        return
+    save(model, folder / "in", form)
     out = folder / "out"
     CKPT.ok("convert", folder / "in", out, *TARGETS[target])
     again = {} if "variant" not in FORMS[form] or target == "bf16" \
@@ -300,7 +299,10 @@ def prepare(suite, ckpt):
     import sentence_transformers  # noqa: F401
 
     for name in MODELS:
-        for form in FORMS:
+        for form, words in FORMS.items():
+            # transformers 5 pickles nothing, whatever it is asked for.
+            if "safe_serialization" in words and name in TRANSFORMERS:
+                continue
             for target in TARGETS:
                 suite.add(f"{name}, {form}, to {target}", test_model, name,
                           form, target)
