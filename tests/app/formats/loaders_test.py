@@ -243,6 +243,65 @@ def test_adapter(folder, target):
     same(found, tuned, "bfloat16" if target == "bf16" else None)
 
 
+def lora_of(model, folder, dialect):
+    """A LoRA of its attention in kohya's names, or as diffusers saves one."""
+    from diffusers import StableDiffusionPipeline
+    from peft import LoraConfig, get_peft_model_state_dict
+    from safetensors.torch import save_file
+    import torch
+
+    torch.manual_seed(6)
+    if dialect == "diffusers":
+        model.add_adapter(LoraConfig(
+            r=2, lora_alpha=3, init_lora_weights=False,
+            target_modules=["to_q", "to_k", "to_v", "to_out.0"]))
+        StableDiffusionPipeline.save_lora_weights(
+            folder, unet_lora_layers=get_peft_model_state_dict(model),
+            unet_lora_adapter_metadata=model.peft_config["default"].to_dict())
+        model.delete_adapters("default")
+        return folder / "pytorch_lora_weights.safetensors"
+    state = {}
+    for name, module in model.named_modules():
+        if name.endswith(("to_q", "to_k", "to_v", "to_out.0")):
+            key = "lora_unet_" + name.replace(".", "_")
+            rows, columns = module.weight.shape
+            state |= {key + ".lora_down.weight": torch.randn(2, columns) / 8,
+                      key + ".lora_up.weight": torch.randn(rows, 2) / 8,
+                      key + ".alpha": torch.tensor(3.0)}
+    save_file(state, folder / "kohya.safetensors")
+    return folder / "kohya.safetensors"
+
+
+def test_lora(folder, dialect):
+    """Added to a unet: what diffusers' own fuse_lora makes."""
+    from diffusers import DDIMScheduler, StableDiffusionPipeline, \
+        UNet2DConditionModel
+    import torch
+
+    model = seeded(unet)
+    model.save_pretrained(folder / "base")
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    path = lora_of(model, folder, dialect)
+    whole = StableDiffusionPipeline(
+        vae=None, text_encoder=None, unet=model, tokenizer=None,
+        scheduler=DDIMScheduler(), safety_checker=None, feature_extractor=None,
+        requires_safety_checker=False)
+    whole.load_lora_weights(str(path.parent), weight_name=path.name)
+    whole.fuse_lora()
+    whole.unload_lora_weights()
+    CKPT.ok("convert", folder / "base", folder / "out", "--to", "safetensors",
+            "--adapter", path)
+    found = opened(UNet2DConditionModel, folder / "out").state_dict()
+    wanted = whole.unet.state_dict()
+    check_equal(sorted(found), sorted(wanted), "names")
+    added = 0
+    for name, tensor in wanted.items():
+        # The library's own sums may be in another order.
+        check(torch.allclose(found[name], tensor, rtol=0, atol=1e-6), name)
+        added += not torch.equal(tensor, before[name])
+    check(added >= 8, f"{added} weights differ from the base's")
+
+
 def test_open_clip(folder):
     """Its loader tries open_clip_model.safetensors before the pickle."""
     from safetensors.torch import load_file
@@ -316,6 +375,8 @@ def prepare(suite, ckpt):
         if target != "shards":
             suite.add(f"adapter to {target}", test_adapter, target)
     suite.add("part of a pipeline", test_part_of_pipeline)
+    for dialect in ("kohya", "diffusers"):
+        suite.add(f"LoRA of {dialect}", test_lora, dialect)
     suite.add("open_clip", test_open_clip)
     suite.add("an index of pickles", test_index_of_pickles)
 
