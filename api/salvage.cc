@@ -149,9 +149,10 @@ void Salvager::open() {
   // Damage that remains is lost: a state that its step no longer has.
   for (const Problem& problem : catalog_.problems) {
     salvage::Note note{shown(problem.file), shown(problem.message), false};
-    // Another configuration is another model.
+    // Another configuration is another model. vLLM's save_sharded_state writes
+    // none ("no_config"), so that nothing of it is lost.
     const bool lost =
-        problem.kind == "no_config" || problem.kind == "no_params";
+        problem.kind == "no_model_yaml" || problem.kind == "no_params";
     if (problem.severity == Problem::Severity::kDamage || lost)
       report_.lost.push_back(std::move(note));
     else if (problem.severity == Problem::Severity::kWarning)

@@ -103,7 +103,7 @@ Catalog Reader::read_catalog(const std::string& path,
     check_config(options, *yaml, catalog);
   else if (location.level == Level::kBase)
     catalog.problems.push_back(warning(
-        "no_config", {path, {}},
+        "no_model_yaml", {path, {}},
         "there is no model.yaml, which says what the model is: its family is "
         "told by names and shapes, the rest is not known"));
   check_rows(grid, catalog);

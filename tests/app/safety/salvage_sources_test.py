@@ -105,8 +105,7 @@ def configured():
     """(case, its configuration), of formats whose framework always has one."""
     found = []
     for format, name in (("fairseq2_native", "model.yaml"),
-                         ("vllm", "config.json"), ("meta", "params.json"),
-                         ("hf", "config.json")):
+                         ("meta", "params.json"), ("hf", "config.json")):
         for path in sorted((DATA / format).glob(f"*/ckpt/{name}")):
             if format != "hf" or \
                     path.with_name("generation_config.json").exists():
