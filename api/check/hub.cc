@@ -96,6 +96,7 @@ Report check_hub(const std::string& path, const Selection& selection,
     all.bytes += one.bytes;
     all.files += one.files;
     all.unproven = all.unproven || one.unproven;
+    all.without_checksum += one.without_checksum;
     if (all.open.empty() && !one.open.empty())
       all.open = fmt::format("{}: {}", io::base_name(repo), one.open);
   }

@@ -193,13 +193,7 @@ class Check {
     const uint64_t bare = without_checksum(catalog);
     const uint64_t open = without_checksum(catalog, proven_);
     report_.unproven = options.quick || (manifest.empty() && open);
-    if (manifest.empty() && open)
-      engine_.warn(fmt::format(
-          "no checksums of {}, neither stored nor in a manifest: the structure "
-          "was checked, the values can't be",
-          open == catalog.tensors.size()
-              ? "the tensors"
-              : fmt::format("{} of {} tensors", open, catalog.tensors.size())));
+    if (manifest.empty()) report_.without_checksum = open;
     if (!reads_all(options, manifest, bare)) {
       reshard::count_read_plan(catalog, false);  // proves the cover
       if (!options.quick) lone_numbers(catalog);

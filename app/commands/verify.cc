@@ -237,7 +237,11 @@ std::string Verify::verdict_text(const VerifyReport& report) const {
   if (!two && integrity_.quick)
     line += "; --quick: no tensor was read, no checksum compared";
   else if (!two && report.unproven)
-    line += "; values not proven: no checksums";
+    line += "; values not proven: no checksums" +
+            (report.without_checksum == report.tensors
+                 ? ""
+                 : fmt::format(" of {} of {}", report.without_checksum,
+                               text::counted(report.tensors, "tensor")));
   return line;
 }
 

@@ -71,6 +71,8 @@ struct Report {
   // Nothing was found to compare the bytes with: no stored checksums, no
   // manifest. Or options.quick left that out.
   bool unproven = false;
+  // Tensors without a checksum, neither stored nor in a manifest.
+  uint64_t without_checksum = 0;
   // One string for all weights, the same for any topology and for formats that
   // keep names (docs/digest.md); "" if not all of them were read.
   std::string fingerprint = {};
