@@ -110,7 +110,16 @@ CrcPart Output::crc_of(uint32_t file, uint64_t offset,
                        std::optional<uint32_t> known) const {
   const std::vector<LateCrc>& crcs = target_->files[file].crcs.get();
   const auto record = std::ranges::upper_bound(crcs, offset, {}, &LateCrc::end);
-  if (record == crcs.end() || offset < record->begin) return {};
+  if (record == crcs.end()) return {};
+  if (offset < record->begin) {
+    uint64_t end = offset;
+    for (const iovec& part : parts) end += part.iov_len;
+    if (end > record->begin)
+      throw bug_error({paths_[file], {}},
+                      "a write crosses the record that begins at byte {}",
+                      record->begin);
+    return {};
+  }
   uint32_t value = 0;
   uint64_t bytes = 0;
   for (const iovec& part : parts) {

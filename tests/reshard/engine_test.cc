@@ -248,4 +248,18 @@ TEST_CASE("engine: a memory bound that is too small is said") {
   }
 }
 
+TEST_CASE("engine: bytes on a checksummed record's border are a bug") {
+  for (const uint64_t offset : {uint64_t{4}, uint64_t{12}}) {
+    CAPTURE(offset);
+    TargetFile file{.path = "f", .size = 24};
+    file.crcs = {{8, 16, {}}};
+    file.literals = {{offset, "12345678"}};
+    Target target;
+    target.files = {file};
+    CHECK_THROWS_WITH_AS(Output(target, "out"),
+                         doctest::Contains("a write crosses the record"),
+                         Error);
+  }
+}
+
 }  // namespace ckpt::reshard
