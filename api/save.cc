@@ -55,7 +55,7 @@ library::Prepared prepare(const Catalog& source, Layout layout,
   return library::prepare(std::move(named), std::move(layout), path, options);
 }
 
-// The global shape whose shards the ranks hold.
+// The shape of the whole tensor, from its shards.
 Shape global_shape(std::span<const TensorData> shards, const Topology& source,
                    const TpRule& rule) {
   Shape local = shards[0].shape;

@@ -89,7 +89,7 @@ Json hf_rope(const Json& values, const Json& defaults, bool by_type) {
   Json usual = at(defaults, "rope");
   const bool whole_heads = at(usual, "reads_fraction") == Json(false);
   if (usual.is_object()) usual.erase("reads_fraction");
-  // A null is no default where the class only fills in what is absent.
+  // The class fills in only what is absent: a null stays null.
   if (values.contains("partial_rotary_factor") && usual.is_object())
     usual.erase("partial_rotary_factor");
   // Any rope of its own replaces the class's scaling.

@@ -24,7 +24,7 @@ struct TranslateOptions {
   std::vector<std::string> drop;
   std::vector<std::string> allow_missing;
   bool strict_config = false;  // unknown keys of config.json are refused
-  // Globs of facts that the target may leave unsaid.
+  // Globs of facts that the target may lose.
   std::vector<std::string> allow_unsaid;
   std::optional<DType> dtype;  // --dtype: what config.json is to say
   // For comparisons: tensors that don't fit stay as they are, under their own

@@ -88,7 +88,7 @@ const std::vector<Called>& called_elsewhere() {
   return all;
 }
 
-// Those whose files are told from others by a program, not by an ending.
+// Some formats are known by the program that reads them, not by an ending.
 const OtherFormat* other_format(std::string_view name) {
   if (name == "ollama" || name == "llama_cpp" || name == "llamacpp")
     name = "gguf";

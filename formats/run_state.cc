@@ -330,7 +330,7 @@ Catalog weights_alone(Catalog source, std::string_view where,
   if (count > 0)
     source.problems.push_back(
         warning("optimizer_left_out", {source.path, {}},
-                "{} tensors of the optimizer's state and the like ({}) "
+                "{} tensors of the optimizer's and other state ({}) "
                 "have no place in {}; they are left out ({})",
                 count, text::iec_size(bytes), where, instead));
   return source;

@@ -12,8 +12,8 @@ namespace ckpt::formats {
 // a file or a directory.
 void check_path(const std::string& path);
 
-// The same of what an option names. What a server refuses, or doesn't answer,
-// is that error. Nothing of a pipe, which the option's reader refuses.
+// The same for a path that an option names. An error of a server is passed on.
+// Pipes are left to the option's reader, which refuses them.
 void check_named(const std::string& path);
 
 // "https://host/x" for "https:/host/x", "hf://org/name" for "hf:org/name": the

@@ -210,8 +210,8 @@ std::vector<Pair> pair_up(const Catalog& source, const Target& target) {
   return pairs;
 }
 
-// Plans pairs, whose slots are the planner's first ones, in this order;
-// `planned` hears of each.
+// Plans the pairs. They take the planner's first slots, in this order.
+// `planned` is called after each.
 void plan_pairs(std::span<const Pair> pairs, const Catalog& source,
                 const Target& target, Planner& planner,
                 const std::function<void(size_t)>& planned = {}) {

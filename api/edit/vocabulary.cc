@@ -190,8 +190,10 @@ std::string follow_rows(Catalog& catalog, const std::set<uint64_t>& before,
         return true;
       });
   return lost.empty() ? std::string()
-                      : fmt::format("{} of config.json: no row is left for it",
-                                    fmt::join(lost, ", "));
+                      : fmt::format(
+                            "{} of config.json: outside the new "
+                            "vocabulary",
+                            fmt::join(lost, ", "));
 }
 
 }  // namespace
@@ -232,8 +234,8 @@ NewVocabulary set_vocabulary(Catalog& catalog, uint64_t rows) {
   const std::string lost = follow_rows(catalog, {before}, rows);
   if (rows > before)
     done.warnings.push_back(fmt::format(
-        "--vocab-size: rows {} to {} are zeros: their logits are 0, which may "
-        "be more than those of tokens",
+        "--vocab-size: new rows {} to {} are zeros: their logits are 0 and can "
+        "exceed those of real tokens",
         before, rows - 1));
   if (rows < before) done.warnings = families::tokens_past(catalog, rows, true);
   if (rows < before && !lost.empty()) done.warnings.push_back(lost);

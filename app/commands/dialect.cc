@@ -72,8 +72,7 @@ void add_dialect_options(CLI::App& app, DialectOptions& options) {
   app.add_flag("--strict-config", options.strict_config,
                "Refuse a config.json with keys that are not known")
       ->group(group);
-  app.add_option("--set", options.set,
-                 "A number of the model, in the place of what is found: nh=32")
+  app.add_option("--set", options.set, "Override a number of the model: nh=32")
       ->type_name("NAME=VALUE")
       ->allow_extra_args(false)
       ->group(group);
@@ -83,13 +82,13 @@ void add_dialect_options(CLI::App& app, DialectOptions& options) {
       ->allow_extra_args(false)
       ->group(group);
   app.add_option("--allow-missing", options.allow_missing,
-                 "Tensors that the conversion may do without")
+                 "Tensors that may be missing")
       ->type_name("GLOB")
       ->allow_extra_args(false)
       ->group(group);
   app.add_option("--allow-unsaid", options.allow_unsaid,
-                 "Facts of the model that the target may leave unsaid: names "
-                 "as errors and `inspect -v` have them")
+                 "Facts of the model that the target may lose: names as in "
+                 "errors and `inspect -v`")
       ->type_name("GLOB")
       ->allow_extra_args(false)
       ->group(group);

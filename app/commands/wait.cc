@@ -124,7 +124,7 @@ class Wait : public Command {
  public:
   std::string_view name() const override { return "wait"; }
   std::string_view help() const override {
-    return "wait until a save has finished: it opens, and nothing changes";
+    return "wait until a checkpoint is completely written";
   }
   std::string_view examples() const override {
     return "ckpt wait run/step_5000 --timeout 30m && ckpt verify "

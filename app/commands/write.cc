@@ -266,9 +266,9 @@ void warn_of_gaps(const Catalog& source, const std::string& layers) {
       std::ranges::none_of(source.objects, library::is_config_object))
     return;
   spdlog::warn(
-      "--layers {}: layers keep their numbers, and the configuration says as "
-      "many as before: the target is a part of the model (last:N counts the "
-      "last N anew)",
+      "--layers {}: layer numbers and the configuration's number of layers "
+      "are unchanged, so the target is a part of the model (last:N renumbers "
+      "the last N from 0)",
       layers);
 }
 

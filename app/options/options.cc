@@ -257,7 +257,8 @@ void add_source_options(CLI::App& app, SourceOptions& options) {
   names_order(
       app.add_option(
           "--assume-order", options.read.assume_order,
-          "How a numbered optimizer counts: module, decay, or a file of names"))
+          "How parameters are numbered in an optimizer keyed by index: module, "
+          "decay, or a file of names"))
       ->type_name("RULE|FILE")
       ->group(group);
   app.add_flag("--restrict", options.read.restrict_globals,
@@ -271,14 +272,14 @@ void add_select_options(CLI::App& app, Selection& options) {
            "No tensors or objects of these names");
   valued(app, "--layers", "LIST",
          "Only these layers (0-15,20) and what is in no layer; repeats make a "
-         "deeper model; last:4 are the last 4, counted anew",
+         "deeper model; last:4 keeps the last 4, renumbered from 0",
          [&](const std::string& s) {
            library::check_layers(s);  // refused here, before anything is opened
            options.layers = s;
          })
       ->group("Selection");
   valued(app, "--experts", "LIST",
-         "Only these experts (0-31,40), counted anew from 0",
+         "Only these experts (0-31,40), renumbered from 0",
          [&](const std::string& s) {
            library::parse_experts(s);  // refused here, too
            options.experts = s;
@@ -444,7 +445,7 @@ void add_content_options(CLI::App& app, WriteOptions& options) {
       ->group(kWriting);
   valued(
       app, "--quantize", "fp8-block",
-      "Make fp8 codes and scales of blocks of 128x128 of linear weights",
+      "Quantize linear weights to fp8 with 128x128 block scales",
       [&](const std::string& s) {
         options.quantize = choice<bool>("--quantize", s, {{"fp8-block", true}});
       })
@@ -477,13 +478,13 @@ void add_check_options(CLI::App& app, WriteOptions& options) {
          })
       ->group(kWriting);
   app.add_flag("--keep-unknown-globals", options.keep_unknown_globals,
-               "Write values too that run code of unknown modules when loaded")
+               "Also write pickled objects that would run code when loaded")
       ->group(kWriting);
   app.add_flag("--ignore-checksums", options.ignore_checksums,
                "Copy bytes of SRC whose stored checksum is wrong")
       ->group(kWriting);
   app.add_flag("--allow-replica-mismatch", options.allow_replica_mismatch,
-               "Take the first of copies that should be equal and are not")
+               "Use the first of replicas that differ")
       ->group(kWriting);
   app.add_flag_callback(
          "--no-manifest", [&] { options.manifest = false; },

@@ -143,7 +143,7 @@ void check_dashes(const std::vector<std::string>& words,
     if (word.size() < 3 || word[0] != '-' || word[1] == '-') continue;
     const std::string name = word.substr(1, word.find('=') - 1);
     if (name.size() > 1 && std::ranges::find(names, name) != names.end())
-      throw usage_error({}, "{}: an option of one dash", text::printable(word))
+      throw usage_error({}, "unknown option {}", text::printable(word))
           .with_hint("did you mean --" + name + "?");
   }
 }

@@ -61,9 +61,8 @@ void check_complete(const std::string& directory, const NumberedName& set,
   const uint32_t first = numbers.front() == 0 ? 0 : 1;
   const auto missing = missing_of(set, first, numbers);
   if (!missing.empty())
-    throw input_error({directory, {}},
-                      "{} of {} files of a set are there; missing: {}{}",
-                      numbers.size(), set.count, list_some(missing),
+    throw input_error({directory, {}}, "files of a set of {} are missing: {}{}",
+                      set.count, list_some(missing),
                       numbers.size() + missing.size() < set.count ? " …" : "")
         .with_hint("fetch the missing files, or open the files one by one");
   if (numbers.size() != set.count)

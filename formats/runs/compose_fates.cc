@@ -102,7 +102,8 @@ void Composing::settle_state(const SourceFile& file, std::string_view part) {
     return reset(file, "random numbers of " + from + "'s ranks");
   if (part == "dataloader") return reset(file, "how far the data were read");
   if (part == "scheduler")
-    return reset(file, "a scheduler of groups that the target has not");
+    return reset(file,
+                 "the scheduler is for parameter groups that the target lacks");
   if (part == "trainer" && from == form_.trainer)  // meta.pt, of a folder
     return decide(file, Fate::kConverted, {});
   std::string why = from + " alone reads it";

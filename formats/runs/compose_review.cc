@@ -248,10 +248,10 @@ Catalog review_composed(Catalog source, const Layout& layout) {
   find_form(layout, trainer_in(source));
   if (asked.tp != 1 || asked.pp != 1 || asked.ep != 1)
     throw unfaithful_error({source.path, {}},
-                           "a step of {} is cut over data-parallel ranks: {} "
-                           "is asked for",
+                           "steps of {} are sharded over data-parallel ranks "
+                           "alone: {} is impossible",
                            layout.option(kTrainer), to_string(asked))
-        .with_hint("--dp N says how many ranks there are to be");
+        .with_hint("--dp N sets the number of ranks");
   if (!layout.option(kFsdpSize).empty())
     throw unfaithful_error({source.path, {}},
                            "--{}: other trainers' steps are written for a mesh "

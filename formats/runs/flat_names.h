@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whose states FSDP1's optimizer has: it numbers flat units, or parameters of
-// which each rank has a run. Private to this room.
+// Names the parameters of FSDP1's optimizer, which numbers flat units, or
+// parameters of which each rank has a run. Private to this room.
 #pragma once
 
 #include <span>

@@ -310,8 +310,8 @@ void number_again(Catalog& catalog, size_t begin, const std::string& prefix,
   if (any)
     catalog.problems.push_back(
         warning("numbered_state", {path, {}},
-                "the optimizer's state stays by the numbers of parameters: "
-                "DCP keeps no order of the model's"));
+                "the optimizer's state is keyed by parameter index: nothing "
+                "that was read has the order of the model's parameters"));
 }
 
 void leave_numbered(Catalog& catalog, const Range& range,
@@ -325,13 +325,11 @@ void leave_numbered(Catalog& catalog, const Range& range,
   if (range.begin == range.end) return;
   catalog.problems.push_back(
       warning("numbered_state", {file, {}},
-              "the optimizer's state stays by the numbers of parameters: "
-              "{}{}",
-              why,
+              "the optimizer's state is keyed by parameter index: {}{}", why,
               assumable == Assumable::kNo
                   ? ""
                   : " (--assume-order module, decay or a file of their names "
-                    "says how they count)"));
+                    "names them)"));
 }
 
 namespace {

@@ -377,7 +377,7 @@ class Rewriting {
       names += (names.empty() ? "" : ", ") + printable(name);
     target_.problems.push_back(
         warning("of_ranks", {},
-                "from {} to {}: what is of a rank does not go on as it was "
+                "from {} to {}: the state of each rank can't be carried on "
                 "({})",
                 text::counted(old_ranks_, "rank"), ranks_, names));
     if (!trainer_.reset_hint.empty())

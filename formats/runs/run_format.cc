@@ -33,15 +33,15 @@ void check_topology(const Catalog& source, const Topology& asked) {
     return;
   if (layers)
     throw unfaithful_error({source.path, {}},
-                           "a step of {} is not written for expert-parallel "
-                           "ranks: {} is asked for",
+                           "steps of {} are not written for expert-parallel "
+                           "ranks: {} is impossible",
                            trainer_of(source), to_string(asked))
-        .with_hint("--tp, --pp and --dp say how many ranks there are to be");
+        .with_hint("--tp, --pp and --dp set the numbers of ranks");
   throw unfaithful_error({source.path, {}},
-                         "a step of {} is cut over data-parallel ranks: {} is "
-                         "asked for",
+                         "steps of {} are sharded over data-parallel ranks "
+                         "alone: {} is impossible",
                          trainer_of(source), to_string(asked))
-      .with_hint("--dp N says how many ranks there are to be");
+      .with_hint("--dp N sets the number of ranks");
 }
 
 // A trainer's file holds all of a step, or it is a rank's.
@@ -120,14 +120,15 @@ std::vector<FormatOption> options() {
            .check = check_trainer},
           {.name = std::string(kFsdpSize),
            .type = "N",
-           .help = "ranks that hold one copy of verl's model and optimizer: "
-                   "fsdp_size of the job that continues. Fewer than --dp: "
+           .help = "fsdp_size of the verl job that will resume: the ranks that "
+                   "hold one copy of model and optimizer. Fewer than --dp: "
                    "HYBRID_SHARD",
            .check = formats::check_count},
           {.name = std::string(kFuseQkv),
            .type = "WHAT",
-           .help = "whether torchtitan's job that continues trains queries, "
-                   "keys and values as one: true (default) or false, as its "
+           .help = "fuse_qkv of the torchtitan job that will resume, which "
+                   "trains queries, keys and values as one: true (default) or "
+                   "false, as its "
                    "configuration's fuse_qkv",
            .check = check_truth}};
 }

@@ -15,9 +15,9 @@
 
 namespace ckpt::runs {
 
-// Warnings. Compares with the nearest step that is on this machine's disk:
-// small files whole, of others some places. Empty if `catalog` is no step of a
-// run.
+// Compares with the nearest step that is on this machine's disk: small files
+// whole, large ones in a few places. Returns warnings; none if `catalog` is not
+// a step of a run.
 std::vector<Problem> check_shared(const Catalog& catalog);
 
 }  // namespace ckpt::runs

@@ -193,7 +193,7 @@ class Walk {
     struct stat facts;
     if (depth > 64) throw input_error({path, {}}, "more than 64 levels deep");
     if (!io::stat_any(path, facts))
-      throw io_error(path, "cannot look at it", errno);
+      throw io_error(path, "cannot be examined", errno);
     // A server's directories have no inode numbers, and no links.
     if (!io::is_url(path) && !seen_.emplace(facts.st_dev, facts.st_ino).second)
       return;
@@ -215,7 +215,7 @@ class Walk {
       files_.push_back(
           {path, raw,
            absent ? "broken symlink"
-                  : io_error(path, "cannot look at it", errnum).problem(),
+                  : io_error(path, "cannot be examined", errnum).problem(),
            absent});
     } else if (S_ISDIR(facts.st_mode)) {
       try {

@@ -79,7 +79,7 @@ Error exists_already(const std::string& target) {
   return unfaithful_error({target, {}}, "already exists")
       .with_hint(
           "choose another target, or replace this one with --overwrite (it is "
-          "removed only when the new one is whole)");
+          "removed after the new one is complete)");
 }
 
 // If the target exists: an empty directory may be filled, anything else needs

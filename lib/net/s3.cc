@@ -400,7 +400,7 @@ class ObjectStore final : public ListedStore {
     do {
       const Response page =
           list_page(path, place.bucket, prefix, delimiter, token);
-      // The rest of a list that has begun is no matter of rights.
+      // Only the first page can show that the right to list is lacking.
       if (token.empty() && page.status == 403 && !place.key.empty())
         return false;
       if (token.empty() && page.status == 404) {

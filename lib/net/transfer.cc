@@ -230,7 +230,7 @@ bool Transfer::again(const Error& what, bool always) {
       : response.status == 429
           ? "the server allows fewer requests: run it again later, or with "
             "CKPT_NET_CONNECTIONS=2"
-          : "run it again when the server or the network is well; "
+          : "run it again once the server is reachable; "
             "CKPT_NET_RETRIES=N tries more often");
   return fail(std::move(failure));
 }
@@ -294,7 +294,7 @@ Error Transfer::curl_failure(CURLcode code) const {
 }
 
 bool Transfer::finish(CURL* handle, CURLcode code) {
-  // It may be asked again, and nobody may want to know: wait() notes.
+  // The request may be repeated, so wait() decides whether this is a failure.
   const failures::Unimportant not_yet;
   easy = nullptr;
   long status = 0;

@@ -234,7 +234,7 @@ void Uploader::check_size(const OneFile& file) {
   Request asked = ask(file.url, "");
   asked.head = true;
   const Response response = send_request(asked);
-  // An older object of that name is no answer either.
+  // An older object of that name does not count as the new one.
   if (response.status == 404 ||
       (options_.overwrite && response.status == 200 && !has_mark(response)))
     throw Error(ExitCode::kIo, {file.url, {}},

@@ -135,8 +135,8 @@ class Encoder {
   }
 
   // Ends the value of the last frame, whose `parts` are on the stack, with
-  // `opcodes`. If it was meanwhile written inside itself, uses that instead and
-  // returns false.
+  // `opcodes`. A value that contains itself has been written by then: uses that
+  // and returns false.
   bool finish(std::string_view opcodes, size_t parts) {
     const Id id = frames_.back().id;
     const auto open = open_.find(id);

@@ -67,13 +67,13 @@ TEST_CASE("numbered: sets are complete, or it is said what is missing") {
       {{"a", "m-1-of-2", "m-2-of-2", "n-1-of-1"}, ""},
       {{"m-0-of-2", "m-1-of-2"}, ""},
       {{"m-2-of-2", "m-3-of-2"},
-       "2 of 2 files of a set are there; missing: "
+       "files of a set of 2 are missing: "
        "m-00001-of-00002"},
       {{"m-1-of-2", "m-00001-of-00002"}, "missing: m-00002-of-00002"},
       {{"m-1-of-2", "m-2-of-2", "m-3-of-2"},
        "3 files are numbered as m-x-of-2"},
       {{"m-1-of-2x", "m-2-of-2y"}, "missing: m-00002-of-00002x"},
-      {{"m-7-of-4294967295"}, "1 of 4294967295 files of a set are there"},
+      {{"m-7-of-4294967295"}, "files of a set of 4294967295 are missing: "},
       {{"m-1-of-0"}, "1 files are numbered as m-x-of-0"},
   };
   for (const Row& row : rows) {

@@ -67,7 +67,7 @@ ROWS = (
     ("inspect tp4 --jsn", 2, "unknown option --jsn for `ckpt inspect`",
      "did you mean --json?"),
     ("inspect tp4 --stat", 2, "unknown option --stat", "--stats"),
-    ("inspect tp4 -json", 2, "-json: an option of one dash", "--json"),
+    ("inspect tp4 -json", 2, "unknown option -json", "--json"),
     ("inspect tp4 -keys x", 2, "-keys", "--keys"),
     ("inspect tp4 --tp 2", 2, "unknown option --tp for `ckpt inspect`", ""),
     ("inspect tp4 --keys", 2, "--keys", "--help"),

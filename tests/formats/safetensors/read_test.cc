@@ -132,7 +132,7 @@ TEST_CASE("safetensors: an index that lies is refused with names") {
        ExitCode::kDamaged},
       {"shard_is_directory", "is a directory", ExitCode::kDamaged},
       {"incomplete_set_no_index",
-       "2 of 3 files of a set are there; missing: model-00002-of-00003",
+       "files of a set of 3 are missing: model-00002-of-00003",
        ExitCode::kDamaged},
   };
   for (const Row& row : rows) {
