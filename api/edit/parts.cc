@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <deque>
 #include <optional>
 #include <unordered_map>
 #include <unordered_set>
@@ -24,8 +25,8 @@ using pickle::Id;
 using pickle::kNoId;
 using text::printable;
 
-// Where in a document's dicts a dotted name is. Each dict is looked through
-// once: a name's every word could be a key of a million others.
+// Where in a document's dicts and lists a dotted name is. Each is looked
+// through once: a name's every word could be a key of a million others.
 class Nesting {
  public:
   explicit Nesting(const Skeleton& skeleton)
@@ -56,12 +57,20 @@ class Nesting {
   const Keys& keys_of(Id dict) {
     const auto [it, first] = known_.try_emplace(dict);
     if (!first) return it->second;
+    if (is_list(dict)) {
+      const auto items = document_.items(dict);
+      for (size_t i = 0; i < items.size(); ++i)
+        if (is_dict(items[i]) || is_list(items[i]))
+          it->second.dicts.emplace(numbers_.emplace_back(std::to_string(i)),
+                                   items[i]);
+      return it->second;
+    }
     const auto pairs = document_.as_pairs(dict);
     for (size_t i = 0; pairs && i + 1 < pairs->size(); i += 2) {
       const Id key = (*pairs)[i], value = (*pairs)[i + 1];
       if (!document_.is(key, pickle::Type::kString)) continue;
       const std::string_view text = document_.text(key);
-      if (is_dict(value))
+      if (is_dict(value) || is_list(value))
         it->second.dicts.emplace(text, value);
       else if (text.find('.') != text.npos)
         it->second.dotted.insert(text);
@@ -75,8 +84,14 @@ class Nesting {
            document_.is_call(node, "collections", "defaultdict");
   }
 
+  bool is_list(Id node) const {
+    return document_.is(node, pickle::Type::kList) ||
+           document_.is(node, pickle::Type::kTuple);
+  }
+
   const Document& document_;
   const Id root_;
+  std::deque<std::string> numbers_;  // the keys of lists
   std::unordered_map<Id, Keys> known_;
 };
 

@@ -18,6 +18,7 @@ PLACES = {
     "net": ("net",), "network": ("network",), "params": ("params",),
     "weights": ("weights",), "app.model": ("app", "model"),
     "checkpoint.state_dict": ("checkpoint", "state_dict"),
+    "a list": ("models", 0),
     "a key of one's own": ("run 7", "the model")}
 PAIRS = {"model and ema": ("model", "ema"),
          "state_dict and state_dict_ema": ("state_dict", "state_dict_ema"),
@@ -60,7 +61,7 @@ def inner_compiled(one):
 
 def placed(keys, value):
     for key in reversed(keys):
-        value = {key: value}
+        value = [value] if key == 0 else {key: value}
     return value
 
 
@@ -109,7 +110,7 @@ def test_file(folder, place, wrapper):
 
 
 def place_name(place):
-    return ".".join(PLACES[place])
+    return ".".join(map(str, PLACES[place]))
 
 
 def test_dcp(folder, place, wrapper):
@@ -184,6 +185,26 @@ def test_head(folder):
           f"a number is no loss\n{done}")
 
 
+def test_lists(folder):
+    """A place in a list or tuple is a key like that of a dict."""
+    import torch
+
+    one, other = module(), module(1)
+    state = one.state_dict()
+    for i, (nested, place) in enumerate(
+            (([state], "0"), ((3, state), "1"), ({"nets": [state]}, "nets.0"),
+             ({"a": ({"b": state},)}, "a.0.b"))):
+        torch.save(nested, folder / f"{i}.pt")
+        done = convert(folder / f"{i}.pt", folder / f"{i}.safetensors")
+        loads(folder / f"{i}.safetensors", one, place)
+        check(f'the model is at "{place}"' in done.err, str(done))
+    torch.save([state, other.state_dict()], folder / "two.pt")
+    done = CKPT.run("convert", folder / "two.pt", folder / "two.safetensors")
+    check("--part" in done.want(5).err, str(done))
+    convert(folder / "two.pt", folder / "two.safetensors", "--part", "1")
+    loads(folder / "two.safetensors", other, "1")
+
+
 def test_many(folder):
     """A dict for each tensor: no message lists them all, none takes for ever."""
     import torch
@@ -231,6 +252,7 @@ def prepare(suite, ckpt):
             suite.add(f"{container} {names}", test_pair, names, container)
     suite.add("a head beside", test_head)
     suite.add("many", test_many)
+    suite.add("lists", test_lists)
     suite.add("torch_dcp", test_torch_dcp)
 
 
