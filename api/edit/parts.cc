@@ -12,6 +12,7 @@
 #include "ckpt/ckpt.h"
 #include "ckpt/error.h"
 #include "containers/hf/numbered.h"
+#include "containers/torch/walk.h"
 #include "formats/traits.h"
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"
@@ -33,16 +34,19 @@ class Nesting {
       : document_(*skeleton.document), root_(skeleton.root) {}
 
   struct Place {
-    size_t depth = 0;     // how much of the name are keys, with their dots
-    bool dotted = false;  // the rest is one key: "layers.0.weight"
+    size_t depth = 0;  // how much of the name are keys, with their dots
+    // The rest is one key, "layers.0.weight", or a name in an nn.Module.
+    bool dotted = false;
   };
   // 6 of "model.layers.0.w" where only "model" is a dict's key.
   Place place_of(std::string_view name) {
+    if (is_module(root_)) return {0, true};
     size_t end = 0;
     const Keys* keys = &keys_of(root_);
     for (size_t dot; (dot = name.find('.', end)) != name.npos; end = dot + 1) {
       const auto found = keys->dicts.find(name.substr(end, dot - end));
       if (found == keys->dicts.end()) break;
+      if (is_module(found->second)) return {dot + 1, true};
       keys = &keys_of(found->second);
     }
     return {end, keys->dotted.contains(name.substr(end))};
@@ -60,7 +64,7 @@ class Nesting {
     if (is_list(dict)) {
       const auto items = document_.items(dict);
       for (size_t i = 0; i < items.size(); ++i)
-        if (is_dict(items[i]) || is_list(items[i]))
+        if (leads_on(items[i]))
           it->second.dicts.emplace(numbers_.emplace_back(std::to_string(i)),
                                    items[i]);
       return it->second;
@@ -70,7 +74,7 @@ class Nesting {
       const Id key = (*pairs)[i], value = (*pairs)[i + 1];
       if (!document_.is(key, pickle::Type::kString)) continue;
       const std::string_view text = document_.text(key);
-      if (is_dict(value) || is_list(value))
+      if (leads_on(value))
         it->second.dicts.emplace(text, value);
       else if (text.find('.') != text.npos)
         it->second.dotted.insert(text);
@@ -82,6 +86,16 @@ class Nesting {
     return document_.is(node, pickle::Type::kDict) ||
            document_.is_call(node, "collections", "OrderedDict") ||
            document_.is_call(node, "collections", "defaultdict");
+  }
+
+  bool is_module(Id node) const {
+    return document_.is(node, pickle::Type::kCall) &&
+           document_.call(node).state != kNoId &&
+           torch::module_parts(document_, document_.call(node).state);
+  }
+
+  bool leads_on(Id node) const {
+    return is_dict(node) || is_list(node) || is_module(node);
   }
 
   bool is_list(Id node) const {

@@ -80,13 +80,13 @@ class Rewriter {
     place.visit = visit;
     place.parent = open.empty() ? SIZE_MAX : open.back();
     const size_t index = places_.size() - 1;
-    const bool in_object = visit.site == Site::kInside;
+    const bool in_object = visit.site == Site::kInside || visit.attribute;
     place.entry = in_object && place.parent != SIZE_MAX
                       ? places_[place.parent].entry
                       : index;
     if (place.parent != SIZE_MAX) ++places_[place.parent].children;
     if (nodes_.contains(visit.node)) {
-      add_tensor(place);
+      visit.attribute ? add_alias(place) : add_tensor(place);
       return Next::kAttributes;
     }
     if (document_.is(visit.node, Type::kPersistent)) return Next::kSkip;
@@ -127,6 +127,16 @@ class Rewriter {
     place.slot = found->second;
     placed_[place.slot] = true;
     any_tensor_ = true;
+  }
+  // A module's attribute that is one of its parameters, too.
+  void add_alias(Place& place) {
+    if (aliases_.empty())
+      for (const auto& [node, name] : skeleton_.tensors)
+        aliases_.emplace(node, &name);
+    place.is_tensor = true;
+    const auto found = by_name_.find(*aliases_.at(place.visit.node));
+    place.dropped = found == by_name_.end();
+    if (!place.dropped) place.slot = found->second;
   }
   const std::string* next_name(Id node) {
     const auto& tensors = skeleton_.tensors;
@@ -216,7 +226,8 @@ class Rewriter {
   const Document& document_;
   std::span<const TensorSlot> slots_;
   std::unordered_map<std::string_view, size_t> by_name_;
-  std::unordered_set<Id> nodes_;    // of tensors
+  std::unordered_set<Id> nodes_;                        // of tensors
+  std::unordered_map<Id, const std::string*> aliases_;  // if any is asked for
   std::unordered_set<Id> objects_;  // that the catalog still has
   std::map<std::string, Id> object_names_;
   std::vector<bool> leads_;  // by node: to a tensor

@@ -125,10 +125,22 @@ class Builder {
                [this](const Visit& visit, bool holds) {
                  return holds ? visit_holder(visit) : visit_object(visit);
                });
+    leave_covered();
     return std::move(tree_);
   }
 
  private:
+  // An attribute may be a parameter, too.
+  void leave_covered() {
+    if (tree_.loose_storages.empty()) return;
+    std::unordered_set<uint32_t> covered;
+    for (const NamedTensor& tensor : tree_.tensors)
+      covered.insert(tensor.ref.storage);
+    std::erase_if(tree_.loose_storages, [&](Id node) {
+      const StorageUse* use = container_.storages.find(node);
+      return use && covered.contains(use->storage);
+    });
+  }
   std::string name_of(const Visit& visit, std::string_view lone) const {
     std::string name = join_path(prefix_, visit.path);
     return name.empty() && visit.path.empty() ? std::string(lone) : name;
@@ -173,6 +185,8 @@ class Builder {
       add_loose_storage(visit);
       return Next::kSkip;
     }
+    // Its storages are found below.
+    if (visit.attribute) return Next::kDescend;
     while (!optimizers_.empty() &&
            optimizers_.back().depth >= visit.path.size())
       optimizers_.pop_back();

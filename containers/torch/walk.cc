@@ -33,6 +33,7 @@ struct Child {
   Id holder = kNoId;
   uint32_t index = 0;
   Site site = Site::kInside;
+  bool attribute = false;
 };
 using Children = std::vector<Child>;
 
@@ -89,21 +90,28 @@ class Expander {
   }
 
   // An nn.Module keeps its tensors in three dicts; state_dict() leaves out the
-  // dicts' names.
+  // dicts' names, the buffers that are not persistent, and other attributes.
   bool add_module(Id state) {
-    constexpr const char* kParts[] = {"_parameters", "_buffers", "_modules"};
-    Id parts[3];
-    for (size_t i = 0; i < 3; ++i) {
-      parts[i] = document_.find(state, kParts[i]);
-      if (parts[i] == kNoId || !is_mapping(document_, parts[i])) return false;
-    }
-    for (const Id part : parts) add_pairs(part, Site::kPair);
+    const auto parts = module_parts(document_, state);
+    if (!parts) return false;
+    add_pairs((*parts)[0], Site::kPair);
+    const size_t first = children_.size();
+    add_pairs((*parts)[1], Site::kPair);
+    const Id passing = document_.find(state, "_non_persistent_buffers_set");
+    if (passing != kNoId && document_.is(passing, Type::kSet))
+      for (const Id name : document_.items(passing))
+        for (size_t i = first; i < children_.size(); ++i)
+          if (document_.is(name, Type::kString) &&
+              children_[i].key == document_.text(name))
+            children_[i].attribute = true;
+    add_pairs((*parts)[2], Site::kPair);
     const auto pairs = document_.as_pairs(state);
     for (size_t i = 0; i + 1 < pairs->size(); i += 2) {
       const Id value = (*pairs)[i + 1];
-      if (value != parts[0] && value != parts[1] && value != parts[2])
-        add(key_text(document_, (*pairs)[i], i / 2), value, state, i / 2,
-            Site::kInside);
+      if (std::ranges::find(*parts, value) != parts->end()) continue;
+      add(key_text(document_, (*pairs)[i], i / 2), value, state, i / 2,
+          Site::kInside);
+      children_.back().attribute = true;
     }
     return true;
   }
@@ -220,6 +228,7 @@ class Walker {
       visit_.holder = child.holder;
       visit_.index = child.index;
       visit_.site = child.site;
+      visit_.attribute = top.attribute || child.attribute;
       name_size_ += child.key.size() + 1;
       if (name_size_ > kMaxName)
         throw input_error({file_, {}},
@@ -234,6 +243,7 @@ class Walker {
     Id node = kNoId;
     Children children;
     size_t next = 0;
+    bool attribute = false;
   };
 
   void pop_key() {
@@ -263,7 +273,7 @@ class Walker {
                         "the pickle: tensors nested deeper than {} levels",
                         kMaxDepth);
     open_.insert(node);
-    stack_.push_back({node, expander_.expand(node, next), 0});
+    stack_.push_back({node, expander_.expand(node, next), 0, visit_.attribute});
     return true;
   }
 
@@ -317,6 +327,17 @@ std::vector<bool> mark_holders(const Document& document,
     }
   }
   return marked;
+}
+
+std::optional<std::array<Id, 3>> module_parts(const Document& document,
+                                              Id state) {
+  constexpr const char* kParts[] = {"_parameters", "_buffers", "_modules"};
+  std::array<Id, 3> parts;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    parts[i] = document.find(state, kParts[i]);
+    if (parts[i] == kNoId || !is_mapping(document, parts[i])) return {};
+  }
+  return parts;
 }
 
 bool is_mapping(const Document& document, Id node) {

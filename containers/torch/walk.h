@@ -3,8 +3,10 @@
 // them, the writer finds them again. Private to this room.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +27,9 @@ struct Visit {
   pickle::Id holder = pickle::kNoId;
   uint32_t index = 0;
   Site site = Site::kRoot;
+  // It is, or is below, what an nn.Module keeps beside its state dict: buffers
+  // that are not persistent, and plain attributes.
+  bool attribute = false;
   std::vector<std::string> path;  // the root's is empty
 };
 
@@ -49,6 +54,11 @@ std::vector<bool> mark_holders(const pickle::Document& document,
 
 // Key, value, key, value … of a dict or a call that behaves like one.
 bool is_mapping(const pickle::Document& document, pickle::Id node);
+
+// The dicts of an nn.Module's parameters, buffers and modules, of the state
+// that its class's __setstate__ gets; nothing if it is another object's.
+std::optional<std::array<pickle::Id, 3>> module_parts(
+    const pickle::Document& document, pickle::Id state);
 
 // "weight", "3", "None": a dict's key in a dotted name.
 std::string key_text(const pickle::Document& document, pickle::Id key,

@@ -185,6 +185,36 @@ def test_head(folder):
           f"a number is no loss\n{done}")
 
 
+def test_whole_module(folder):
+    """A pickled module is its state dict: attributes and buffers that are not
+    persistent are values beside it."""
+    import torch
+
+    def whole(seed):
+        one = module(seed)
+        one.register_buffer("passing", torch.ones(3), persistent=False)
+        one.stride = torch.arange(2.0)
+        one.others = [one[0].weight]
+        return one
+
+    one, ema = whole(0), whole(1)
+    for i, saved in enumerate((one, {"model": one, "ema": None, "epoch": 3})):
+        torch.save(saved, folder / f"{i}.pt")
+        convert(folder / f"{i}.pt", folder / f"{i}.safetensors")
+        loads(folder / f"{i}.safetensors", one, "a pickled module")
+        kept = folder / f"kept{i}.pt"
+        CKPT.ok("convert", folder / f"{i}.pt", kept, "--keep-unknown-globals")
+        again = torch.load(kept, weights_only=False)
+        again = again["model"] if i else again
+        check_equal((again.stride.tolist(), again.passing.tolist(),
+                     again.others[0] is again[0].weight),
+                    ([0.0, 1.0], [1.0] * 3, True), "what is beside")
+    torch.save({"model": one, "ema": ema}, folder / "two.pt")
+    CKPT.run("convert", folder / "two.pt", folder / "two.safetensors").want(5)
+    convert(folder / "two.pt", folder / "two.safetensors", "--part", "ema")
+    loads(folder / "two.safetensors", ema, "ema")
+
+
 def test_lists(folder):
     """A place in a list or tuple is a key like that of a dict."""
     import torch
@@ -253,6 +283,7 @@ def prepare(suite, ckpt):
     suite.add("a head beside", test_head)
     suite.add("many", test_many)
     suite.add("lists", test_lists)
+    suite.add("a whole module", test_whole_module)
     suite.add("torch_dcp", test_torch_dcp)
 
 
