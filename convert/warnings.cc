@@ -79,18 +79,25 @@ bool is_plain(const Tensor& tensor) {
 
 }  // namespace
 
-void warn_of_leftovers(Catalog& catalog, const Json& config, uint64_t rows,
-                       bool asked) {
+std::optional<Problem> leftover_quantization(const Catalog& catalog,
+                                             const Json& config) {
   const Json text =
       config.is_object() ? config.value("text_config", Json()) : Json();
   for (const char* key : {"quantization_config", "compression_config"})
     for (const Json* where : {&config, &text})
       if (where->is_object() && where->value(key, Json()).is_object() &&
           std::ranges::all_of(catalog.tensors, is_plain))
-        warn(catalog, "leftover",
-             fmt::format("config.json says {} and no weight is quantized: what "
-                         "opens the model looks for scales; take the key out",
-                         key));
+        return warning("leftover", {catalog.path, {}},
+                       "config.json says {} and no weight is quantized: what "
+                       "opens the model looks for scales; take the key out",
+                       key);
+  return std::nullopt;
+}
+
+void warn_of_leftovers(Catalog& catalog, const Json& config, uint64_t rows,
+                       bool asked) {
+  if (auto found = leftover_quantization(catalog, config))
+    catalog.problems.push_back(std::move(*found));
   const auto stops =
       tokens(beside(catalog, "generation_config.json"), "eos_token_id");
   const auto ends = tokens(config, "eos_token_id");

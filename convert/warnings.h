@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "ckpt/catalog.h"
 #include "models/numbers.h"
@@ -15,6 +16,10 @@ void warn_of_padding(Catalog& source, const Numbers& numbers);
 
 // The only arithmetic that dialects need is not exact. `dtype`: of the weights.
 void warn_of_rounding(Catalog& source, DType dtype);
+
+// config.json's quantization of weights that are plain numbers.
+std::optional<Problem> leftover_quantization(const Catalog& catalog,
+                                             const nlohmann::json& config);
 
 // What stands beside the tensors and does not fit them, or each other:
 // quantization of weights that are plain numbers, tokens at which

@@ -22,7 +22,9 @@
 #include "api/edit/select.h"
 #include "ckpt/error.h"
 #include "ckpt/note.h"
+#include "containers/hf/hf.h"
 #include "containers/hf/hub_cache.h"
+#include "convert/warnings.h"
 #include "convert/whole.h"
 #include "formats/loose_files.h"
 #include "formats/runs/counts.h"
@@ -92,6 +94,9 @@ class Check {
     drop_slices(catalog, found.problems);
     const bool sound = found.sound();
     add_all(std::move(found.problems));
+    if (auto left = families::leftover_quantization(
+            catalog, formats::config_json_of(catalog)))
+      add(std::move(*left));
     if (sound && !manifest_of(catalog).empty()) return;
     report_.open = std::move(found.open);
   }

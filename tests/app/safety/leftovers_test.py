@@ -72,6 +72,14 @@ def not_said(folder, files):
     check("warning" not in result.err, str(result))
 
 
+def told_by_verify(folder):
+    """Its reader looks for scales, whatever the tensors' names are."""
+    result = CKPT.ok("verify", variant(folder, config={
+        "quantization_config": QUANTIZED}))
+    check("ok, 1 warning" in result.out and "no weight is quantized" in
+          result.out + result.err, str(result))
+
+
 def dequantized(folder):
     """What --dtype makes plain no longer has such a key, or a warning."""
     CKPT.ok("convert", DATA / "hf/llama/ckpt", folder / "fp8", "--to",
@@ -176,6 +184,7 @@ def prepare(suite, ckpt):
     for name, files in FITS.items():
         suite.add(name, not_said, files)
     suite.add("dequantized weights", dequantized)
+    suite.add("told by verify", told_by_verify)
     suite.add("fewer rows than vocab_size", fewer_rows)
     suite.add("rows past vocab_size are tokens", more_rows)
     suite.add("rows of zeros past vocab_size", padded)
