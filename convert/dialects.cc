@@ -98,6 +98,10 @@ std::string foreign_prefix(const Catalog& catalog) {
   const bool all = std::ranges::all_of(catalog.tensors, [&](const Tensor& t) {
     return t.kind != Kind::model || t.name.starts_with(prefix);
   });
+  // Megatron's own: the models before Megatron-Core, and those with towers.
+  constexpr std::string_view kLanguage = "language_model.";
+  if (prefix.ends_with(kLanguage))
+    prefix.resize(prefix.size() - kLanguage.size());
   return all && prefix.ends_with('.') ? prefix : "";
 }
 

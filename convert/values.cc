@@ -7,6 +7,7 @@
 #include "containers/hf/hf.h"
 #include "formats/fairseq2/model_yaml.h"
 #include "formats/megatron/model/facts.h"
+#include "formats/megatron/model/forks.h"
 #include "formats/modelopt/modelopt.h"
 #include "formats/traits.h"
 #include "lib/io/file.h"
@@ -89,7 +90,9 @@ Values read_object(const Catalog& catalog, std::string_view name,
     const pickle::Id dict = megatron::args_dict(*object.document, object.node);
     if (dict == pickle::kNoId) continue;
     Json args = pickle::to_config(*object.document, dict, kMaxArgs);
-    if (args.is_object()) return {std::move(args), std::move(source)};
+    if (!args.is_object()) continue;
+    args.update(megatron::words_of_fork(*object.document, dict));
+    return {std::move(args), std::move(source)};
   }
   return {};
 }

@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "ckpt/error.h"
+#include "formats/megatron/model/forks.h"
 #include "formats/megatron/model/grouped.h"
 #include "formats/megatron/model/keys.h"
 #include "formats/megatron/model/parts.h"
@@ -114,6 +115,7 @@ void to_canonical(Catalog& catalog) {
     join_gated(catalog);
   }
   rename(catalog);
+  arrange_fork(catalog, facts);
   split_grouped_experts(catalog, facts);
   check_unique(catalog);
   sort_modules(catalog, keys_of(catalog.tensors), false);

@@ -91,7 +91,7 @@ bool is_word_embedding(std::string_view name) {
 }
 
 bool is_vocabulary(std::string_view name) {
-  return is_word_embedding(name) ||
+  return is_word_embedding(name) || name == "language_model.lm_head" ||
          (name.ends_with("output_layer.weight") &&
           find_word(name, "output_layer.weight", 0) != name.npos);
 }

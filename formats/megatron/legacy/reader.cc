@@ -14,6 +14,7 @@
 #include "formats/megatron/legacy/objects.h"
 #include "formats/megatron/legacy/scan.h"
 #include "formats/megatron/locate.h"
+#include "formats/megatron/model/old_names.h"
 #include "formats/megatron/model/rules.h"
 #include "formats/nemo/nemo.h"
 #include "lib/io/file.h"
@@ -140,7 +141,7 @@ std::optional<bool> gated_by_shapes(const LegacyRank& rank) {
     for (const LegacyEntry& entry : chunk) {
       if (!entry.tensor) continue;
       Tensor& tensor = tensors.emplace_back();
-      tensor.name = entry.name;
+      tensor.name = core_name(entry.name);
       tensor.shape = entry.tensor->shape;
       for (const auto& [old, now] :
            {std::pair("dense_h_to_4h.", "linear_fc1."),

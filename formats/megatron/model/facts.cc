@@ -5,6 +5,7 @@
 
 #include "ckpt/error.h"
 #include "containers/torch/tensors.h"
+#include "formats/megatron/model/forks.h"
 #include "lib/pickle/config.h"
 #include "lib/text/format.h"
 
@@ -25,7 +26,10 @@ constexpr size_t kMostShown = 60;
 class Entries {
  public:
   Entries(const Document& document, Id dict, const std::string& path)
-      : document_(document), dict_(dict), path_(path) {}
+      : document_(document),
+        dict_(dict),
+        path_(path),
+        words_(words_of_fork(document, dict)) {}
 
   std::optional<uint64_t> size(const char* key) const {
     const json found = value(key);
@@ -88,6 +92,7 @@ class Entries {
 
  private:
   json value(const char* key) const {
+    if (const auto word = words_.find(key); word != words_.end()) return *word;
     const Id id = document_.find(dict_, key);
     return id == pickle::kNoId ? json() : pickle::to_config(document_, id);
   }
@@ -109,6 +114,7 @@ class Entries {
   const Document& document_;
   Id dict_;
   const std::string& path_;
+  const json words_;  // a fork's, in Megatron-LM's
 };
 
 void read_model(const Entries& args, Facts& facts) {

@@ -26,6 +26,16 @@ constexpr std::string_view kStacks[] = {"encoder.layers.",
 // Names in a layer. The norms are those that core fuses with the layer after
 // them.
 constexpr std::array kLayer = {
+    // TransformerEngine's TransformerLayer
+    Row{"self_attention.layernorm_qkv.", "self_attention.linear_qkv."},
+    Row{"self_attention.qkv.", "self_attention.linear_qkv."},
+    Row{"self_attention.proj.", "self_attention.linear_proj."},
+    Row{"layernorm_mlp.layer_norm_", "mlp.linear_fc1.layer_norm_"},
+    Row{"layernorm_mlp.fc1_", "mlp.linear_fc1."},
+    Row{"layernorm_mlp.fc2_", "mlp.linear_fc2."},
+    // megatron.legacy, and its forks
+    Row{"self_attention.query.", "self_attention.query."},
+    Row{"self_attention.key_value.", "self_attention.key_value."},
     Row{"input_norm.", "self_attention.linear_qkv.layer_norm_"},
     Row{"input_layernorm.", "self_attention.linear_qkv.layer_norm_"},
     Row{"self_attention.query_key_value.", "self_attention.linear_qkv."},
@@ -51,6 +61,7 @@ std::string replaced(std::string_view name, const Rows& rows) {
 std::string core_name(std::string_view name) {
   if (!name.starts_with(kModel)) return std::string(name);
   const std::string_view rest = name.substr(kModel.size());
+  if (rest == "lm_head") return "output_layer.weight";  // Megatron-LLM's
   if (std::string found = replaced(rest, kModules); !found.empty())
     return found;
   for (const std::string_view stack : kStacks) {

@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "ckpt/error.h"
+#include "formats/megatron/model/forks.h"
 #include "formats/megatron/model/keys.h"
 #include "formats/megatron/model/old_names.h"
 #include "formats/megatron/model/parts.h"
@@ -95,6 +96,7 @@ class Restacker {
       : catalog_(catalog), facts_(facts) {}
 
   void run() {
+    refuse_fork(catalog_);
     rename_modules();
     const bool experts = collect([](const Key& key) { return key.expert; },
                                  [](const std::string& name, const Key&) {

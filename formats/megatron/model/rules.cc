@@ -6,6 +6,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "formats/megatron/model/old_names.h"
 #include "formats/megatron/model/parts.h"
 #include "lib/text/number.h"
 
@@ -149,7 +150,10 @@ TpRule adapter_rule(const Key& key, const Facts& facts) {
 }  // namespace
 
 TpRule tp_rule(std::string_view name, const Facts& facts) {
-  return tp_rule(parse_key(name), facts);
+  if (!name.starts_with("language_model."))
+    return tp_rule(parse_key(name), facts);
+  const std::string core = core_name(name);
+  return tp_rule(parse_key(core), facts);
 }
 
 TpRule tp_rule(const Key& key, const Facts& facts) {
