@@ -302,8 +302,14 @@ Joined Assembler::join_module(const std::string& name,
   const bool same = std::ranges::all_of(
       shapes, [&](const Shape& shape) { return shape == shapes[0]; });
   if (buffer && same) return whole(shapes[0], shapes.size());
-  if (shapes.size() == 1 || rules_.names(name))
+  if (shapes.size() == 1 || rules_.names(name) ||
+      rules_.is_of_module(name, shapes[0]))
     return rules_.join(name, shapes);
+  if (!rules_.any() && same) {
+    Joined joined = whole(shapes[0], shapes.size());
+    joined.unruled = true;
+    return joined;
+  }
   const bool replicas = same && equal_bytes(refs);
   catalog_.problems.push_back(warning(
       "no_rule", {catalog_.path, name}, "{}",

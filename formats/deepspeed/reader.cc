@@ -10,6 +10,9 @@
 #include "formats/deepspeed/deepspeed.h"
 #include "formats/deepspeed/locate.h"
 #include "formats/deepspeed/universal.h"
+#include "formats/megatron/model/old_names.h"
+#include "formats/megatron/model/rules.h"
+#include "formats/megatron/model/sizes.h"
 #include "lib/io/file.h"
 #include "lib/lost_file.h"
 #include "lib/pickle/json.h"
@@ -42,6 +45,7 @@ class Reading {
     rules_ =
         Rules::read(*first().container.document,
                     first().find("universal_checkpoint_info"), first().path);
+    ask_modules();
     if (!options_.shard_dims_file.empty())
       rules_.set_user(families::Rules::from_file(options_.shard_dims_file));
     Assembler assembler(catalog_, rules_);
@@ -64,6 +68,42 @@ class Reading {
 
  private:
   const ModelRank& first() const { return columns_.front().model(); }
+
+  // Megatron's modules, as they were before DeepSpeed's clients described their
+  // slices. Their names alone don't say it: numbers of the args have to agree.
+  void ask_modules() {
+    if (tp_ < 2 || rules_.any()) return;
+    const pickle::Document& document = *first().container.document;
+    megatron::Facts facts =
+        megatron::read_facts(document, first().find("args"), first().path);
+    if (!facts.any) return;
+    find_gated(facts);
+    rules_.set_modules([=, this](const std::string& name, const Shape& local) {
+      const TpRule rule =
+          megatron::rule_by_sizes(name, local, this->tp_, facts);
+      if (rule.state != TpRule::State::kUnknown && !asked_modules_) {
+        asked_modules_ = true;
+        catalog_.problems.push_back(
+            remark("cut_by_sizes", {directory_, {}},
+                   "no universal_checkpoint_info: slices are joined as "
+                   "Megatron's modules cut them, with which the sizes in args "
+                   "agree"));
+      }
+      return rule;
+    });
+  }
+
+  void find_gated(megatron::Facts& facts) const {
+    std::vector<Tensor> tensors;
+    for (const auto& [name, ref] : first().module) {
+      Tensor& tensor = tensors.emplace_back();
+      tensor.name = megatron::core_name(name);
+      tensor.shape = ref.shape;
+    }
+    megatron::Facts shapes;
+    megatron::infer_facts(tensors, shapes);
+    if (shapes.gated) facts.gated = shapes.gated;
+  }
 
   void refuse_experts(const std::vector<FileName>& files) const {
     for (const FileName& file : files)
@@ -364,6 +404,7 @@ class Reading {
   std::optional<torch::Container> optim_first_;
   torch::Tree optim_tree_;
   Rules rules_;
+  bool asked_modules_ = false;  // and they said something
   uint64_t tp_ = 1, pp_ = 1;
 };
 

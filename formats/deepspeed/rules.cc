@@ -212,7 +212,14 @@ struct Rules::Data {
   std::map<std::string, Widths> widths;
   std::optional<uint64_t> rows;
   families::Rules user;
+  OfModule of_module;
 
+  // As --shard-dims or, where the file has no patterns, the module says.
+  TpRule said_rule(const std::string& name, const Shape& local) const {
+    const TpRule rule = user.tp(name);
+    if (rule.state != TpRule::State::kUnknown || any || !of_module) return rule;
+    return of_module(name, local);
+  }
   bool is_said(const std::string& name) const {
     return user.tp(name).state != TpRule::State::kUnknown;
   }
@@ -259,6 +266,14 @@ bool Rules::names(const std::string& name) const {
 bool Rules::is_vocabulary(const std::string& name) const {
   return first_match(data_->vocabulary, name) != nullptr;
 }
+
+bool Rules::any() const { return data_->any; }
+
+bool Rules::is_of_module(const std::string& name, const Shape& local) const {
+  return data_->said_rule(name, local).state != TpRule::State::kUnknown;
+}
+
+void Rules::set_modules(OfModule rule) { data_->of_module = std::move(rule); }
 
 void Rules::set_user(families::Rules rules) { data_->user = std::move(rules); }
 
@@ -355,7 +370,9 @@ Widths Rules::Data::sub_widths(const std::string& name, const SubParams& sub,
 Widths Rules::Data::widths_of(const std::string& name,
                               const std::vector<Shape>& locals,
                               Joined& out) const {
-  if (is_said(name) && locals.size() > 1) return said(name, locals, out);
+  if (locals.size() > 1 &&
+      said_rule(name, locals[0]).state != TpRule::State::kUnknown)
+    return said(name, locals, out);
   const Pattern* pattern = nullptr;
   const bool is_average = first_match(average, name) != nullptr;
   if (is_average || first_match(replicated, name)) {
@@ -395,7 +412,7 @@ void Rules::Data::check_same(const std::string& name,
 // As --shard-dims says.
 Widths Rules::Data::said(const std::string& name,
                          const std::vector<Shape>& locals, Joined& out) const {
-  out.tp = user.tp(name);
+  out.tp = said_rule(name, locals[0]);
   if (out.tp.state == TpRule::State::kReplicated) {
     check_same(name, locals);
     return {};
@@ -486,7 +503,8 @@ Joined Rules::join(const std::string& name,
                    const std::vector<Shape>& locals) const {
   const Data& data = *data_;
   const size_t ranks = locals.size();
-  if (ranks > 1 && !data.any && !data.is_said(name))
+  if (ranks > 1 && !data.any &&
+      data.said_rule(name, locals[0]).state == TpRule::State::kUnknown)
     throw unfaithful_error({data.path, printable(name)},
                            "{} tensor-parallel ranks, and no "
                            "universal_checkpoint_info says how their slices "

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the tensor-parallel slices of a parameter are joined: --shard-dims, else
 // the client's universal_checkpoint_info, lists of patterns for names of
-// parameters.
+// parameters, else what the modules of that name do.
 //
 //   tp_replicated_parameter_patterns           all slices are equal
 //   parameter_to_average_patterns              they are to be averaged
@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -58,12 +59,21 @@ class Rules {
   // --shard-dims: comes before the client's patterns.
   void set_user(families::Rules rules);
 
+  // Asked for what neither says: the client's modules.
+  using OfModule =
+      std::function<TpRule(const std::string& name, const Shape& local)>;
+  void set_modules(OfModule rule);
+
   // `locals`: the shapes of all ranks' slices. Throws unfaithful_error if there
   // are several but no rules, input_error if they don't fit.
   Joined join(const std::string& name, const std::vector<Shape>& locals) const;
 
   // True if a pattern says how this tensor is joined.
   bool names(const std::string& name) const;
+  // True if anything says how tensors are joined, other than --shard-dims.
+  bool any() const;
+  // True if the client's module says it.
+  bool is_of_module(const std::string& name, const Shape& local) const;
   bool is_vocabulary(const std::string& name) const;
 
  private:

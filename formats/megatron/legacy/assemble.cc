@@ -9,6 +9,7 @@
 #include "formats/megatron/legacy/names.h"
 #include "formats/megatron/model/rules.h"
 #include "lib/text/format.h"
+#include "formats/megatron/model/sizes.h"
 #include "lib/unruled.h"
 
 namespace ckpt::megatron {
@@ -127,6 +128,8 @@ TpRule LegacyAssembler::rule_of(const std::string& param,
   return fits ? rule : TpRule{};
 }
 
+  if (rule.state == TpRule::State::kUnknown && sizes_.tp > 1)
+    return rule_by_sizes(param, shape, sizes_.tp, facts_);
 void LegacyAssembler::begin(Whole& whole, const std::string& param,
                             const LocalTensor& part, const std::string& file,
                             bool cut) {

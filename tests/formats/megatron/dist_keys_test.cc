@@ -7,6 +7,7 @@
 #include "formats/megatron/model/old_names.h"
 #include "formats/megatron/model/parts.h"
 #include "formats/megatron/model/rules.h"
+#include "formats/megatron/model/sizes.h"
 #include "lib/pickle/json.h"
 
 namespace ckpt::megatron {
@@ -299,12 +300,55 @@ TEST_CASE("megatron.legacy: names of core") {
        "decoder.layers.12.mlp.linear_fc2.weight"},
       {"language_model.encoder.final_norm.bias",
        "decoder.final_layernorm.bias"},
+      {"language_model.encoder.layers.1.self_attention.layernorm_qkv.weight",
+       "decoder.layers.1.self_attention.linear_qkv.weight"},
+      {"language_model.encoder.layers.1.layernorm_mlp.layer_norm_bias",
+       "decoder.layers.1.mlp.linear_fc1.layer_norm_bias"},
+      {"language_model.encoder.layers.1.layernorm_mlp.fc2_weight",
+       "decoder.layers.1.mlp.linear_fc2.weight"},
+      {"language_model.lm_head", "output_layer.weight"},
+      {"language_model.lm_head.dense.weight",
+       "language_model.lm_head.dense.weight"},
       {"language_model.pooler.dense.weight",
        "language_model.pooler.dense.weight"},
       {"decoder.layers.0.x", "decoder.layers.0.x"},
       {"language_model.encoder.layers.", "language_model.encoder.layers."},
   };
   for (const Row& row : rows) CHECK(core_name(row.old) == row.core);
+}
+
+// What is cut, from the sizes of the args and of one rank's part.
+TEST_CASE("rules by sizes") {
+  Facts facts;
+  facts.hidden_size = 64;
+  facts.ffn_hidden_size = 40;
+  facts.num_attention_heads = 8;
+  facts.num_query_groups = 2;
+  facts.padded_vocab_size = 128;
+  facts.gated = true;
+  const std::string layer = "language_model.encoder.layers.0.";
+  const std::string kv = layer + "self_attention.key_value.weight";
+  const auto rule = [&](const std::string& name, const Shape& local) {
+    return rule_by_sizes(name, local, 2, facts);
+  };
+  CHECK(rule(kv, {16, 64}) == TpRule::split(0));
+  CHECK(rule(kv, {32, 64}) == TpRule::replicated());
+  CHECK(rule(kv, {8, 64}) == TpRule{});
+  CHECK(rule(kv, {16, 32}) == TpRule{});
+  CHECK(rule(layer + "mlp.dense_h_to_4h.weight", {40, 64}) ==
+        TpRule::split(0, 2));
+  CHECK(rule(layer + "mlp.dense_4h_to_h.weight", {64, 20}) == TpRule::split(1));
+  CHECK(rule(layer + "self_attention.dense.bias", {64}) ==
+        TpRule::replicated());
+  // The module's cut, and sizes that say another.
+  CHECK(rule(layer + "self_attention.dense.weight", {32, 64}) == TpRule{});
+  CHECK(rule(layer + "input_layernorm.weight", {32}) == TpRule{});
+  CHECK(rule("language_model.odd.weight", {64, 64}) == TpRule{});
+  facts.num_query_groups.reset();
+  CHECK(rule(kv, {16, 64}) == TpRule{});  // two ways
+  CHECK(rule(kv, {16, 32}) == TpRule::split(1));
+  facts.hidden_size.reset();
+  CHECK(rule(layer + "input_layernorm.weight", {64}) == TpRule{});
 }
 
 }  // namespace ckpt::megatron

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// How ranks share a parameter where neither its file nor a table says it: as
+// the sizes of the whole, which follow from the args, leave one way.
+//
+//   key_value, 2 ranks, args: 32 heads, 8 groups, 128 channels, hidden 4096
+//     [1024, 4096] on each: 2 * 8 * 128 = 2048 rows, so rows are cut
+//     [2048, 4096] on each: all of them, so each has the whole
+//     without the number of groups: either, so it is not known
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "ckpt/catalog.h"
+#include "formats/megatron/model/facts.h"
+
+namespace ckpt::megatron {
+
+// For the names of GPT's modules, old and new. kUnknown if the sizes fit no
+// way, or several, or contradict what the module does with its ranks.
+TpRule rule_by_sizes(std::string_view name, const Shape& local, uint64_t ranks,
+                     const Facts& facts);
+
+}  // namespace ckpt::megatron
