@@ -40,6 +40,7 @@
 #include "lib/io/upload.h"
 #include "lib/io/watch.h"
 #include "lib/trace.h"
+#include "lib/unruled.h"
 #include "reshard/cast.h"
 #include "reshard/journal.h"
 #include "reshard/made.h"
@@ -332,6 +333,7 @@ Prepared prepare(Catalog source, Layout layout, const std::string& path,
     throw usage_error({}, "a topology of no ranks ({})", to_string(grid));
   if (path.empty()) throw usage_error({}, "the target has no path");
   check_layers(source);
+  refuse_row_order(source);
   layout.name = io::base_name(path);
   const size_t problems = source.problems.size();
   const size_t assumptions = source.assumptions.size();

@@ -18,7 +18,9 @@
 #include "convert/values.h"
 #include "convert/warnings.h"
 #include "formats/megatron/canonical/names.h"
+#include "lib/pickle/json.h"
 #include "lib/text/format.h"
+#include "lib/text/number.h"
 #include "models/defaults.h"
 #include "models/order.h"
 
@@ -141,6 +143,20 @@ void add_sizes(const NamedTensors& model, const Facts& facts,
         {"misshapen", error.where().tensor, error.problem(), error.hint()});
 }
 
+// Args that only shapes say, while there are shapes, and --set: the heads.
+void state_args(Catalog& source, const Overrides& set) {
+  Values args = values_of(source, "mcore");
+  const auto there = std::ranges::find(source.objects, "args", &Object::name);
+  if (args.source.empty() || there != source.objects.end()) return;
+  if (const auto heads = set.find("nh"); heads != set.end())
+    if (const auto count = text::number(heads->second))
+      args.values["num_attention_heads"] = *count;
+  auto document = std::make_shared<pickle::Document>();
+  const pickle::Id node = pickle::from_json(*document, args.values);
+  source.objects.push_back(
+      {.name = "args", .document = std::move(document), .node = node});
+}
+
 void name_backbone(Catalog& source, const TranslateOptions& options,
                    const Family& family, std::vector<Tensor>& tensors) {
   const Values config = options.config_from.empty()
@@ -174,7 +190,10 @@ Catalog translate(Catalog source, const TranslateOptions& options) {
   }
   const bool trained = !options.lenient && has_optimizer(source);
   if (trained && from == "mcore") gather_megatron(source);
-  if (from == "mcore") megatron::to_canonical(source);
+  if (from == "mcore") {
+    state_args(source, options.set);
+    megatron::to_canonical(source);
+  }
   std::optional<Optimizer> optimizer;
   if (trained) optimizer = take_optimizer(source, from);
   if (options.to == "mcore") leave_run(source);

@@ -8,6 +8,7 @@
 #include "formats/fairseq2/model_yaml.h"
 #include "formats/megatron/model/facts.h"
 #include "formats/megatron/model/forks.h"
+#include "formats/megatron/model/sizes.h"
 #include "formats/modelopt/modelopt.h"
 #include "formats/traits.h"
 #include "lib/io/file.h"
@@ -113,7 +114,13 @@ std::string find_beside(const Catalog& catalog, const std::string& name) {
 }  // namespace
 
 Values values_of(const Catalog& catalog, std::string_view side) {
-  if (side == "mcore") return read_object(catalog, "args", "args");
+  if (side == "mcore") {
+    Values args = read_object(catalog, "args", "args");
+    if (!args.source.empty()) return args;
+    Json shapes = megatron::args_of_shapes(catalog);
+    if (shapes.empty()) return {};
+    return {std::move(shapes), "the shapes"};
+  }
   const std::string name = file_name(side);
   if (side == "meta")
     if (Values params = read_object(catalog, "params", name);

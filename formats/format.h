@@ -3,6 +3,7 @@
 // that decides where the bytes of a target go. Neither touches payload.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -29,6 +30,8 @@ struct ReadOptions {
   // --assume-order: "decay", "module", or a FILE of names: how an optimizer
   // numbers its parameters if nothing proves it
   std::string assume_order = {};
+  // --set NAME=VALUE: numbers of the model that its files don't say
+  std::map<std::string, std::string> set = {};
   // Set by readers: the torch.save files are named after their ranks.
   bool rank_files = false;
 

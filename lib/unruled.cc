@@ -12,6 +12,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include "ckpt/error.h"
+
 namespace ckpt {
 namespace {
 
@@ -39,6 +41,14 @@ std::optional<uint32_t> crc_of(const Tensor& tensor, const Records& records) {
 }
 
 }  // namespace
+
+void refuse_row_order(const Catalog& catalog) {
+  const auto found =
+      std::ranges::find(catalog.problems, kRowOrder, &Problem::kind);
+  if (found != catalog.problems.end())
+    throw unfaithful_error({found->file, found->tensor}, "{}", found->message)
+        .with_hint("`ckpt convert SRC DST --set nh=N` says it");
+}
 
 void set_aside(Tensor& tensor, const std::vector<size_t>& ranks,
                Catalog& catalog) {

@@ -12,11 +12,18 @@
 
 #include <cstddef>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ckpt/catalog.h"
 
 namespace ckpt {
+
+// The kind of a problem: rows in an order that follows from a number that no
+// file says. Such tensors are shown as they lie, and nothing is written.
+inline constexpr std::string_view kRowOrder = "row_order";
+// Throws unfaithful_error if the catalog has that problem.
+void refuse_row_order(const Catalog& catalog);
 
 // Moves the pieces of other ranks than the first from the tensor to
 // catalog.redundant. `ranks`: of each piece.

@@ -69,6 +69,7 @@ class Convert : public Command {
     take_trainer();
     check_target_options(target_);
     request_.command = "convert";
+    request_.source.read.set = numbers_of(dialect_);
     request_.output = output;
     return within_memory(request_, [this] { return write(); });
   }

@@ -6,10 +6,11 @@
 #include <algorithm>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "formats/megatron/legacy/names.h"
 #include "formats/megatron/model/rules.h"
-#include "lib/text/format.h"
 #include "formats/megatron/model/sizes.h"
+#include "lib/text/format.h"
 #include "lib/unruled.h"
 
 namespace ckpt::megatron {
@@ -71,15 +72,19 @@ void LegacyAssembler::add_order(const std::vector<GlobalChunk>& chunks) {
 }
 
 RowOrder LegacyAssembler::row_order(const LegacyRank& rank,
-                                    const LegacyEntry& entry) const {
+                                    const LegacyEntry& entry) {
   const std::string module = last_module(entry.name);
   RowOrder order;
   if (rank.version >= 2 ||
       (module != "query_key_value" && module != "key_value"))
     return order;
+  const uint64_t heads = facts_.num_attention_heads.value_or(0);
+  if (heads == 0) {
+    order_unknown_ = entry.name;
+    return order;
+  }
   order.version = static_cast<int>(rank.version);
   order.parts = module == "key_value" ? 2 : 3;
-  const uint64_t heads = facts_.num_attention_heads.value_or(0);
   const uint64_t rows =
       entry.tensor->shape.empty() ? 0 : entry.tensor->shape[0];
   order.heads = heads / sizes_.tp;
@@ -123,13 +128,13 @@ TpRule LegacyAssembler::rule_of(const std::string& param,
                       user_.source(), to_string(shape), said.dim);
   if (said.state != TpRule::State::kUnknown) return said;
   const TpRule rule = tp_rule(param, facts_);
+  if (rule.state == TpRule::State::kUnknown && sizes_.tp > 1)
+    return rule_by_sizes(param, shape, sizes_.tp, facts_);
   const bool fits =
       rule.state != TpRule::State::kSplit || rule.dim < shape.size();
   return fits ? rule : TpRule{};
 }
 
-  if (rule.state == TpRule::State::kUnknown && sizes_.tp > 1)
-    return rule_by_sizes(param, shape, sizes_.tp, facts_);
 void LegacyAssembler::begin(Whole& whole, const std::string& param,
                             const LocalTensor& part, const std::string& file,
                             bool cut) {
@@ -274,6 +279,12 @@ void LegacyAssembler::check_seen(const Whole& whole) const {
 }
 
 void LegacyAssembler::finish() {
+  if (!order_unknown_.empty())
+    catalog_.problems.push_back(
+        warning(std::string(kRowOrder), {catalog_.path, order_unknown_},
+                "the order of its rows depends on the number of heads "
+                "(checkpoint_version {}), which no args say",
+                catalog_.version));
   for (Whole& whole : wholes_) {
     check_seen(whole);
     check_sizes(whole, whole.first);

@@ -75,7 +75,7 @@ class LegacyAssembler {
   void note_mixers(const LegacyRank& rank);
   Groups groups_of(const Whole& whole, const LegacyEntry& entry,
                    uint32_t chunk) const;
-  RowOrder row_order(const LegacyRank& rank, const LegacyEntry& entry) const;
+  RowOrder row_order(const LegacyRank& rank, const LegacyEntry& entry);
   void check_expert(const Whole& whole, const std::string& param,
                     const std::string& file) const;
   void check_sizes(const Whole& whole, const std::string& file) const;
@@ -89,6 +89,7 @@ class LegacyAssembler {
   std::vector<Whole> wholes_;
   std::unordered_map<std::string, size_t> by_name_;
   std::vector<MixerParts> mixers_;  // of one rank, by chunk
+  std::string order_unknown_;       // a tensor whose rows need the heads
 };
 
 }  // namespace ckpt::megatron

@@ -20,6 +20,7 @@
 #include "lib/io/file.h"
 #include "lib/pickle/json.h"
 #include "lib/text/format.h"
+#include "lib/text/number.h"
 
 namespace ckpt::megatron {
 namespace {
@@ -202,6 +203,8 @@ Facts find_facts(const std::vector<LegacyDir>& dirs, const std::string& path,
     if (gated) facts.gated = gated;
   }
   if (!facts.any) infer_sizes(dirs, facts, catalog, options);
+  if (const auto heads = options.set.find("nh"); heads != options.set.end())
+    facts.num_attention_heads = text::number(heads->second);
   return facts;
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ckpt/box.h"
+#include "formats/megatron/model/keys.h"
 #include "formats/megatron/model/old_names.h"
 #include "formats/megatron/model/rules.h"
 
@@ -98,6 +99,37 @@ TpRule rule_by_sizes(std::string_view name, const Shape& local, uint64_t ranks,
                     (module.state == TpRule::State::kReplicated ||
                      module.dim == found[0].dim);
   return same ? module : TpRule{};
+}
+
+nlohmann::json args_of_shapes(const Catalog& catalog) {
+  nlohmann::json args = nlohmann::json::object();
+  if (catalog.format != "megatron_legacy" ||
+      (catalog.version != "0.0" && catalog.version != "1.0"))
+    return args;
+  uint64_t layers = 0;
+  for (const Tensor& tensor : catalog.tensors) {
+    if (tensor.kind != Kind::model) continue;
+    const std::string core = core_name(tensor.name);
+    const Key key = parse_key(core);
+    if (key.layer) layers = std::max(layers, *key.layer + 1);
+    if (tensor.shape.size() != 2) continue;
+    if (core == "embedding.word_embeddings.weight") {
+      args["padded_vocab_size"] = tensor.shape[0];
+      args["hidden_size"] = tensor.shape[1];
+    }
+    if (core == "embedding.position_embeddings.weight")
+      args["max_position_embeddings"] = tensor.shape[0];
+    if (core.ends_with("mlp.linear_fc2.weight"))
+      args["ffn_hidden_size"] = tensor.shape[1];
+  }
+  if (args.size() != 4 || layers == 0) return nlohmann::json::object();
+  args["num_layers"] = layers;
+  args["layernorm_epsilon"] = 1e-5;
+  args["bias_gelu_fusion"] = true;
+  args["add_bias_linear"] = true;
+  args["untie_embeddings_and_output_weights"] = false;
+  args["position_embedding_type"] = "learned_absolute";
+  return args;
 }
 
 }  // namespace ckpt::megatron

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "ckpt/catalog.h"
@@ -20,5 +21,10 @@ namespace ckpt::megatron {
 // way, or several, or contradict what the module does with its ranks.
 TpRule rule_by_sizes(std::string_view name, const Shape& local, uint64_t ranks,
                      const Facts& facts);
+
+// Of a model without args whose checkpoint_version is below 2: when there were
+// those, all of Megatron-LM's models were GPT-2's, so shapes say the rest of
+// its args but for the number of heads. Empty for any other.
+nlohmann::json args_of_shapes(const Catalog& catalog);
 
 }  // namespace ckpt::megatron
