@@ -20,6 +20,7 @@
 #include "convert/translate.h"
 #include "convert/values.h"
 #include "convert/whole.h"
+#include "formats/options.h"
 #include "formats/run_state.h"
 #include "formats/runs/run.h"
 #include "formats/traits.h"
@@ -303,8 +304,23 @@ class Renaming {
     return target_.unwraps_names || hf;
   }
 
+  // A folder of transformers' weights has no place for Megatron's optimizer,
+  // whose groups then need not be known either.
+  bool leaves_optimizer() const {
+    return to_format_ == formats::usual_container() &&
+           !naming_.with_optimizer &&
+           families::dialect_of(source_) == kMegatron && has_optimizer(source_);
+  }
+
   void leave_foreign_optimizer() {
-    if (!runs::has_foreign_optimizer(source_, to_format_)) return;
+    const bool to_hf = options_.to == "hf" || (options_.to.empty() && asked_);
+    if (!(to_hf && leaves_optimizer()) &&
+        !runs::has_foreign_optimizer(source_, to_format_))
+      return;
+    leave_optimizer();
+  }
+
+  void leave_optimizer() {
     const size_t before = source_.problems.size();
     source_ = runs::model_only(std::move(source_));
     for (size_t p = before; p < source_.problems.size(); ++p)
@@ -340,8 +356,18 @@ class Renaming {
       return false;
     }
     std::string why;
-    source_ = try_hf(std::move(source_), from_, options_, naming_, why);
-    if (why.empty()) return true;
+    if (leaves_optimizer()) {
+      Catalog alone = try_hf(runs::model_only(Catalog(source_)), from_,
+                             options_, naming_, why);
+      if (why.empty()) {
+        leave_optimizer();
+        source_ = std::move(alone);
+        return true;
+      }
+    } else {
+      source_ = try_hf(std::move(source_), from_, options_, naming_, why);
+      if (why.empty()) return true;
+    }
     check_unused(naming_, to_format_, from_);
     keep_names(naming_, from_, why);
     return true;

@@ -340,7 +340,7 @@ Catalog weights_alone(Catalog source, std::string_view where,
 
 Catalog model_only(Catalog source) {
   return weights_alone(std::move(source), "a directory of weights",
-                       "--to dcp and --to torch keep them");
+                       "--to dcp and --to torch keep them", true);
 }
 
 Catalog for_one_file(Catalog source, std::string_view format, bool scripts) {

@@ -92,6 +92,7 @@ class Convert : public Command {
                          !select.layers.empty() || !select.blocks.empty() ||
                          request_.counted;
     dialect_.renamed = !request_.write.rename_file.empty();
+    dialect_.with_optimizer = request_.write.with_optimizer;
     if (adapter_.any() || inside)
       source = with_adapters(std::move(source), inside,
                              partial || !select.experts.empty());

@@ -111,6 +111,7 @@ Catalog into_dialect(Catalog source, const DialectOptions& options,
                              .strict_config = options.strict_config,
                              .renamed = options.renamed,
                              .partial = partial,
+                             .with_optimizer = options.with_optimizer,
                              .dtype = dtype,
                              .names = options.names,
                              .note = log_notes});

@@ -29,6 +29,7 @@ struct DialectOptions {
   std::vector<std::string> drop;
   bool strict_config = false;
   bool renamed = false;  // --rename was given
+  bool with_optimizer = false;
   std::vector<std::string> allow_missing;
   std::vector<std::string> allow_unsaid;
 };

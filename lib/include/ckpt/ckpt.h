@@ -154,6 +154,8 @@ struct Naming {
   // Names were given one by one: no prefix is taken off them for a container.
   bool renamed = false;
   bool partial = false;  // tensors were left out before: others may be missing
+  // A folder of transformers' weights gets Megatron's optimizer, too.
+  bool with_optimizer = false;
   std::optional<DType> dtype;  // what config.json will say
   // Which of transformers' two ways the names are: hub (as save_pretrained
   // writes them; also transformers4) or transformers5 (its modules', experts
