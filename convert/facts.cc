@@ -15,6 +15,9 @@
 namespace ckpt::families {
 namespace {
 
+// The source of a fact that nothing states.
+constexpr std::string_view kFamily = "the family";
+
 constexpr uint64_t kMostLayers = 100'000;
 
 bool is_off(const Json& value) {
@@ -153,6 +156,19 @@ class Reader {
     return false;
   }
 
+  // "rope.rope_theta", which is both spellings of the file, as that has it.
+  std::string in_files_words(const std::string& problem) const {
+    constexpr std::string_view kRope = "rope.";
+    if (!problem.starts_with(kRope)) return problem;
+    const std::string rest = problem.substr(kRope.size());
+    const std::string key = rest.substr(0, rest.find(' '));
+    for (const char* place : {"rope_parameters", "rope_scaling"})
+      if (const auto found = values_.find(place);
+          found != values_.end() && found->is_object() && found->contains(key))
+        return fmt::format("{}.{}", place, rest);
+    return values_.contains(key) ? rest : problem;
+  }
+
   [[noreturn]] void damaged(const std::string& name, const Json& how,
                             const Error& error) const {
     const Json& text = how.is_object() ? how.at("of") : how;
@@ -162,7 +178,8 @@ class Reader {
       if (const auto found = values_.find(key); found != values_.end())
         said += fmt::format("{}{} {}", said.empty() ? "" : ", ", key,
                             shown_fact(*found));
-    throw unfaithful_error({source_, {}}, "{}: {}{}{}", name, error.problem(),
+    throw unfaithful_error({source_, {}}, "{}: {}{}{}", name,
+                           in_files_words(error.problem()),
                            said.empty() ? "" : " of ", said)
         .with_hint(
             "put that key of the configuration right; --set NAME=VALUE "
@@ -193,7 +210,7 @@ class Reader {
       sorted.insert(std::move(name));
     }
     const std::string names = fmt::format("{}", fmt::join(sorted, ", "));
-    if (names.empty()) return "the family";
+    if (names.empty()) return std::string(kFamily);
     if (std::ranges::count(defaulted_, names) != 0)
       return names + " by default";
     return source_.empty() ? names : source_ + " " + names;
@@ -275,8 +292,12 @@ std::vector<FactDifference> differing(const Facts& a, const Facts& b,
   std::vector<FactDifference> all = differing(a, b);
   std::erase_if(all, [&](const FactDifference& one) {
     for (const Json& group : facts_table().at("groups")) {
-      if (!group.at("facts").contains(one.name) || !group.contains("near"))
-        continue;
+      if (!group.at("facts").contains(one.name)) continue;
+      // All writers of this side state it, so absence is no default.
+      const Json stated = group.value("stated", Json::array());
+      if (one.source_a == kFamily && std::ranges::count(stated, Json(side)) > 0)
+        return true;
+      if (!group.contains("near")) continue;
       const Json& near = group.at("near");
       return near.contains(side) && one.a.is_number() && one.b.is_number() &&
              one.a <= near.at(side) && one.b <= near.at(side);

@@ -160,9 +160,10 @@ constexpr std::string_view kCounts[] = {
     "layers",      "hidden_size",       "heads",       "kv_heads",
     "head_dim",    "ffn_size",          "vocab_size",  "experts",
     "expert_size", "experts_per_token", "q_lora_rank", "kv_lora_rank",
-    "v_head_dim",  "qk_nope_head_dim",  "shared_size", "qk_rope_head_dim"};
-constexpr std::string_view kAmounts[] = {
-    "rope_theta", "rope_factor", "rope_fraction", "window", "query_scale"};
+    "v_head_dim",  "qk_nope_head_dim",  "shared_size", "qk_rope_head_dim",
+    "window",      "max_positions"};
+constexpr std::string_view kAmounts[] = {"rope_theta", "rope_factor",
+                                         "rope_fraction", "query_scale"};
 
 bool is_count(const Json& value) {
   // params.json's -1: as many as the tokenizer has.

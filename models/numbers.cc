@@ -194,9 +194,25 @@ void Numbers::check_known(const std::string& name, const Json& value) const {
   checked_.insert(&value);
 }
 
-// A list where a number belongs, or a text where a switch does.
+// Whether transformers' class has an int for that key, and refuses a float.
+bool Numbers::is_count(const std::string& name) const {
+  if (side_ != "hf") return false;
+  for (const Json* part : {&values_, &at_path(values_, "text_config")}) {
+    const Json& type = at_path(*part, "model_type");
+    if (!type.is_string()) continue;
+    const Json& usual =
+        at_path(hf_defaults(type.get_ref<const std::string&>()), name);
+    if (usual.is_number_integer()) return true;
+  }
+  return false;
+}
+
+// A list where a number belongs, a text where a switch does, or 64.0 where a
+// size does.
 void Numbers::check_kind(const std::string& name, const Json& value) const {
-  const std::string expected = kinds_.expected(name, value);
+  std::string expected = kinds_.expected(name, value);
+  if (expected.empty() && value.is_number_float() && is_count(name))
+    expected = "a whole number";
   if (expected.empty()) return;
   throw unfaithful_error({source_, {}}, "{} is {}, expected {}",
                          text::printable(name), text::printable(shown(value)),

@@ -85,6 +85,7 @@ class Numbers {
   const Json* override_of(const std::string& name) const;
   const Json& lookup(const std::string& dotted) const;
   void check_known(const std::string& name, const Json& value) const;
+  bool is_count(const std::string& name) const;
   void check_kind(const std::string& name, const Json& value) const;
   Json variable(const std::string& name, const Scope& scope) const;
 

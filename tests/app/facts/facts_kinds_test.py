@@ -44,8 +44,11 @@ OTHERS = {
     "moe_router_score_function": ["sigmoid"],
     "moe_router_load_balancing_type": ["sinkhorn"],
 }
-# Refused by the name that the target's configuration has for it.
-NAMED_AS = {"sliding_window": "window_size"}
+# Keys without a default that is an int, so that ckpt takes 4.0 for 4 where
+# transformers refuses it.
+NO_INT = {"num_ln_in_parallel_attn", "sliding_window_pattern",
+          "word_embed_proj_dim", "moe_layer_end_index", "attention_chunk_size",
+          "floor_scale"}
 # Seen with all types by this process: of other families two are enough.
 SEEN = {"mcore": set(), "hf": set(), "fairseq2": set()}
 
@@ -259,8 +262,7 @@ class Trials:
         if got[0] != 0:
             # Where the plain value is refused, its equals may be for the same.
             last = key.rsplit(".", 1)[-1]
-            named = last in got[2] or NAMED_AS.get(last, last) in got[2]
-            return named or (same and plain[0] != 0)
+            return last in got[2] or (same and plain[0] != 0)
         return same and got[:2] == plain[:2]
 
 
@@ -378,6 +380,46 @@ def model_yaml(folder, family):
     run(trials, text_as, values_for)
 
 
+def floats_for_sizes(folder, family):
+    """A whole number as a float, which JSON tells from an int: refused by the
+    key's name where transformers' class refuses it, else taken as it is."""
+    import torch
+    from transformers import AutoConfig
+
+    source = saved(folder, family)
+    path = source / "config.json"
+    config = json.loads(path.read_text())
+
+    def read(out):
+        [common] = out.rglob("common.pt")
+        return dict(vars(torch.load(common, weights_only=False)["args"]))
+
+    trials = Trials("hf", family, folder, config,
+                    lambda edited: path.write_text(json.dumps(edited)), read,
+                    ["--to", "megatron_torch_dist", "-q", "--allow-unsaid", "*",
+                     source])
+    if trials.outcome(config)[0] != 0:
+        raise Skip("no way to Megatron")
+    plain, wrong = trials.outcome(config)[1], []
+    for key, value in config.items():
+        if type(value) is not int or key.endswith("_token_id"):
+            continue
+        if trials.with_value(key, value + 1)[:2] == (0, plain):
+            continue  # nobody reads it
+        edited = changed(config, key, float(value))
+        path.write_text(json.dumps(edited))
+        got = trials.outcome(edited)
+        right = got[0] != 0 and key in got[2]
+        try:  # a class may hold what its model can't be built with
+            AutoConfig.from_pretrained(source)
+            right = right or got[:2] == (0, plain)
+        except Exception:  # of huggingface_hub's
+            right = right or (key in NO_INT and got[:2] == (0, plain))
+        if not right:
+            wrong.append(f"{key}: {float(value)}: {got[0]} {got[2]}")
+    check(not wrong, "\n".join(wrong))
+
+
 SUITE = Suite(__doc__)
 
 
@@ -392,6 +434,7 @@ def prepare(suite, ckpt):
     for family in FAMILIES:
         suite.add(f"args of Megatron: {family}", args_of_megatron, family)
         suite.add(f"config.json: {family}", config_of_transformers, family)
+        suite.add(f"floats for sizes: {family}", floats_for_sizes, family)
     for family in ("llama", "mistral", "qwen2", "olmo2"):
         suite.add(f"model.yaml: {family}", model_yaml, family)
 
