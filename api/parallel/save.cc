@@ -44,8 +44,7 @@ struct Held {
 
 // Of the processes that hold a box, the one with the least to do writes it;
 // largest boxes first. Its shard becomes the first of the box's.
-std::vector<Held> assign(std::vector<Held> all, uint32_t ranks,
-                         bool keep_replicas) {
+std::vector<Held> assign(std::vector<Held> all, uint32_t ranks) {
   std::map<std::string, std::map<std::pair<Dims, Dims>, std::vector<size_t>>>
       boxes;
   for (size_t i = 0; i < all.size(); ++i)
@@ -66,12 +65,8 @@ std::vector<Held> assign(std::vector<Held> all, uint32_t ranks,
     writes[chosen] = true;
   }
   std::vector<Held> first, rest;
-  for (size_t i = 0; i < all.size(); ++i) {
-    if (writes[i])
-      first.push_back(std::move(all[i]));
-    else if (keep_replicas)
-      rest.push_back(std::move(all[i]));
-  }
+  for (size_t i = 0; i < all.size(); ++i)
+    (writes[i] ? first : rest).push_back(std::move(all[i]));
   std::ranges::move(rest, std::back_inserter(first));
   return first;
 }
@@ -115,7 +110,7 @@ std::vector<std::string> PendingSave::State::plan(
   for (uint32_t rank = 0; rank < all.size(); ++rank)
     for (uint64_t i = 0; i < all[rank].state.tensors.size(); ++i)
       held.push_back({rank, i, std::move(all[rank].state.tensors[i])});
-  held = assign(std::move(held), job->size(), !options.allow_replica_mismatch);
+  held = assign(std::move(held), job->size());
   std::vector<ShardedTensor> shards;
   for (const Held& one : held) shards.push_back(one.shard);
   std::vector<RankState> states;

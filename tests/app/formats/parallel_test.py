@@ -103,6 +103,30 @@ def test_between(folder):
     check_tensors(path)
 
 
+def test_copies_that_differ(folder, count):
+    """What all processes have is compared, and one's copy is written where that
+    was asked for: it is said, and the manifest keeps that it is unproven."""
+    path = folder / "step"
+    refused = job(count, "save", path, "dcp", "--differ")
+    check(refused.returncode == 4 and "whole.weight" in refused.stderr,
+          f"{refused}")
+    nothing_left(folder, "step")
+    done = job(count, "save", path, "dcp", "--differ", "--allow")
+    check_equal(done.returncode, 0, done.stderr)
+    said = [line for line in done.stderr.splitlines()
+            if "whole.weight: its copies differ; the one in" in line]
+    check_equal(len(said), 1, done.stderr)
+    manifest = (path / ".ckpt-manifest.json").read_text()
+    check("its copies differ" in manifest, manifest)
+    verdict = CKPT.run("verify", path, "--json").want(1).json()["verdict"]
+    check(verdict != "ok", verdict)
+    # Equal copies leave no mark.
+    ok(count, "save", folder / "same", "dcp", "--allow")
+    check_tensors(folder / "same")
+    manifest = (folder / "same" / ".ckpt-manifest.json").read_text()
+    check("differ" not in manifest, manifest)
+
+
 def test_store(folder):
     """To an object store: what two processes wrote into one spool is sent in
     the second phase, and nothing without one."""
@@ -138,6 +162,9 @@ def prepare(suite, ckpt):
     for count in (2, 3, 4):
         suite.add(f"save and load by {count}", test_save, count)
     suite.add("between the phases", test_between)
+    for count in (2, 3):
+        suite.add(f"copies that differ, of {count}", test_copies_that_differ,
+                  count)
     suite.add("to an object store", test_store)
 
 
