@@ -29,7 +29,7 @@ class Entries {
       : document_(document),
         dict_(dict),
         path_(path),
-        words_(words_of_fork(document, dict)) {}
+        words_(words_of_fork(document, dict, path)) {}
 
   std::optional<uint64_t> size(const char* key) const {
     const json found = value(key);

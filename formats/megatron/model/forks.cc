@@ -13,6 +13,7 @@
 #include "formats/megatron/model/facts.h"
 #include "lib/embedded.h"
 #include "lib/pickle/config.h"
+#include "lib/text/format.h"
 #include "models/expr.h"
 #include "models/view.h"
 
@@ -34,10 +35,29 @@ const json& forks() {
   return all;
 }
 
+std::string shown(const json& value) {
+  constexpr size_t kMost = 60;
+  if (pickle::is_foreign(value)) return pickle::foreign_name(value);
+  return text::printable(
+      value.dump(-1, ' ', true, json::error_handler_t::replace)
+          .substr(0, kMost));
+}
+
+bool is_kind(const json& value, std::string_view kind) {
+  if (value.is_null()) return true;
+  if (kind == "a text") return value.is_string();
+  if (kind == "True or False")
+    return value.is_boolean() || value == 0 || value == 1;
+  if (kind == "a whole number or a list" && value.is_array()) return true;
+  if (kind == "a number") return value.is_number();
+  return value.is_number_integer();
+}
+
 // The args of a fork, as expressions see them.
 class Words : public Expr::Scope {
  public:
-  Words(const Document& document, Id dict) : document_(document), dict_(dict) {
+  Words(const Document& document, Id dict, const std::string& path)
+      : document_(document), dict_(dict), path_(path) {
     if (!document.is(dict, Type::kDict)) return;
     for (const json& fork : forks())
       for (const json& mark : fork.at("marks"))
@@ -54,7 +74,9 @@ class Words : public Expr::Scope {
     const Id id = document_.find(dict_, name);
     if (id == pickle::kNoId) return held_ = nullptr;
     if (const auto word = enumerated(name, id)) return held_ = *word;
-    return held_ = pickle::to_config(document_, id);
+    held_ = pickle::to_config(document_, id);
+    check_kind(name);
+    return held_;
   }
   bool is_true(const char* key) const {
     return fork_ && fork_->contains(key) && eval(fork_->at(key)) == json(true);
@@ -64,6 +86,16 @@ class Words : public Expr::Scope {
   }
 
  private:
+  void check_kind(const std::string& name) const {
+    const auto kinds = fork_->find("kinds");
+    if (kinds == fork_->end()) return;
+    for (const auto& [kind, names] : kinds->items())
+      if (std::ranges::count(names, json(name)) != 0 && !is_kind(held_, kind))
+        throw input_error({path_, {}}, "args.{} is {}, expected {}", name,
+                          shown(held_), kind)
+            .with_hint("it is an arg of " + this->name());
+  }
+
   bool is_there(const std::string& key) const {
     const Id id = document_.find(dict_, key);
     return id != pickle::kNoId && !document_.is(id, Type::kNone);
@@ -87,6 +119,7 @@ class Words : public Expr::Scope {
 
   const Document& document_;
   Id dict_;
+  const std::string& path_;
   const json* fork_ = nullptr;
   mutable json held_;
 };
@@ -97,7 +130,7 @@ void with_fork(const Catalog& catalog, Use use) {
   for (const Object& object : catalog.objects) {
     if (object.name != kArgsObject || !object.document) continue;
     const Words words(*object.document,
-                      args_dict(*object.document, object.node));
+                      args_dict(*object.document, object.node), catalog.path);
     if (words.fork()) return use(words);
   }
 }
@@ -109,7 +142,7 @@ void check_needs(const Words& words, const std::string& path) {
     if (words.eval(condition) != json(true))
       throw unfaithful_error(
           {path, {}}, "args.{} is {}: {} has this model, Megatron-LM has not",
-          arg, words.value(arg).dump(), words.name())
+          arg, shown(words.value(arg)), words.name())
           .with_hint("its own converter knows its models");
 }
 
@@ -276,9 +309,9 @@ class Arranging {
 
 }  // namespace
 
-json words_of_fork(const Document& document, Id dict) {
+json words_of_fork(const Document& document, Id dict, const std::string& path) {
   json made = json::object();
-  const Words words(document, dict);
+  const Words words(document, dict, path);
   if (!words.fork()) return made;
   for (const auto& [arg, expression] : words.fork()->at("args").items())
     made[arg] = words.eval(expression);

@@ -17,11 +17,17 @@ import json
 import random
 import sys
 import types
+from pathlib import Path
 
 from support import Suite, check, check_equal
 
 CKPT = None
+ROOT = Path(__file__).resolve().parents[3]
 TO_HF = ("--to", "safetensors", "--family", "llama", "--config-from")
+
+
+class Kind(enum.Enum):
+    ODD = 7
 
 
 def torch():
@@ -353,6 +359,29 @@ def test_enum(folder):
             check_model(out, model, "an Enum")
 
 
+def test_kinds(folder, name):
+    """An arg that is there and of no kind that the fork's parser makes is an
+    error by its name, never the default and never what Python takes it for."""
+    table = json.loads((ROOT / "models/families/megatron_forks.json").read_text())
+    [fork] = [one for one in table["forks"] if one["name"] == name]
+    odd = {"a text": (3, True, [1]), "True or False": ("abc", [1], Kind.ODD),
+           "a number": ("1", [1.0], torch().bfloat16),
+           "a whole number": (2.5, "2", [2], Kind.ODD),
+           "a whole number or a list": (2.5, "2", Kind.ODD)}
+    for kind, args in fork["kinds"].items():
+        for arg in args:
+            for i, value in enumerate(odd[kind]):
+                at = folder / f"{arg}{i}"
+                at.mkdir()
+                model = Llama(7)
+                run = WRITERS[name](at, model, {arg: value})
+                done = CKPT.run("convert", run, at / "hf", *TO_HF,
+                                model.config(at))
+                check(done.code in (4, 5) and f"args.{arg} is" in done.err,
+                      f"{arg} = {value!r}: {done}")
+                check(not (at / "hf").exists(), f"{arg} = {value!r}: written")
+
+
 def test_not_megatrons(folder):
     """Rows of a fork are never written as Megatron-Core's."""
     run = megatron_llm(folder, Llama(1))
@@ -394,10 +423,13 @@ def test_unknown(folder, change):
 
 
 def test_experts(folder):
-    model = Llama(5)
-    run = deepspeed(folder, model, {"num_experts": [8]})
-    done = CKPT.run("convert", run, folder / "hf", *TO_HF, model.config(folder))
-    check(done.code == 5 and "args.num_experts" in done.err, f"{done}")
+    for experts in ([8], [1, 8], 8):
+        at = folder / str(experts)
+        at.mkdir()
+        model = Llama(5)
+        run = deepspeed(at, model, {"num_experts": experts})
+        done = CKPT.run("convert", run, at / "hf", *TO_HF, model.config(at))
+        check(done.code == 5 and "args.num_experts" in done.err, f"{done}")
 
 
 # ------------------------------------------------------------------ torch_dcp
@@ -550,6 +582,8 @@ def prepare(suite, ckpt):
         suite.add(f"{key} {value}, beside the configuration", test_other, key,
                   value, False)
     suite.add("an Enum in args", test_enum)
+    for name in ("Megatron-LLM", "Megatron-DeepSpeed"):
+        suite.add(f"kinds of args: {name}", test_kinds, name)
     suite.add("to Megatron as it is", test_not_megatrons)
     suite.add("key_value on all ranks", test_whole_key_value)
     for change in UNKNOWN:
