@@ -50,7 +50,7 @@ class Reader {
  public:
   Reader(const std::shared_ptr<const Family>& family, const std::string& side,
          const Values& values, const Overrides& overrides)
-      : side_(side), source_(values.source) {
+      : side_(side), source_(values.source), written_(values.written) {
     const Dialect* dialect = family->dialect(side);
     for (const Dialect& one : family->dialects())
       if (!dialect && !one.rules.empty()) dialect = &one;
@@ -207,6 +207,8 @@ class Reader {
       if (name.starts_with("trait.")) continue;
       if (name.starts_with("rope.") && side_ == "hf")
         name = "rope_parameters" + name.substr(4);
+      if (const auto own = written_.find(name); own != written_.end())
+        name = own->second;
       sorted.insert(std::move(name));
     }
     const std::string names = fmt::format("{}", fmt::join(sorted, ", "));
@@ -218,6 +220,7 @@ class Reader {
 
   std::string side_;
   std::string source_;
+  std::map<std::string, std::string> written_;  // Values::written
   Json overrides_ = Json::object();
   Json values_;
   std::vector<std::string> defaulted_;

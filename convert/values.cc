@@ -93,7 +93,10 @@ Values read_object(const Catalog& catalog, std::string_view name,
     Json args = pickle::to_config(*object.document, dict, kMaxArgs);
     if (!args.is_object()) continue;
     args.update(megatron::words_of_fork(*object.document, dict, catalog.path));
-    return {std::move(args), std::move(source)};
+    return {std::move(args),
+            std::move(source),
+            {},
+            megatron::keys_of_fork(*object.document, dict)};
   }
   return {};
 }

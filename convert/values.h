@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <map>
 #include <string>
 #include <string_view>
 
@@ -16,6 +17,8 @@ struct Values {
   Json values = Json::object();
   std::string source;    // "config.json", "args (common.pt)"; "" if none
   std::string family{};  // model.yaml's model_family
+  // Keys that the file has in other words, and those.
+  std::map<std::string, std::string> written{};
 };
 // What a checkpoint says about its model: config.json or params.json beside it,
 // Megatron's args, model.yaml. Without one, `source` is empty; throws

@@ -2,6 +2,7 @@
 #include "formats/megatron/model/forks.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <optional>
@@ -119,7 +120,7 @@ class Words : public Expr::Scope {
 
   const Document& document_;
   Id dict_;
-  const std::string& path_;
+  const std::string path_;
   const json* fork_ = nullptr;
   mutable json held_;
 };
@@ -316,6 +317,19 @@ json words_of_fork(const Document& document, Id dict, const std::string& path) {
   for (const auto& [arg, expression] : words.fork()->at("args").items())
     made[arg] = words.eval(expression);
   return made;
+}
+
+std::map<std::string, std::string> keys_of_fork(const Document& document,
+                                                Id dict) {
+  std::map<std::string, std::string> keys;
+  const Words words(document, dict, {});
+  if (!words.fork()) return keys;
+  for (const auto& [arg, expression] : words.fork()->at("args").items()) {
+    const Expr parsed(expression.get_ref<const std::string&>());
+    if (const auto names = parsed.names(); !names.empty())
+      keys[arg] = fmt::format("{}", fmt::join(names, ", "));
+  }
+  return keys;
 }
 
 void arrange_fork(Catalog& catalog, const Facts& facts) {

@@ -10,6 +10,7 @@
 //                                            ─► | q0 q1 k0 v0 | q2 q3 k1 v1 |
 #pragma once
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -25,6 +26,11 @@ struct Facts;
 // input_error, naming `path`, for a fork's arg of another kind than it has.
 nlohmann::json words_of_fork(const pickle::Document& document,
                              pickle::Id args_dict, const std::string& path);
+
+// The args that a fork has in place of Megatron-LM's, by those:
+// {"rotary_base", "rope_theta"}.
+std::map<std::string, std::string> keys_of_fork(
+    const pickle::Document& document, pickle::Id args_dict);
 
 // Rearranges rows as Megatron-Core's modules have them, under their names. No
 // byte moves. Throws unfaithful_error for an arg of a fork that changes the
