@@ -2,8 +2,8 @@
 // Where a checkpoint keeps the numbers of its model.
 #pragma once
 
-#include <optional>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 

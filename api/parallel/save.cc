@@ -112,8 +112,10 @@ std::vector<std::string> PendingSave::State::plan(
       held.push_back({rank, i, std::move(all[rank].state.tensors[i])});
   held = assign(std::move(held), job->size());
   std::vector<ShardedTensor> shards;
+  shards.reserve(held.size());
   for (const Held& one : held) shards.push_back(one.shard);
   std::vector<RankState> states;
+  states.reserve(all.size());
   for (library::Packed& one : all) states.push_back(std::move(one.state));
   Catalog catalog =
       library::catalog_of(std::move(shards), std::move(states), layout);
@@ -209,9 +211,10 @@ namespace {
 
 // The part common to save() and begin_save(): makes a State.
 template <class State>
-std::unique_ptr<State> begin(std::shared_ptr<Communicator> job, RankState given,
-                             Layout layout, const std::string& path,
-                             SaveOptions options, bool copy) {
+std::unique_ptr<State> begin(std::shared_ptr<Communicator>&& job,
+                             RankState&& given, Layout layout,
+                             std::string&& path, SaveOptions options,
+                             bool copy) {
   if (!job)
     throw usage_error({path, {}}, "a save without a job: join_job() has one");
   auto state = std::make_unique<State>();
@@ -240,16 +243,16 @@ std::unique_ptr<State> begin(std::shared_ptr<Communicator> job, RankState given,
 
 PendingSave begin_save(std::shared_ptr<Communicator> job, RankState state,
                        Layout layout, std::string path, SaveOptions options) {
-  return PendingSave(begin<PendingSave::State>(std::move(job), std::move(state),
-                                               std::move(layout), path,
-                                               std::move(options), true));
+  return PendingSave(begin<PendingSave::State>(
+      std::move(job), std::move(state), std::move(layout), std::move(path),
+      std::move(options), true));
 }
 
 Preview save(std::shared_ptr<Communicator> job, RankState state, Layout layout,
              std::string path, SaveOptions options) {
-  return PendingSave(begin<PendingSave::State>(std::move(job), std::move(state),
-                                               std::move(layout), path,
-                                               std::move(options), false))
+  return PendingSave(begin<PendingSave::State>(
+                         std::move(job), std::move(state), std::move(layout),
+                         std::move(path), std::move(options), false))
       .finish();
 }
 

@@ -188,7 +188,7 @@ View halves_of_pairs(const View& fused, const Heads& heads) {
   const View all = by_groups(fused, heads.groups, (queries + 2) * heads.each);
   const View values = all.slice(1, (queries + 1) * heads.each, heads.each);
   const View turned = all.slice(1, 0, (queries + 1) * heads.each);
-  const Shape shape = turned.shape();
+  const Shape& shape = turned.shape();
   Shape fine{heads.groups, queries + 1, heads.each / 2, 2};
   std::vector<uint32_t> order{0, 1, 3, 2};
   if (shape.size() == 3) {
@@ -326,7 +326,7 @@ std::map<std::string, std::string> keys_of_fork(const Document& document,
   if (!words.fork()) return keys;
   for (const auto& [arg, expression] : words.fork()->at("args").items()) {
     const Expr parsed(expression.get_ref<const std::string&>());
-    if (const auto names = parsed.names(); !names.empty())
+    if (const auto& names = parsed.names(); !names.empty())
       keys[arg] = fmt::format("{}", fmt::join(names, ", "));
   }
   return keys;

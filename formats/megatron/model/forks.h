@@ -22,8 +22,9 @@ namespace ckpt::megatron {
 struct Facts;
 
 // Megatron-LM's words that take the place of those in the args, null for what
-// is not to be there; empty for args that are nobody's but Megatron-LM's. Throws
-// input_error, naming `path`, for a fork's arg of another kind than it has.
+// is not to be there; empty for args that are nobody's but Megatron-LM's.
+// Throws input_error, naming `path`, for a fork's arg of another kind than it
+// has.
 nlohmann::json words_of_fork(const pickle::Document& document,
                              pickle::Id args_dict, const std::string& path);
 
