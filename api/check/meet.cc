@@ -283,9 +283,15 @@ bool models_found(Catalog& a, Catalog& b) {
   if (in_a) unwrap(inner_a);
   if (in_b) unwrap(inner_b);
   const size_t before = names_in_both(a, b);
-  if (in_a && names_in_both(inner_a, b) > before) {
+  // Or names of another dialect, which are translated later.
+  const auto is_named = [](const Catalog& whole, const Catalog& inner) {
+    return families::dialect_of(whole).empty() &&
+           !families::dialect_of(inner).empty();
+  };
+  if (in_a && (names_in_both(inner_a, b) > before || is_named(a, inner_a))) {
     a = std::move(inner_a);
-  } else if (in_b && names_in_both(a, inner_b) > before) {
+  } else if (in_b &&
+             (names_in_both(a, inner_b) > before || is_named(b, inner_b))) {
     b = std::move(inner_b);
   } else if (in_a && in_b && names_in_both(inner_a, inner_b) > before) {
     a = std::move(inner_a);
