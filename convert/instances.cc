@@ -36,7 +36,8 @@ class Expander {
   std::vector<Instance> run() {
     if (!there_.hf_alone) check_requirements();
     for (const Rule& rule : dialect_.rules) {
-      if (rule.rest()) continue;
+      if (rule.rest() || (there_.dialect.empty() && is_older(dialect_, rule)))
+        continue;
       rule_ = &rule;
       names_ = indices_in(rule.to, dialect_);
       index_.clear();
@@ -141,6 +142,12 @@ class Expander {
 };
 
 }  // namespace
+
+bool is_older(const Dialect& dialect, const Rule& rule) {
+  const auto older = dialect.section.find("older");
+  return older != dialect.section.end() &&
+         std::ranges::count(*older, Json(rule.to)) != 0;
+}
 
 std::vector<Instance> instances(const Dialect& dialect, const Numbers& numbers,
                                 const NamesThere& there) {

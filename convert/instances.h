@@ -25,10 +25,15 @@ struct NamesThere {
   bool hf_alone = false;
 };
 
+// True for a rule of a name that older releases of the dialect have; it comes
+// before the one of today's name.
+bool is_older(const Dialect& dialect, const Rule& rule);
+
 // In the order of the rules, without those whose `when` does not hold; optional
 // and alias rules are included. Throws unfaithful_error for a missing number,
 // and for more than four million names. Rules with "**" come last, once for
-// each existing name that no other rule has.
+// each existing name that no other rule has. Older names are there only where
+// the dialect's own are asked for.
 std::vector<Instance> instances(const Dialect& dialect, const Numbers& numbers,
                                 const NamesThere& there = {});
 

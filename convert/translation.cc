@@ -22,6 +22,12 @@ namespace {
 constexpr uint64_t kAnyNumber = UINT64_MAX;
 constexpr uint64_t kSome = 64;
 
+// True if all that the rule makes was made, of a tensor of an older name.
+bool is_made(const Instance& one, const NamedTensors& hf) {
+  return std::ranges::all_of(
+      one.hf, [&](const std::string& name) { return hf.find(name); });
+}
+
 }  // namespace
 
 Translation::Translation(Catalog& source, const TranslateOptions& options,
@@ -49,7 +55,10 @@ NamedTensors Translation::to_hf(NamedTensors model, const Numbers& numbers) {
     if (!tensor) {
       // A second copy can be made; who asks what is there has its reader in
       // mind, whose module has both.
-      const bool spared = one.rule->alias && !findings_;
+      const bool spared =
+          (one.rule->alias && !findings_) ||
+          is_older(numbers.dialect(), *one.rule) ||
+          (numbers.dialect().section.contains("older") && is_made(one, hf));
       if (weights() && !one.rule->optional && !spared && !allow_.match(one.to))
         mismatches.missing(one.to, one.to);
       continue;

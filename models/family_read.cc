@@ -210,11 +210,18 @@ void check_twice(const Value& rules, const std::vector<Rule>& all) {
   }
 }
 
+// Names of older releases, for tensors that have another name since.
+void check_older(const Value& older, const std::vector<Rule>& rules) {
+  for (const Value& name : older.items())
+    if (std::ranges::count(rules, name.text(), &Rule::to) == 0)
+      name.fail("no rule is for a tensor of that name");
+}
+
 }  // namespace
 
 const std::vector<std::string>& known_dialects() {
-  static const std::vector<std::string> known = {"mcore", "meta", "fairseq2",
-                                                 "olmo_core", "olmo_legacy"};
+  static const std::vector<std::string> known = {
+      "mcore", "meta", "fairseq2", "olmo_core", "olmo_legacy", "litgpt"};
   return known;
 }
 
@@ -295,7 +302,7 @@ class FamilyReader {
       check_fairseq2(section);
     } else {
       section.only({"notes", "ignore", "index", "vars", "requires", "rules",
-                    "config", "hf_config"});
+                    "config", "hf_config", "older"});
       if (!section.find("rules")) section.fail("\"rules\" is missing");
     }
     Dialect& dialect = family_->dialects_.emplace_back();
@@ -313,6 +320,8 @@ class FamilyReader {
       for (const Value& rule : rules->items())
         dialect.rules.push_back(read_rule(rule, names));
       check_twice(*rules, dialect.rules);
+      if (const auto older = section.find("older"))
+        check_older(*older, dialect.rules);
     }
     read_table(section, "config", names, dialect.config);
     read_table(section, "hf_config", names, dialect.hf_config);
