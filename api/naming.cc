@@ -17,6 +17,7 @@
 #include "containers/hf/hf.h"
 #include "convert/check_source.h"
 #include "convert/dialects.h"
+#include "convert/litgpt.h"
 #include "convert/translate.h"
 #include "convert/values.h"
 #include "convert/whole.h"
@@ -88,6 +89,12 @@ std::string hindrance(const Catalog& source, std::string_view from,
                       const families::TranslateOptions& options) {
   if (has_optimizer(source))
     return "optimizer state is named by them; --model-only leaves it out";
+  try {
+    (void)families::values_of(source, from);
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kUnfaithful) throw;
+    return error.problem();
+  }
   const auto family = families::find_family(source, options);
   if (!family)
     return "the model's family is not known: --family NAME says it "
@@ -191,6 +198,9 @@ std::string wanted_dialect(const std::string& asked,
 
 families::TranslateOptions options_of(const Naming& naming,
                                       const std::string& to_format) {
+  // Its rules work both ways; a model_config.yaml is made of nothing.
+  if (naming.dialect == families::kLitgpt)
+    throw usage_error({}, "litgpt's names are read, and not written");
   families::TranslateOptions options{
       .to = wanted_dialect(naming.dialect, to_format),
       .family = naming.family,

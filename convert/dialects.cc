@@ -28,6 +28,8 @@ constexpr NameRow kNames[] = {
     {"blocks.*.attention.w_q.weight", "olmo_core"},
     {"blocks.*.feed_forward*", "olmo_core"},
     {"transformer.blocks.*.att_proj.weight", "olmo_legacy"},
+    {"transformer.h.*.attn.qkv.weight", "litgpt"},
+    {"transformer.h.*.attn.attn.weight", "litgpt"},  // of older releases
     {"*model.embed_tokens.weight", "hf"},
     {"*model.layers.*", "hf"},
     {"transformer.h.*", "hf"},
@@ -86,9 +88,10 @@ std::string_view dialect_of(const Catalog& catalog) {
 
 std::string foreign_prefix(const Catalog& catalog) {
   // One name of each dialect that begins with nothing.
-  constexpr std::string_view kFirst[] = {"tok_embeddings.weight",
-                                         "embedding.word_embeddings.weight",
-                                         "decoder_frontend.embed.weight"};
+  constexpr std::string_view kFirst[] = {
+      "tok_embeddings.weight", "embedding.word_embeddings.weight",
+      "decoder_frontend.embed.weight", "transformer.h.0.attn.qkv.weight",
+      "transformer.h.0.attn.attn.weight"};
   std::string prefix;
   for (const Tensor& tensor : catalog.tensors)
     for (const std::string_view first : kFirst)

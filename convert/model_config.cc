@@ -10,6 +10,7 @@
 #include "ckpt/note.h"
 #include "convert/config_parts.h"
 #include "convert/facts_table.h"
+#include "convert/litgpt.h"
 #include "convert/sizes.h"
 #include "convert/warnings.h"
 #include "lib/pickle/value.h"
@@ -39,6 +40,7 @@ std::string_view file_of(std::string_view dialect) {
   if (dialect == "mcore") return "args";
   if (dialect == "meta") return kParams;
   if (dialect == "fairseq2") return kYaml;
+  if (dialect == kLitgpt) return kLitgptConfig;
   return kHfConfig;
 }
 
@@ -50,7 +52,7 @@ Configuration::Configuration(const Catalog& source,
     : family_(std::move(family)),
       from_(std::move(from)),
       options_(options),
-      own_(values_of(source, from_)) {
+      own_(from_ == kLitgpt ? Values() : values_of(source, from_)) {
   carried_ = options.config_from.empty()
                  ? values_of(source, "hf")
                  : values_of_file(options.config_from, "hf");
@@ -74,6 +76,7 @@ void Configuration::read_all_facts(const Catalog& source) {
   if (!options_.lenient) check_types(facts_, source.path);
   settle_vocabulary();
   if (own && from_ != "hf") note_unknown(source, from_, own_);
+  if (from_ == kLitgpt) check_litgpt(source);
   if (carried_.source.empty()) return;
   note_unknown(source, "hf", carried_);
   if (from_ == "hf" && options_.config_from.empty()) return;
@@ -92,6 +95,18 @@ void Configuration::read_all_facts(const Catalog& source) {
   facts_.merge(other);
 }
 
+// model_config.yaml, which is what litgpt builds its model from; config.json
+// beside it is that of the model which training began from.
+void Configuration::check_litgpt(const Catalog& source) {
+  const Values own = values_of(source, kLitgpt);
+  if (own.source.empty()) return;
+  note_keys(source, own.source, own.unknown);
+  if (own.source == carried_.source || options_.lenient) return;
+  check_agreement(read_facts(family_, "hf", own, options_.set),
+                  read_facts(family_, "hf", carried_, options_.set), "hf",
+                  source.path);
+}
+
 // --vocab-size takes precedence: args say how many rows were in use before.
 void Configuration::settle_vocabulary() {
   const auto given = options_.set.find("V");
@@ -106,19 +121,24 @@ void Configuration::settle_vocabulary() {
 void Configuration::note_unknown(const Catalog& source, const std::string& side,
                                  const Values& values) {
   if (side == "hf" && !options_.lenient) check_denied(source, values);
-  const auto keys = unknown_keys(*family_, side, values.values);
+  note_keys(source, values.source, unknown_keys(*family_, side, values.values));
+}
+
+void Configuration::note_keys(const Catalog& source, const std::string& file,
+                              const std::vector<std::string>& keys) {
   if (keys.empty()) return;
+  const std::string listed =
+      text::printable(fmt::format("{}", fmt::join(keys, ", ")));
   if (options_.strict_config)
-    throw unfaithful_error(
-        {source.path, {}},
-        "--strict-config: {} has keys that are not known: {}", values.source,
-        text::printable(fmt::format("{}", fmt::join(keys, ", "))))
+    throw unfaithful_error({source.path, {}},
+                           "--strict-config: {} has keys that are not known: "
+                           "{}",
+                           file, listed)
         .with_hint("take them out if they change nothing");
-  unknown_.push_back(fmt::format(
-      "{} has keys that are not known, and may change what the model "
-      "computes: {}",
-      values.source,
-      text::printable(fmt::format("{}", fmt::join(keys, ", ")))));
+  unknown_.push_back(
+      fmt::format("{} has keys that are not known, and may change what the "
+                  "model computes: {}",
+                  file, listed));
 }
 
 // Checks for a key that has one value in all models of the family, but another

@@ -10,6 +10,7 @@
 #include "convert/backbone.h"
 #include "convert/check_source.h"
 #include "convert/dialects.h"
+#include "convert/litgpt.h"
 #include "convert/model_config.h"
 #include "convert/optimizer.h"
 #include "convert/quantized.h"
@@ -49,6 +50,7 @@ std::shared_ptr<const Family> need_family(const Catalog& source,
     check_named(source, options, *family);
     return family;
   }
+  if (dialect_of(source) == kLitgpt) (void)values_of(source, kLitgpt);
   if (const std::string why = why_not_megatron(source.family);
       options.to == "mcore" && !why.empty())
     throw unfaithful_error({source.path, {}},
@@ -198,10 +200,11 @@ Catalog translate(Catalog source, const TranslateOptions& options) {
   if (trained) optimizer = take_optimizer(source, from);
   if (options.to == "mcore") leave_run(source);
   if (!options.lenient) refuse_quantized(source, options.to);
+  // It looks at the names.
+  Configuration configuration(source, family, from, options);
   std::vector<Tensor> tensors = std::move(source.tensors);
   const DType dtype = model_dtype(tensors);
   Translation translation(source, options);
-  Configuration configuration(source, family, from, options);
   NamedTensors model({});
   if (from == "hf") {
     name_backbone(source, options, *family, tensors);

@@ -5,6 +5,8 @@
 
 #include "ckpt/error.h"
 #include "containers/hf/hf.h"
+#include "convert/litgpt.h"
+#include "convert/yaml_values.h"
 #include "formats/fairseq2/model_yaml.h"
 #include "formats/megatron/model/facts.h"
 #include "formats/megatron/model/forks.h"
@@ -24,6 +26,7 @@ constexpr uint64_t kMaxArgs = 100'000;  // values
 std::string file_name(std::string_view side) {
   if (side == "meta") return "params.json";
   if (side == "fairseq2") return "model.yaml";
+  if (side == kLitgpt) return std::string(kLitgptConfig);
   return "config.json";
 }
 
@@ -43,31 +46,9 @@ Values unwrapped(Values values) {
   return values;
 }
 
-struct ToJson {
-  Json operator()(std::monostate) const { return nullptr; }
-  template <class Value>
-  Json operator()(const Value& value) const {
-    return value;
-  }
-};
-
-// "experts.num_experts" -> {"experts": {"num_experts": …}}
-void put(Json& object, std::string_view dotted, Json value) {
-  Json* at = &object;
-  for (size_t dot; (dot = dotted.find('.')) != dotted.npos;) {
-    at = &(*at)[std::string(dotted.substr(0, dot))];
-    if (!at->is_object()) *at = Json::object();
-    dotted.remove_prefix(dot + 1);
-  }
-  (*at)[std::string(dotted)] = std::move(value);
-}
-
 Values values_of_yaml(const fairseq2::ModelYaml& yaml,
                       const std::string& path) {
-  Values values{Json::object(), io::base_name(path), yaml.family};
-  for (const auto& [key, value] : yaml.config)
-    put(values.values, key, std::visit(ToJson(), value));
-  return values;
+  return {nested_values(yaml.config), io::base_name(path), yaml.family};
 }
 
 // `path` is for messages.
@@ -76,6 +57,11 @@ Values parse_side(const std::string& text, const std::string& path,
   if (side == "meta") return unwrapped(parse_json(text, path));
   if (side == "fairseq2")
     return values_of_yaml(fairseq2::model_yaml_of(path, text), path);
+  if (side == kLitgpt)
+    return is_litgpt_config(text)
+               ? Values{litgpt_config(text, path), io::base_name(path), "",
+                        unknown_litgpt_keys(text, path)}
+               : Values();
   return parse_json(text, path);
 }
 
@@ -93,10 +79,9 @@ Values read_object(const Catalog& catalog, std::string_view name,
     Json args = pickle::to_config(*object.document, dict, kMaxArgs);
     if (!args.is_object()) continue;
     args.update(megatron::words_of_fork(*object.document, dict, catalog.path));
-    return {std::move(args),
-            std::move(source),
-            {},
-            megatron::keys_of_fork(*object.document, dict)};
+    return {.values = std::move(args),
+            .source = std::move(source),
+            .written = megatron::keys_of_fork(*object.document, dict)};
   }
   return {};
 }
@@ -114,9 +99,21 @@ std::string find_beside(const Catalog& catalog, const std::string& name) {
   return name == formats::kConfig && io::is_file(foreign) ? foreign : "";
 }
 
+// Where no config.json is beside it.
+Values values_of_litgpt(const Catalog& catalog) {
+  if (!has_litgpt_names(catalog)) return {};
+  try {
+    return values_of(catalog, kLitgpt);
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kUnfaithful) throw;
+    return {};  // whoever needs the numbers says why
+  }
+}
+
 }  // namespace
 
 Values values_of(const Catalog& catalog, std::string_view side) {
+  if (side == kLitgpt && !has_litgpt_names(catalog)) return {};
   if (side == "mcore") {
     Values args = read_object(catalog, "args", "args");
     if (!args.source.empty()) return args;
@@ -132,8 +129,9 @@ Values values_of(const Catalog& catalog, std::string_view side) {
   for (const Sidecar& sidecar : catalog.sidecars)
     if (sidecar.name == name && sidecar.text)
       return parse_side(*sidecar.text, name, side);
-  const std::string path = find_beside(catalog, name);
-  return path.empty() ? Values() : read_side(path, side);
+  if (const std::string path = find_beside(catalog, name); !path.empty())
+    return read_side(path, side);
+  return side == "hf" ? values_of_litgpt(catalog) : Values();
 }
 
 std::optional<Sidecar> config_sidecar(const Catalog& catalog) {

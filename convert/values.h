@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "ckpt/catalog.h"
 #include "models/numbers.h"
@@ -17,12 +18,15 @@ struct Values {
   Json values = Json::object();
   std::string source;    // "config.json", "args (common.pt)"; "" if none
   std::string family{};  // model.yaml's model_family
+  // Keys of a file from which these were made.
+  std::vector<std::string> unknown{};
   // Keys that the file has in other words, and those.
   std::map<std::string, std::string> written{};
 };
 // What a checkpoint says about its model: config.json or params.json beside it,
-// Megatron's args, model.yaml. Without one, `source` is empty; throws
-// input_error if it is damaged.
+// Megatron's args, model.yaml; of litgpt's model_config.yaml the config.json
+// that it amounts to. Without one, `source` is empty; throws input_error if it
+// is damaged, unfaithful_error for a model_config.yaml that amounts to none.
 Values values_of(const Catalog& catalog, std::string_view side);
 // config.json: a sidecar, or beside the checkpoint.
 std::optional<Sidecar> config_sidecar(const Catalog& catalog);
