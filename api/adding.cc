@@ -81,9 +81,29 @@ Adding::Adding(Catalog& base, peft::Adapter& adapter, double weight,
     place_[base.tensors[i].name] = i;
 }
 
+void Adding::add_products(Tensor& weight, const peft::Module& module,
+                          float scale) {
+  const auto product = [&](const Tensor* left, const Tensor* right) {
+    reshard::FactoredMatrix made{stored(as_matrix(*left)), {}};
+    if (right) made.right = stored(as_matrix(*right));
+    return made;
+  };
+  first_file();
+  put_made(weight,
+           std::make_unique<reshard::ProductSum>(
+               StoredMatrix(as_matrix(weight), base_.files),
+               reshard::TwoProducts{.a = product(module.b, module.a),
+                                    .b = product(module.b2, module.a2),
+                                    .kronecker = module.kronecker,
+                                    .scale = scale,
+                                    .allow_nonfinite = allow_nonfinite_},
+               weight.name));
+}
+
 void Adding::add_module(const std::string& name, const peft::Module& module) {
   Tensor& weight = tensor(name + ".weight");
   const float scale = peft::scale_of(adapter_.config, module.name, weight_);
+  if (module.b2) return add_products(weight, module, scale);
   const Tensor a = as_matrix(*module.a), b = as_matrix(*module.b);
   const bool stored_turned = is_turned(a) && is_turned(b);
   const Tensor& left = stored_turned ? turned(b) : b;
@@ -206,9 +226,13 @@ bool Adding::is_transposed(const std::string& name, const peft::Module& module,
 void Adding::put(Tensor& tensor, LowRankTerm term) {
   first_file();
   term.allow_nonfinite = allow_nonfinite_;
-  const auto& made = *made_.emplace_back(std::make_unique<reshard::LowRank>(
-      StoredMatrix(as_matrix(tensor), base_.files), std::move(term),
-      tensor.name));
+  put_made(tensor, std::make_unique<reshard::LowRank>(
+                       StoredMatrix(as_matrix(tensor), base_.files),
+                       std::move(term), tensor.name));
+}
+
+void Adding::put_made(Tensor& tensor, std::unique_ptr<reshard::Made> sum) {
+  const auto& made = *made_.emplace_back(std::move(sum));
   put_file(tensor, made, base_.files.at(tensor.pieces.at(0).extent.file).path);
 }
 

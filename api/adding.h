@@ -14,6 +14,7 @@
 #include "ckpt/catalog.h"
 #include "formats/peft/adapter.h"
 #include "reshard/low_rank.h"
+#include "reshard/two_products.h"
 
 namespace ckpt::library {
 
@@ -44,6 +45,9 @@ class Adding {
   bool is_transposed(const std::string& name, const peft::Module& module,
                      const Tensor& weight) const;
   void put(Tensor& tensor, reshard::LowRankTerm term);
+  void put_made(Tensor& tensor, std::unique_ptr<reshard::Made> sum);
+  // LoHa's and LoKr's.
+  void add_products(Tensor& weight, const peft::Module& module, float scale);
 
   Catalog& base_;
   peft::Adapter& adapter_;

@@ -196,11 +196,24 @@ void leave_objects(Catalog& source) {
   });
 }
 
+// peft makes LoKr's matrices of shapes that follow from its configuration's own
+// numbers, which no other library writes.
+void refuse_products(const PeftForm& form) {
+  if (form.config.dialect == "peft" || form.config.type == "LORA") return;
+  throw unfaithful_error({form.catalog.path, {}},
+                         "{}, which has no place in PEFT's names but with "
+                         "PEFT's own configuration",
+                         peft::describe(form.config))
+      .with_hint("add it to its base: ckpt convert BASE DST --adapter " +
+                 form.catalog.path);
+}
+
 Catalog to_peft(Catalog source, const TranslateOptions& options,
                 std::optional<double> alpha) {
   const bool kept = !alpha && has_peft_config(source);
   const AdapterBase base = base_of_config(source, options);
   PeftForm form = in_peft_form(std::move(source), base, alpha);
+  refuse_products(form);
   const std::string text = peft_config_text(form);
   const size_t frozen = form.frozen.size();
   const peft::Adapter checked =

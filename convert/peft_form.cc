@@ -25,6 +25,8 @@ using peft::Role;
 
 std::string factor_name(const std::string& module, const Part& part) {
   const char* const letter = part.role == Role::kA ? "A" : "B";
+  if (part.role == Role::kFactor)
+    return fmt::format("{}{}.{}", peft::kPrefix, module, part.what);
   if (part.role == Role::kMagnitude)
     return fmt::format("{}{}.lora_magnitude_vector", peft::kPrefix, module);
   if (part.embedding)
@@ -258,11 +260,24 @@ class Forming {
     return *alpha;
   }
 
+  // Where LoKr has whole matrices alone, nothing is scaled.
+  static uint64_t rank_shown(const Part& part, const Tensor& tensor) {
+    if (part.role == Role::kB) return tensor.shape[1];
+    return part.what.ends_with("_b") ? tensor.shape[0] : 0;
+  }
+
   void note_own(const std::map<std::string, double>& alphas) {
     for (const Tensor& tensor : made_) {
       const auto part = peft::part_of(tensor.name);
-      if (!part || part->role != Role::kB || tensor.shape.size() < 2) continue;
-      const uint64_t rank = tensor.shape[1];
+      const bool factor = part && part->role == Role::kFactor;
+      if (!part || (part->role != Role::kB && !factor) ||
+          tensor.shape.size() < 2)
+        continue;
+      const uint64_t rank = rank_shown(*part, tensor);
+      if (rank == 0) {
+        form_.config.own.try_emplace(part->module, peft::Own{1, 1});
+        continue;
+      }
       const auto alpha = alphas.find(part->module);
       // Without one, a file of these names has the rank's.
       double own = static_cast<double>(rank);

@@ -3,11 +3,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <limits>
 
 #include "ckpt/error.h"
 #include "reshard/cast_kernel.h"
+#include "reshard/sums.h"
 
 namespace ckpt::reshard {
 namespace {
@@ -20,30 +19,10 @@ uint64_t at_most(uint64_t count, uint64_t room) {
   return std::max<uint64_t>(1, std::min(count, room));
 }
 
-void narrow(DType dtype, const float* in, std::byte* out, uint64_t count) {
-  const auto* bytes = reinterpret_cast<const std::byte*>(in);
-  if (dtype == DType::f32)
-    std::memcpy(out, bytes, count * sizeof(float));
-  else
-    best_cast_kernel().cast(DType::f32, dtype, bytes, out, count);
-}
-
 // Turns what is stored as [b][a] into [a][b].
 void transpose(const float* in, uint64_t a, uint64_t b, float* out) {
   for (uint64_t j = 0; j < b; ++j)
     for (uint64_t i = 0; i < a; ++i) out[i * b + j] = in[j * a + i];
-}
-
-// Each step is a separate pass over memory: a compiler that fused two steps
-// into one fma would omit a rounding that peft has.
-[[gnu::noinline]] void scale_all(float* x, uint64_t count, float by) {
-  for (uint64_t i = 0; i < count; ++i) x[i] *= by;
-}
-[[gnu::noinline]] void add_all(float* x, const float* y, uint64_t count) {
-  for (uint64_t i = 0; i < count; ++i) x[i] += y[i];
-}
-[[gnu::noinline]] void scale_each(float* x, const float* y, uint64_t count) {
-  for (uint64_t i = 0; i < count; ++i) x[i] *= y[i];
 }
 
 }  // namespace
@@ -119,10 +98,12 @@ void LowRank::make(uint64_t row, uint64_t rows, uint64_t column,
       if (r == 0) load_right(t, read);
       sum(t, read);
       if (term_.magnitude) bring_to_length(t, read);
-      if (!term_.allow_nonfinite) check_finite(t);
+      if (!term_.allow_nonfinite)
+        check_sums(t.sum, t.base,
+                   {name_, base_.dtype(), t.row, t.column, t.columns});
       for (uint64_t i = 0; i < high; ++i)
-        narrow(base_.dtype(), t.sum.data() + i * wide,
-               out + ((r + i) * columns + c) * size, wide);
+        narrow_sum(base_.dtype(), t.sum.data() + i * wide,
+                   out + ((r + i) * columns + c) * size, wide);
       r += high;
     }
     c += wide;
@@ -159,31 +140,12 @@ void LowRank::sum(Tile& t, const ReadFile& read) const {
   scale_all(t.sum.data(), count, term_.scale);
   if (term_.rounded && base_.dtype() != DType::f32) {
     std::vector<std::byte> rounded(count * element_size(base_.dtype()));
-    narrow(base_.dtype(), t.sum.data(), rounded.data(), count);
+    narrow_sum(base_.dtype(), t.sum.data(), rounded.data(), count);
     best_cast_kernel().cast(base_.dtype(), DType::f32, rounded.data(),
                             reinterpret_cast<std::byte*>(t.sum.data()), count);
   }
   base_.load(t.row, t.rows, t.column, t.columns, t.base.data(), read);
   add_all(t.sum.data(), t.base.data(), count);
-}
-
-// The base's own are not the adapter's fault.
-void LowRank::check_finite(const Tile& t) const {
-  // What rounds to an infinity in f16; other types have the range of f32.
-  const float limit = base_.dtype() == DType::f16
-                          ? 65520.0F
-                          : std::numeric_limits<float>::infinity();
-  for (size_t i = 0; i < t.sum.size(); ++i) {
-    if (std::fabs(t.sum[i]) < limit || !std::isfinite(t.base[i])) continue;
-    throw unfaithful_error(
-        {{}, name_}, "[{}, {}] is {:g} with the adapter, which {} can't hold",
-        t.row + i / t.columns, t.column + i % t.columns, t.sum[i],
-        ckpt::name(base_.dtype()))
-        .with_hint(
-            "the adapter was trained for another base, or its training "
-            "diverged: take an older step of it; --allow-nonfinite writes the "
-            "sums as they are");
-  }
 }
 
 void LowRank::bring_to_length(Tile& t, const ReadFile& read) const {

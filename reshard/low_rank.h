@@ -91,7 +91,6 @@ class LowRank : public Made {
             std::byte* out, const ReadFile& read) const;
   // base + scale * left * right of a tile, in f32.
   void sum(Tile& tile, const ReadFile& read) const;
-  void check_finite(const Tile& tile) const;
   void load_right(Tile& tile, const ReadFile& read) const;
   void load_left(Tile& tile, const ReadFile& read) const;
   // Multiplies by magnitude / length.

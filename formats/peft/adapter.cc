@@ -34,6 +34,19 @@ void put(const Adapter& adapter, const Tensor*& place, const Tensor& tensor) {
   place = &tensor;
 }
 
+// A whole matrix stands where its left factor would.
+struct FactorRow {
+  std::string_view name;
+  const Tensor* Module::*place;
+};
+constexpr FactorRow kFactors[] = {
+    {".hada_w1_a", &Module::b},  {".hada_w1_b", &Module::a},
+    {".hada_w2_a", &Module::b2}, {".hada_w2_b", &Module::a2},
+    {".lokr_w1", &Module::b},    {".lokr_w1_a", &Module::b},
+    {".lokr_w1_b", &Module::a},  {".lokr_w2", &Module::b2},
+    {".lokr_w2_a", &Module::b2}, {".lokr_w2_b", &Module::a2},
+};
+
 void sort_tensor(Adapter& adapter, const Tensor& tensor) {
   std::string name = tensor.name;
   if (!name.starts_with(kPrefix))
@@ -54,17 +67,22 @@ void sort_tensor(Adapter& adapter, const Tensor& tensor) {
   } else if (cut(name, ".lora_B", rest)) {
     place = rest.ends_with("bias") ? &Module::bias : &Module::b;
   }
+  for (const FactorRow& row : kFactors)
+    if (!place && cut(name, row.name, rest))
+      place = row.place, found.kronecker = row.name.starts_with(".lokr");
   if (place) {
     Module& module = adapter.modules[name];
     module.name = name;
     module.embedding |= found.embedding;
+    module.kronecker |= found.kronecker;
     return put(adapter, module.*place, tensor);
   }
   constexpr std::string_view kBase = ".base_layer";
   if (const size_t at = name.rfind(kBase);
       at != name.npos && name.find('.', at + 1) == at + kBase.size())
     return put(adapter, adapter.bases[name.erase(at, kBase.size())], tensor);
-  if (name.find("lora_") != name.npos ||
+  if (name.find("lora_") != name.npos || name.find("hada_") != name.npos ||
+      name.find("lokr_") != name.npos ||
       name.find(".token_adapter.") != name.npos)
     throw unfaithful_error({adapter.catalog.path, tensor.name},
                            "it is not known what this part of an adapter does");
@@ -82,9 +100,35 @@ void refuse_empty(const std::string& path, const Tensor& tensor) {
           "DST --to safetensors");
 }
 
+// LoHa's and LoKr's: what the products need of each other is checked where they
+// meet their weight (reshard/two_products.h).
+void check_products(const Adapter& adapter, const std::string& name,
+                    const Module& module) {
+  const bool whole = module.kronecker;
+  if (!module.b || !module.b2 || (!whole && (!module.a || !module.a2)))
+    throw input_error({adapter.catalog.path, name}, "a factor of {} is missing",
+                      whole ? "LoKr's" : "LoHa's");
+  if (module.bias || module.magnitude || module.embedding)
+    throw unfaithful_error({adapter.catalog.path, name},
+                           "it has LoRA's factors, too");
+  const uint64_t rank = rank_of(adapter.config, name);
+  for (const auto& [a, b] :
+       {std::pair{module.a, module.b}, std::pair{module.a2, module.b2}}) {
+    if (b->shape.size() < 2 || (a && a->shape.size() < 2))
+      throw input_error({adapter.catalog.path, b->name},
+                        "a factor of {} dimensions", b->shape.size());
+    if (a && (a->shape[0] != rank || b->shape[1] != rank))
+      throw input_error({adapter.catalog.path, a->name},
+                        "its factors are of ranks {} and {}, {} says {}",
+                        a->shape[0], b->shape[1], adapter.config.path, rank);
+  }
+}
+
 void check_module(const Adapter& adapter, const std::string& name,
                   const Module& module) {
   const Config& config = adapter.config;
+  if (module.kronecker || module.a2 || module.b2)
+    return check_products(adapter, name, module);
   if (!module.a || !module.b)
     throw input_error({adapter.catalog.path, name}, "lora_{} is missing",
                       module.a ? 'B' : 'A');

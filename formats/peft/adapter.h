@@ -7,6 +7,10 @@
 //   base_model.model.MODULE.lora_embedding_A          [rank, rows]
 //   base_model.model.MODULE.lora_embedding_B          [width, rank]
 //   base_model.model.MODULE.lora_magnitude_vector     [out]: DoRA
+//   base_model.model.MODULE.hada_w1_a, hada_w1_b      LoHa: [out, rank] and
+//                          .hada_w2_a, hada_w2_b      [rank, in], two of each
+//   base_model.model.MODULE.lokr_w1, lokr_w2          LoKr, each of which may
+//                                                     be two: _a and _b
 //   base_model.model.MODULE.weight                    a tensor that is whole
 //   base_model.model.MODULE.base_layer.weight         the base's own, to which
 //                                                     the factors are added:
@@ -30,6 +34,10 @@ struct Module {
   const Tensor* a = nullptr;
   const Tensor* b = nullptr;
   const Tensor* bias = nullptr;  // of b
+  // LoHa, LoKr: of the second product. Of LoKr's, b alone may be all of it.
+  const Tensor* a2 = nullptr;
+  const Tensor* b2 = nullptr;
+  bool kronecker = false;  // LoKr
   const Tensor* magnitude = nullptr;
   bool embedding = false;
 };

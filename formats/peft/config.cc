@@ -109,8 +109,8 @@ std::string hindrance_at_start(const Json& root) {
 
 // Each of them makes a weight that is not base + scale * B A.
 std::string find_hindrance(const Config& config, const Json& root) {
-  if (config.type != "LORA")
-    return "it is of type " + config.type + ", not LORA";
+  if (!is_sum(config.type))
+    return "it is of type " + config.type + ", not LORA, LOHA or LOKR";
   for (const auto& [key, what] :
        {std::pair{"layer_replication", "it repeats layers of the base model"},
         {"target_parameters",
@@ -142,18 +142,22 @@ bool finds(const Config& config, const std::string& expression,
 // Keys of peft 0.18's LoraConfig and of newer ones, read here or without effect
 // on merged weights.
 constexpr std::string_view kKnown[] = {"alora_invocation_tokens",
+                                       "alpha",
                                        "alpha_pattern",
                                        "arrow_config",
                                        "auto_mapping",
                                        "base_model_name_or_path",
                                        "bias",
                                        "corda_config",
+                                       "decompose_both",
+                                       "decompose_factor",
                                        "ensure_weight_tying",
                                        "eva_config",
                                        "exclude_modules",
                                        "fan_in_fan_out",
                                        "inference_mode",
                                        "init_lora_weights",
+                                       "init_weights",
                                        "layer_replication",
                                        "layers_pattern",
                                        "layers_to_transform",
@@ -163,11 +167,14 @@ constexpr std::string_view kKnown[] = {"alora_invocation_tokens",
                                        "lora_dropout",
                                        "megatron_config",
                                        "megatron_core",
+                                       "module_dropout",
                                        "modules_to_save",
                                        "peft_type",
                                        "peft_version",
                                        "qalora_group_size",
                                        "r",
+                                       "rank_dropout",
+                                       "rank_dropout_scale",
                                        "rank_pattern",
                                        "revision",
                                        "runtime_config",
@@ -177,6 +184,7 @@ constexpr std::string_view kKnown[] = {"alora_invocation_tokens",
                                        "trainable_token_indices",
                                        "use_bdlora",
                                        "use_dora",
+                                       "use_effective_conv2d",
                                        "use_qalora",
                                        "use_rslora"};
 
@@ -207,7 +215,8 @@ Config parse_config(const std::string& text, const std::string& path) {
   take(config, root, "peft_type", config.type);
   take(config, root, "base_model_name_or_path", config.base);
   take(config, root, "r", config.rank);
-  take(config, root, "lora_alpha", config.alpha);
+  take(config, root, config.type == "LORA" ? "lora_alpha" : "alpha",
+       config.alpha);
   take(config, root, "use_rslora", config.rslora);
   take(config, root, "use_dora", config.dora);
   take(config, root, "fan_in_fan_out", config.fan_in_fan_out);
@@ -268,6 +277,10 @@ double alpha_of(const Config& config, const std::string& module) {
   return config.alpha;
 }
 
+bool is_sum(std::string_view type) {
+  return type == "LORA" || type == "LOHA" || type == "LOKR";
+}
+
 float scale_of(const Config& config, const std::string& module, double weight) {
   const double alpha = alpha_of(config, module);
   const auto rank = static_cast<double>(rank_of(config, module));
@@ -279,11 +292,13 @@ std::string describe(const Config& config) {
   std::string text =
       config.type == "LORA"
           ? (config.dora ? "LoRA with magnitudes (DoRA)" : "LoRA")
-          : config.type;
+      : config.type == "LOHA" ? "LoHa"
+      : config.type == "LOKR" ? "LoKr"
+                              : config.type;
   if (!config.base.empty()) text += " of " + config.base;
   if (config.dialect != "peft")
     text += fmt::format(", in the names of {}", config.owner);
-  if (config.type == "LORA")
+  if (is_sum(config.type))
     text += fmt::format(
         ": rank {}{}, alpha {}{}{}", config.rank,
         config.ranks.empty() && !config.other_ranks ? "" : " and others",

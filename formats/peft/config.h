@@ -32,7 +32,7 @@ struct Own {
 
 struct Config {
   std::string path;  // of the file
-  std::string type;  // "LORA", "IA3" …
+  std::string type;  // "LORA", "LOHA", "LOKR", "IA3" …
   // Whose names the factors have (formats/peft/names.h), for people too.
   std::string dialect = "peft", owner = "PEFT";
   std::string base;
@@ -77,6 +77,8 @@ bool is_target(const Config& config, const std::string& module);
 uint64_t rank_of(const Config& config, const std::string& module);
 double alpha_of(const Config& config, const std::string& module);
 // alpha / rank, or alpha / sqrt(rank), times `weight`, as in peft's set_scale.
+// What becomes a sum with the base.
+bool is_sum(std::string_view type);
 float scale_of(const Config& config, const std::string& module, double weight);
 
 // "LoRA of base-model: rank 4, alpha 8; q_proj, v_proj; lm_head whole"

@@ -34,8 +34,7 @@ struct Mark {
   std::string_view what = {};
 };
 
-constexpr std::string_view kLoha = "LoHa (LyCORIS), a product of two products";
-constexpr std::string_view kLokr = "LoKr (LyCORIS), a Kronecker product";
+constexpr std::string_view kTucker = "a core of LoHa's or LoKr's (Tucker)";
 constexpr std::string_view kOft = "OFT, a rotation of the weight";
 
 // The first that fits counts.
@@ -60,19 +59,19 @@ constexpr Mark kMarks[] = {
      "DoRA as LyCORIS has it"},
     {".lora_mid.weight", "kohya", Role::kOther, After::kNothing,
      "a third factor (LoCon of LyCORIS)"},
-    {".hada_w1_a", "kohya", Role::kOther, After::kNothing, kLoha},
-    {".hada_w1_b", "kohya", Role::kOther, After::kNothing, kLoha},
-    {".hada_w2_a", "kohya", Role::kOther, After::kNothing, kLoha},
-    {".hada_w2_b", "kohya", Role::kOther, After::kNothing, kLoha},
-    {".hada_t1", "kohya", Role::kOther, After::kNothing, kLoha},
-    {".hada_t2", "kohya", Role::kOther, After::kNothing, kLoha},
-    {".lokr_w1", "kohya", Role::kOther, After::kNothing, kLokr},
-    {".lokr_w1_a", "kohya", Role::kOther, After::kNothing, kLokr},
-    {".lokr_w1_b", "kohya", Role::kOther, After::kNothing, kLokr},
-    {".lokr_w2", "kohya", Role::kOther, After::kNothing, kLokr},
-    {".lokr_w2_a", "kohya", Role::kOther, After::kNothing, kLokr},
-    {".lokr_w2_b", "kohya", Role::kOther, After::kNothing, kLokr},
-    {".lokr_t2", "kohya", Role::kOther, After::kNothing, kLokr},
+    {".hada_w1_a", "peft", Role::kFactor, After::kPeft, "hada_w1_a"},
+    {".hada_w1_b", "peft", Role::kFactor, After::kPeft, "hada_w1_b"},
+    {".hada_w2_a", "peft", Role::kFactor, After::kPeft, "hada_w2_a"},
+    {".hada_w2_b", "peft", Role::kFactor, After::kPeft, "hada_w2_b"},
+    {".lokr_w1", "peft", Role::kFactor, After::kPeft, "lokr_w1"},
+    {".lokr_w1_a", "peft", Role::kFactor, After::kPeft, "lokr_w1_a"},
+    {".lokr_w1_b", "peft", Role::kFactor, After::kPeft, "lokr_w1_b"},
+    {".lokr_w2", "peft", Role::kFactor, After::kPeft, "lokr_w2"},
+    {".lokr_w2_a", "peft", Role::kFactor, After::kPeft, "lokr_w2_a"},
+    {".lokr_w2_b", "peft", Role::kFactor, After::kPeft, "lokr_w2_b"},
+    {".hada_t1", "peft", Role::kOther, After::kPeft, kTucker},
+    {".hada_t2", "peft", Role::kOther, After::kPeft, kTucker},
+    {".lokr_t2", "peft", Role::kOther, After::kPeft, kTucker},
     {".oft_blocks", "kohya", Role::kOther, After::kNothing, kOft},
     {".oft_diag", "kohya", Role::kOther, After::kNothing, kOft},
     {".lora_a.weight", "torchtune", Role::kA},
@@ -251,7 +250,8 @@ std::optional<std::string> bridge_name(std::string_view name) {
 std::optional<Part> part_of(std::string_view name) {
   // Of millions of names few get further.
   if (name.find("lora") == name.npos && name.find("adapter") == name.npos &&
-      name.find("lycoris_") == name.npos && !name.ends_with(".alpha") &&
+      name.find("lycoris_") == name.npos && name.find("hada_") == name.npos &&
+      name.find("lokr_") == name.npos && !name.ends_with(".alpha") &&
       !name.ends_with(".magnitude"))
     return std::nullopt;
   for (const Mark& mark : kMarks) {

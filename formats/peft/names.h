@@ -8,6 +8,8 @@
 //   torchtune   layers.0.attn.q_proj.lora_a.weight, .magnitude
 //   litgpt      transformer.h.0.attn.qkv.lora_A: q, k, v in one
 //   bridge      decoder.layers.0.….linear_qkv.adapter.linear_in.weight
+//   LoHa        M.hada_w1_a, in the names of PEFT, kohya, diffusers; LoKr's
+//               M.lokr_w1, M.lokr_w2_a likewise
 //   nemo ….self_attention.adapter_layer.lora_kqv_adapter.linear_in.weight
 //
 // The same names stand in any container: a file, a folder, DCP, DeepSpeed.
@@ -49,7 +51,8 @@ enum class Role : uint8_t {
   kBias,  // of B
   kMagnitude,
   kAlpha,
-  kOther,  // what ckpt can't add; `what` says what it is
+  kFactor,  // of LoHa's or LoKr's products: `what` is its name
+  kOther,   // what ckpt can't add; `what` says what it is
 };
 
 struct Part {

@@ -243,6 +243,12 @@ void take_factors(const Catalog& catalog, Config& config) {
     if (!part) continue;
     if (part->role == Role::kOther && config.hindrance.empty())
       config.hindrance = "it has " + part->what;
+    if (part->role == Role::kFactor) {
+      config.type = part->what.starts_with("hada") ? "LOHA" : "LOKR";
+      if (targets.size() < kMostTargets) targets.insert(target_of(*part));
+      // [rank, in], of a matrix or of a convolution.
+      if (part->what.ends_with("_b")) ++ranks[tensor.shape[0]];
+    }
     if (part->role != Role::kA && part->role != Role::kB) continue;
     if (targets.size() < kMostTargets) targets.insert(target_of(*part));
     if (part->role != Role::kB) continue;
@@ -276,7 +282,7 @@ void take_json(const Catalog& catalog, const Dialect& dialect, Config& config) {
   // peft has defaults for what its own file does not say.
   if (dialect.name == "peft" || !root.is_object()) return;
   config.says_rank = root.contains("r");
-  config.says_alpha = root.contains("lora_alpha");
+  config.says_alpha = root.contains("lora_alpha") || root.contains("alpha");
 }
 
 }  // namespace
