@@ -1,25 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "api/adapters.h"
-
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <list>
 #include <unordered_map>
 
 #include "api/adding.h"
 #include "api/check/read_all.h"
+#include "ckpt/adapter.h"
 #include "ckpt/ckpt.h"
 #include "ckpt/error.h"
 #include "ckpt/note.h"
+#include "convert/adapter.h"
+#include "convert/adapter_inside.h"
+#include "convert/dialects.h"
 #include "convert/facts.h"
 #include "convert/peft_form.h"
 #include "convert/quantized.h"
+#include "formats/options.h"
+#include "formats/peft/settings.h"
 #include "lib/text/format.h"
 
-namespace ckpt::library {
+namespace ckpt {
 namespace {
+
+// What the changed tensors are computed from.
+struct Added {
+  std::list<peft::Adapter> adapters;
+  library::MadeList made;
+};
 
 // A tensor made from another looks whole to the plan, whatever it is made from.
 void refuse_holes(const Catalog& catalog) {
@@ -98,7 +109,7 @@ void check_base(Catalog& base) {
 
 class Addition {
  public:
-  Addition(Catalog& base, const Adapters& options, Added& added)
+  Addition(Catalog& base, const AdapterOptions& options, Added& added)
       : base_(base), options_(options), added_(added) {}
 
   void add(families::PeftForm form, double weight) {
@@ -136,8 +147,8 @@ class Addition {
   }
 
   void put(peft::Adapter& adapter, double weight) {
-    Adding adding(base_, adapter, weight, options_.allow_nonfinite,
-                  added_.made);
+    library::Adding adding(base_, adapter, weight, options_.allow_nonfinite,
+                           added_.made);
     adding.first_file();
     for (const auto& [name, own] : adapter.bases) adding.put_whole(name, *own);
     for (const auto& [name, module] : adapter.modules)
@@ -154,7 +165,7 @@ class Addition {
     if (keys.empty()) return;
     const std::string text = text::printable(
         fmt::format("has keys that are not known: {}", fmt::join(keys, ", ")));
-    if (options_.strict)
+    if (options_.naming.strict_config)
       throw unfaithful_error({config.path, {}}, "--strict-config: {}", text)
           .with_hint("take them out if they change nothing");
     say(warning("adapter_keys", {config.path, {}},
@@ -223,7 +234,8 @@ class Addition {
   // Reads the adapter, which is small beside its base.
   void check_values(const peft::Adapter& adapter) const {
     Catalog copy = adapter.catalog;
-    const Reading reading = read_all(copy, {}, {.stats = true});
+    const library::Reading reading =
+        library::read_all(copy, {}, {.stats = true});
     std::vector<std::string> idle;
     for (size_t i = 0; i < copy.tensors.size(); ++i) {
       const reshard::Stats& stats = reading.stats.at(i);
@@ -254,35 +266,97 @@ class Addition {
   }
 
   Catalog& base_;
-  const Adapters& options_;
+  const AdapterOptions& options_;
   Added& added_;
 };
 
+families::TranslateOptions translate_options(const Naming& naming,
+                                             const std::string& to) {
+  return {.to = to,
+          .family = naming.family,
+          .family_file = naming.family_file,
+          .config_from = naming.config_from,
+          .set = {naming.set.begin(), naming.set.end()},
+          .drop = {},
+          .allow_missing = naming.allow_missing,
+          .allow_unsaid = {},
+          .dtype = {}};
+}
+
+// Adapters get transformers' names, so the base gets those first, unless it
+// has names of its own.
+void name_base(Catalog& base, const AdapterOptions& options) {
+  const std::string_view from = families::dialect_of(base);
+  if (from.empty() || from == "hf") return;
+  Naming naming = options.naming;
+  naming.dialect = "hf";
+  base = into_dialect(std::move(base), std::string(formats::usual_container()),
+                      naming);
+}
+
+families::AdapterBase ready_base(Catalog& base, const AdapterOptions& options) {
+  name_base(base, options);
+  check_base(base);
+  return families::base_of(base, translate_options(options.naming, "hf"));
+}
+
 }  // namespace
 
-void add_adapters(Catalog& base, const Adapters& adapters,
-                  const families::TranslateOptions& options, Added& added) {
-  if (!adapters.weights.empty() &&
-      adapters.weights.size() != adapters.paths.size())
-    throw usage_error({}, "--adapter-weight is given {}, --adapter {}",
-                      text::counted(adapters.weights.size(), "time"),
-                      text::counted(adapters.paths.size(), "time"));
-  check_base(base);
-  const families::AdapterBase model = families::base_of(base, options);
-  for (size_t i = 0; i < adapters.paths.size(); ++i)
-    Addition(base, adapters, added)
-        .add(families::in_peft_form(peft::open_files(adapters.paths[i]), model,
-                                    adapters.alpha),
-             adapters.weights.empty() ? 1 : adapters.weights[i]);
+std::optional<AdapterInfo> adapter_of(const Catalog& catalog) {
+  const auto config = peft::config_of(catalog);
+  if (!config) return std::nullopt;
+  AdapterInfo info{.kind = config->type,
+                   .names = config->dialect,
+                   .base = config->base,
+                   .rank = {},
+                   .alpha = {},
+                   .rslora = config->rslora,
+                   .dora = config->dora,
+                   .targets = config->targets,
+                   .saved = config->saved};
+  if (config->says_rank) info.rank = config->rank;
+  if (config->says_alpha) info.alpha = config->alpha;
+  return info;
 }
 
-void add_inside(Catalog& base, Catalog adapter, const Adapters& adapters,
-                const families::TranslateOptions& options, Added& added) {
-  check_base(base);
-  const families::AdapterBase model = families::base_of(base, options);
-  Addition(base, adapters, added)
-      .add(families::in_peft_form(std::move(adapter), model, adapters.alpha),
-           1);
+std::string_view adapter_dialect(const Catalog& catalog) {
+  return families::adapter_dialect(catalog);
 }
 
-}  // namespace ckpt::library
+bool adapter_needs_base(std::string_view dialect) {
+  return families::needs_base_numbers(dialect);
+}
+
+bool has_adapter_inside(const Catalog& catalog) {
+  return families::has_adapter_inside(catalog);
+}
+
+AdapterHold add_adapters(Catalog& base, const std::vector<AdapterUse>& adapters,
+                         const AdapterOptions& options) {
+  const families::AdapterBase model = ready_base(base, options);
+  const auto added = std::make_shared<Added>();
+  for (const AdapterUse& use : adapters)
+    Addition(base, options, *added)
+        .add(families::in_peft_form(peft::open_files(use.path), model,
+                                    options.alpha),
+             use.weight);
+  return added;
+}
+
+AdapterHold add_adapter_inside(Catalog& base, const AdapterOptions& options) {
+  Catalog adapter = families::take_adapter(base);
+  const families::AdapterBase model = ready_base(base, options);
+  const auto added = std::make_shared<Added>();
+  Addition(base, options, *added)
+      .add(families::in_peft_form(std::move(adapter), model, options.alpha), 1);
+  return added;
+}
+
+Catalog translate_adapter(Catalog adapter, const std::string& dialect,
+                          uint64_t ranks, const AdapterOptions& options) {
+  return families::translate_adapter(std::move(adapter),
+                                     translate_options(options.naming, dialect),
+                                     ranks, options.alpha);
+}
+
+}  // namespace ckpt

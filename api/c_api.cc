@@ -1,25 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C interface: every call catches what the library throws and returns it as
 // JSON.
-#include <fmt/format.h>
-
 #include <cstdlib>
-#include <cstring>
-#include <exception>
-#include <functional>
 #include <memory>
-#include <new>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "api/aligned.h"
+#include "api/c_handles.h"
 #include "api/places.h"
 #include "ckpt/c.h"
 #include "ckpt/ckpt.h"
@@ -29,33 +22,8 @@
 #include "ckpt/version.h"
 #include "convert/values.h"
 #include "formats/options.h"
-#include "lib/exit_kind.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
-#include "lib/text/json_text.h"
-
-struct ckpt_checkpoint {
-  explicit ckpt_checkpoint(ckpt::Checkpoint opened) : open(std::move(opened)) {
-    const auto& tensors = open.catalog().tensors;
-    by_name.reserve(tensors.size());
-    for (const ckpt::Tensor& tensor : tensors)
-      by_name.emplace(tensor.name, &tensor);
-  }
-  const ckpt::Tensor* find(const std::string& name) const {
-    const auto found = by_name.find(name);
-    return found == by_name.end() ? nullptr : found->second;
-  }
-
-  const ckpt::Checkpoint open;
-  // A walk over the tensors asks for each by its name.
-  std::unordered_map<std::string_view, const ckpt::Tensor*> by_name;
-};
-
-struct ckpt_data {
-  // Arrays of other libraries may share it.
-  std::shared_ptr<const void> owner;
-  std::span<const std::byte> bytes;
-};
 
 struct ckpt_shards {
   ckpt::LazyLoad load;
@@ -177,55 +145,6 @@ void* exported(const ckpt_data& data, const char* name,
   return &out->managed;
 }
 
-std::string error_text(const Error& error) {
-  const auto text_or_null = [](const std::string& text) {
-    return text.empty() ? std::string("null") : text::json_text(text);
-  };
-  return fmt::format(
-      R"({{"schema":"ckpt/error/1","error":{{"status":{},"kind":{},"path":{},)"
-      R"("tensor":{},"message":{},"hint":{}}}}})",
-      static_cast<int>(error.code()), text::json_text(kind_name(error.code())),
-      text_or_null(error.where().path), text_or_null(error.where().tensor),
-      text::json_text(error.problem()), text_or_null(error.hint()));
-}
-
-// Called in a handler. Sets `*error` and returns the exit status.
-int report(char** error) {
-  Error said(ExitCode::kBug, {}, "an exception of unknown type");
-  try {
-    throw;
-  } catch (const Error& thrown) {
-    said = thrown;
-  } catch (const std::bad_alloc&) {
-    said = Error(ExitCode::kResource, {}, "out of memory");
-  } catch (const std::exception& thrown) {
-    said = Error(ExitCode::kBug, {}, thrown.what());
-  } catch (...) {
-  }
-  if (error) {
-    try {
-      *error = ::strdup(error_text(said).c_str());
-    } catch (...) {
-      *error = nullptr;
-    }
-  }
-  return static_cast<int>(said.code());
-}
-
-// Returns what `call` returns, or null, with `*error` set.
-template <class Call>
-auto guarded(char** error, Call&& call) -> decltype(call()) {
-  if (error) *error = nullptr;
-  try {
-    return call();
-  } catch (...) {
-    report(error);
-    return nullptr;
-  }
-}
-
-std::string text_of(const char* text) { return text ? text : ""; }
-
 constexpr uint64_t kMostConfig = uint64_t{16} << 20;
 
 std::optional<ConfigText> config_text(const Catalog& catalog) {
@@ -240,14 +159,6 @@ std::vector<std::string> texts_of(const char* const* list) {
   std::vector<std::string> texts;
   for (; list && *list; ++list) texts.emplace_back(*list);
   return texts;
-}
-
-// Its tensors' sources may be looked up late, so it has a copy of its own.
-ckpt_checkpoint* changed(const ckpt_checkpoint& from,
-                         const std::function<Catalog(Catalog)>& change) {
-  Catalog copy = from.open.catalog();
-  locate(copy);
-  return new ckpt_checkpoint(Checkpoint(change(std::move(copy))));
 }
 
 std::vector<ShardedTensor> shards_of(std::span<const ckpt_array> arrays) {

@@ -14,14 +14,13 @@
 #include "app/commands/target.h"
 #include "app/commands/within.h"
 #include "app/commands/write.h"
+#include "app/keep.h"
 #include "app/options/adapter.h"
 #include "app/options/target_name.h"
+#include "ckpt/adapter.h"
 #include "ckpt/error.h"
-#include "convert/adapter.h"
-#include "convert/adapter_inside.h"
 #include "convert/dialects.h"
 #include "formats/options.h"
-#include "formats/peft/settings.h"
 #include "formats/traits.h"
 #include "lib/text/format.h"
 #include "lib/text/shell.h"
@@ -146,7 +145,7 @@ class Convert : public Command {
   // that need the base's numbers keep theirs in a container, if nothing says
   // them.
   bool is_adapter_alone(const Catalog& source) const {
-    const std::string_view from = families::adapter_dialect(source);
+    const std::string_view from = adapter_dialect(source);
     const std::string to = wanted_adapter_dialect();
     // Ranks' files hold no adapters: Megatron-Bridge does not write them.
     const formats::Traits& target = formats::traits_of(target_.to);
@@ -155,38 +154,32 @@ class Convert : public Command {
     if (to == "mcore") return from == "hf" || from == "loose";
     const bool asked = !dialect_.config_from.empty() ||
                        dialect_.dialect == "hf" || from == "mcore";
-    return to == "hf" && (asked || !families::needs_base_numbers(from));
+    return to == "hf" && (asked || !adapter_needs_base(from));
   }
 
   // An adapter in its base is added where names change, or where its alpha is
   // given; else the live model stays as it is.
   bool adds_inside(const Catalog& source) const {
     if (dialect_.dialect == "keep" || adapter_.any() ||
-        !families::has_adapter_inside(source))
+        !has_adapter_inside(source))
       return false;
     const std::string to = wanted_adapter_dialect();
     const std::string_view from = families::dialect_of(source);
     return adapter_.alpha || (!from.empty() && !to.empty() && from != to);
   }
-  families::TranslateOptions names_for_adapter(std::string to) const {
-    return {.to = std::move(to),
-            .family = request_.source.read.family,
-            .family_file = dialect_.family_file,
-            .config_from = dialect_.config_from,
-            .set = numbers_of(dialect_),
-            .drop = {},
-            .allow_missing = dialect_.allow_missing,
-            .allow_unsaid = {},
-            .dtype = {}};
+  AdapterOptions adapter_options() const {
+    return library_options(adapter_,
+                           naming_of(dialect_, request_.source.read.family,
+                                     target_.vocab_size, {}, false));
   }
 
   Catalog adapter_in_dialect(Catalog source) const {
     const bool global = formats::traits_of(target_.to).stacks_layers;
     const size_t before = source.assumptions.size();
     const auto problems = static_cast<ptrdiff_t>(source.problems.size());
-    source = families::translate_adapter(
-        std::move(source), names_for_adapter(wanted_adapter_dialect()),
-        global ? target_.topology.tp.to.value_or(1) : 1, adapter_.alpha);
+    source = translate_adapter(std::move(source), wanted_adapter_dialect(),
+                               global ? target_.topology.tp.to.value_or(1) : 1,
+                               adapter_options());
     for (size_t i = before; i < source.assumptions.size(); ++i)
       spdlog::info("{}", text::printable(source.assumptions[i]));
     log_problems({source.problems.begin() + problems, source.problems.end()});
@@ -195,9 +188,9 @@ class Convert : public Command {
 
   // Names that only their own library reads.
   void say_kept(const Catalog& source) const {
-    const std::string_view from = families::adapter_dialect(source);
+    const std::string_view from = adapter_dialect(source);
     if (!formats::traits_of(target_.to).is_container || adapter_.any() ||
-        !dialect_.dialect.empty() || !families::needs_base_numbers(from))
+        !dialect_.dialect.empty() || !adapter_needs_base(from))
       return;
     spdlog::warn(
         "{}: the adapter's names stay those of {}: --config-from BASE gives "
@@ -209,47 +202,31 @@ class Convert : public Command {
   void check_adapter(const Catalog& source) const {
     const formats::Traits& target = formats::traits_of(target_.to);
     if (target.any_tensors) return;
-    if (families::adapter_dialect(source) == target.dialect ||
+    if (adapter_dialect(source) == target.dialect ||
         families::dialect_of(source) == target.dialect)
       return;
-    if (const auto config = peft::config_of(source))
+    if (const auto adapter = adapter_of(source))
       throw unfaithful_error({source.path, {}},
                              "an adapter ({}), which {} does not hold",
-                             config->type, target_.to)
+                             adapter->kind, target_.to)
           .with_hint("add it to its base: ckpt convert BASE DST --to " +
                      target_.to + " --adapter " +
                      text::shell_path(source.path));
   }
 
-  // Adapters get transformers' names, so the base gets those first, unless it
-  // has names of its own.
   Catalog with_adapters(Catalog source, bool inside, bool partial) {
     if (partial)
       throw usage_error({}, "--adapter needs the whole model")
           .with_hint("add the adapter first, then select from the result");
-    std::optional<Catalog> own;
-    if (inside) own = families::take_adapter(source);
-    DialectOptions names = dialect_;
-    names.dialect = "hf";
-    const std::string_view from = families::dialect_of(source);
-    if (!from.empty() && from != "hf")
-      source =
-          into_dialect(std::move(source), names, request_.source.read.family,
-                       std::string(formats::usual_container()),
-                       target_.vocab_size, {}, false);
-    AdapterOptions adapters = adapter_;
-    adapters.strict = dialect_.strict_config;
-    if (own)
-      add_inside(source, std::move(*own), adapters, names_for_adapter("hf"));
-    else
-      add_adapters(source, adapters, names_for_adapter("hf"));
+    keep(inside ? add_adapter_inside(source, adapter_options())
+                : add_adapters(source, uses_of(adapter_), adapter_options()));
     return source;
   }
 
   WriteRequest request_;
   TargetOptions target_;
   DialectOptions dialect_;
-  AdapterOptions adapter_;
+  AdapterChoice adapter_;
 };
 
 }  // namespace

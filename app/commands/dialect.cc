@@ -94,27 +94,34 @@ void add_dialect_options(CLI::App& app, DialectOptions& options) {
       ->group(group);
 }
 
+Naming naming_of(const DialectOptions& options, const std::string& family,
+                 uint64_t vocab_size, std::optional<DType> dtype,
+                 bool partial) {
+  return {.dialect = options.dialect,
+          .family = family,
+          .family_file = options.family_file,
+          .config_from = options.config_from,
+          .set = numbers_of(options),
+          .vocab_size = vocab_size,
+          .drop = options.drop,
+          .allow_missing = options.allow_missing,
+          .allow_unsaid = options.allow_unsaid,
+          .strict_config = options.strict_config,
+          .renamed = options.renamed,
+          .partial = partial,
+          .with_optimizer = options.with_optimizer,
+          .dtype = dtype,
+          .names = options.names,
+          .note = log_notes};
+}
+
 Catalog into_dialect(Catalog source, const DialectOptions& options,
                      const std::string& family, const std::string& to_format,
                      uint64_t vocab_size, std::optional<DType> dtype,
                      bool partial) {
-  return ckpt::into_dialect(std::move(source), to_format,
-                            {.dialect = options.dialect,
-                             .family = family,
-                             .family_file = options.family_file,
-                             .config_from = options.config_from,
-                             .set = numbers_of(options),
-                             .vocab_size = vocab_size,
-                             .drop = options.drop,
-                             .allow_missing = options.allow_missing,
-                             .allow_unsaid = options.allow_unsaid,
-                             .strict_config = options.strict_config,
-                             .renamed = options.renamed,
-                             .partial = partial,
-                             .with_optimizer = options.with_optimizer,
-                             .dtype = dtype,
-                             .names = options.names,
-                             .note = log_notes});
+  return ckpt::into_dialect(
+      std::move(source), to_format,
+      naming_of(options, family, vocab_size, dtype, partial));
 }
 
 }  // namespace ckpt::app

@@ -11,6 +11,7 @@
 
 #include "app/options/options.h"
 #include "ckpt/catalog.h"
+#include "ckpt/ckpt.h"
 
 namespace CLI {
 class App;
@@ -39,10 +40,13 @@ std::map<std::string, std::string> numbers_of(const DialectOptions& options);
 
 void add_dialect_options(CLI::App& app, DialectOptions& options);
 
+// `partial`: --keys or the like left tensors out, so others may be missing.
+Naming naming_of(const DialectOptions& options, const std::string& family,
+                 uint64_t vocab_size, std::optional<DType> dtype, bool partial);
+
 // The source in the target's dialect. A format with one dialect (megatron,
 // meta, fairseq2 …) gets that. A container of any dialect keeps the source's,
 // unless a family is named or the source is Meta's: then it gets transformers'.
-// `partial`: --keys or the like left tensors out, so others may be missing.
 Catalog into_dialect(Catalog source, const DialectOptions& options,
                      const std::string& family, const std::string& to_format,
                      uint64_t vocab_size, std::optional<DType> dtype,

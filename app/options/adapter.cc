@@ -4,9 +4,10 @@
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
+#include <utility>
 
-#include "app/keep.h"
 #include "app/options/read_paths.h"
+#include "ckpt/error.h"
 #include "lib/text/format.h"
 
 namespace ckpt::app {
@@ -25,7 +26,7 @@ void say_of_adapter(const Problem& problem) {
 
 }  // namespace
 
-void add_adapter_options(CLI::App& app, AdapterOptions& options) {
+void add_adapter_options(CLI::App& app, AdapterChoice& options) {
   const char* group = "Adapters";
   names_either(
       app.add_option("--adapter", options.paths,
@@ -49,17 +50,23 @@ void add_adapter_options(CLI::App& app, AdapterOptions& options) {
       ->group(group);
 }
 
-void add_adapters(Catalog& base, AdapterOptions options,
-                  const families::TranslateOptions& names) {
-  options.note = say_of_adapter;
-  library::add_adapters(base, options, names, keep(library::Added{}));
+std::vector<AdapterUse> uses_of(const AdapterChoice& choice) {
+  if (!choice.weights.empty() && choice.weights.size() != choice.paths.size())
+    throw usage_error({}, "--adapter-weight is given {}, --adapter {}",
+                      text::counted(choice.weights.size(), "time"),
+                      text::counted(choice.paths.size(), "time"));
+  std::vector<AdapterUse> uses;
+  for (const std::string& path : choice.paths) uses.push_back({.path = path});
+  for (size_t i = 0; i < choice.weights.size(); ++i)
+    uses[i].weight = choice.weights[i];
+  return uses;
 }
 
-void add_inside(Catalog& base, Catalog adapter, AdapterOptions options,
-                const families::TranslateOptions& names) {
-  options.note = say_of_adapter;
-  library::add_inside(base, std::move(adapter), options, names,
-                      keep(library::Added{}));
+AdapterOptions library_options(const AdapterChoice& choice, Naming naming) {
+  return {.alpha = choice.alpha,
+          .allow_nonfinite = choice.allow_nonfinite,
+          .naming = std::move(naming),
+          .note = say_of_adapter};
 }
 
 }  // namespace ckpt::app

@@ -2,8 +2,11 @@
 // --adapter: adds adapters to the weights of a base model.
 #pragma once
 
-#include "api/adapters.h"
-#include "convert/options.h"
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ckpt/adapter.h"
 
 namespace CLI {
 class App;
@@ -11,16 +14,20 @@ class App;
 
 namespace ckpt::app {
 
-struct AdapterOptions : library::Adapters {
+struct AdapterChoice {
+  std::vector<std::string> paths;
+  std::vector<double> weights;  // none, or one for each path
+  std::optional<double> alpha;
+  bool allow_nonfinite = false;
+
   bool any() const { return !paths.empty(); }
 };
 
-void add_adapter_options(CLI::App& app, AdapterOptions& options);
+void add_adapter_options(CLI::App& app, AdapterChoice& options);
 
-// library::add_adapters and add_inside, with what they say as log lines.
-void add_adapters(Catalog& base, AdapterOptions options,
-                  const families::TranslateOptions& names);
-void add_inside(Catalog& base, Catalog adapter, AdapterOptions options,
-                const families::TranslateOptions& names);
+// Throws usage_error for other numbers of weights than of paths.
+std::vector<AdapterUse> uses_of(const AdapterChoice& choice);
+// With log lines of what there is to say about each.
+AdapterOptions library_options(const AdapterChoice& choice, Naming naming);
 
 }  // namespace ckpt::app

@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 from . import errors
+from ._adapter import Adapter
 from ._array import Array
 from ._checkpoint import Checkpoint, Tensor
 from ._checkpoint import open_checkpoint as open
@@ -23,7 +24,7 @@ from ._commands import (Difference, Verdict, Written, convert, diff, digest,
 from ._save import PendingSave, begin_save, save, save_async
 from .errors import Error
 
-__all__ = ["Array", "Checkpoint", "Difference", "Error", "PendingSave",
+__all__ = ["Adapter", "Array", "Checkpoint", "Difference", "Error", "PendingSave",
            "Tensor", "Verdict", "Written", "begin_save", "convert", "diff",
            "digest", "errors", "inspect", "open", "reshard", "run", "save",
            "save_async", "scan", "unshard", "verify", "version"]

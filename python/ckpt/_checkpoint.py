@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
-from . import _native, errors
+from . import _adapter, _native, errors
 from ._array import Array
 from ._commands import Path, inspect
 
@@ -119,7 +119,7 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 # What is done to a checkpoint after it is opened: ckpt_in_dialect with a name,
-# or ckpt_select with a selection.
+# ckpt_select with a selection, ckpt_add_adapters …
 _Step = tuple[str, Any]
 
 
@@ -155,8 +155,7 @@ class Checkpoint(Mapping[str, Tensor]):
         call, what = step
         with self._use() as handle:
             other._handle = _native.Handle(_native.call(
-                call, handle, _selection(what) if isinstance(what, dict)
-                else _native.text(what, "dialect")), "ckpt_close")
+                call, handle, *_arguments(call, what)), "ckpt_close")
         other._begin()
         return other
 
@@ -178,6 +177,37 @@ class Checkpoint(Mapping[str, Tensor]):
             **lists, "layers": layers, "experts": experts,
             "model_only": bool(model_only), "optim_only": bool(optim_only),
             "part": part}))
+
+    @property
+    def adapter(self) -> Optional[_adapter.Adapter]:
+        """What the adapter is, if the checkpoint is one."""
+        with self._use() as handle:
+            return _adapter.described(handle)
+
+    @property
+    def has_adapter_inside(self) -> bool:
+        """Whether it is a base with an adapter in it that is not added."""
+        with self._use() as handle:
+            return bool(_native.library().ckpt_has_adapter_inside(handle))
+
+    def with_adapters(self, *paths: Path,
+                      weights: Optional[Iterable[float]] = None,
+                      alpha: Optional[float] = None,
+                      allow_nonfinite: bool = False,
+                      config_from: Optional[Path] = None) -> "Checkpoint":
+        """This base with adapters added, one after the other; without a path,
+        with the one that is inside. Sums are computed as they are read."""
+        return self._then(("ckpt_add_adapters", _adapter.asked(
+            paths, weights, alpha=alpha, allow_nonfinite=allow_nonfinite,
+            config_from=config_from)))
+
+    def as_peft(self, *, alpha: Optional[float] = None,
+                config_from: Optional[Path] = None) -> "Checkpoint":
+        """This adapter under PEFT's names. `config_from` is a directory with
+        the config.json of its base, which torchtune's, litgpt's and Megatron's
+        names need."""
+        return self._then(("ckpt_adapter_as_peft", {
+            "alpha": alpha, "config_from": config_from}))
 
     def _list(self, handle: int) -> None:
         library = _native.library()
@@ -338,6 +368,16 @@ def _next_shard(walk: int) -> Optional[tuple[str, Array]]:
     return ((name.value or b"").decode("utf-8", "surrogateescape"),
             Array(data, (dtype.value or b"").decode(),
                   tuple(shape[:dims.value])))
+
+
+def _arguments(call: str, what: Any) -> tuple[Any, ...]:
+    if call == "ckpt_select":
+        return (_selection(what),)
+    if call == "ckpt_add_adapters":
+        return _adapter.arguments(what)
+    if call == "ckpt_adapter_as_peft":
+        return (_adapter.options_of(what),)
+    return (_native.text(what, "dialect"),)
 
 
 def _selection(chosen: dict[str, Any]) -> Any:

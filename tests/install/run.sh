@@ -20,6 +20,16 @@ cmake --build "$work/build" >"$work/log" 2>&1 ||
 export LD_LIBRARY_PATH=$work/prefix/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 "$work/build/consumer" "$checkpoint" | grep " bytes in "
 "$work/prefix/bin/ckpt" inspect "$checkpoint" >/dev/null
+# The C interface, with an adapter of peft's that was trained on another base.
+status=0
+"$work/build/adapter" "$checkpoint" \
+  "$here/../data/runs/hf_trainer_lora/ckpt/checkpoint-4" \
+  >"$work/said" || status=$?
+grep '"kind":"LORA","names":"peft"' "$work/said" >/dev/null
+if [ "$status" != 5 ] || ! grep -q '"kind":"unfaithful"' "$work/said"; then
+  cat "$work/said"
+  exit 1
+fi
 
 # Nothing of it makes the loader look in the current directory.
 python3 "$here/elf.py" "$work/prefix"

@@ -73,6 +73,38 @@ typedef struct ckpt_selection {
 ckpt_checkpoint* ckpt_select(const ckpt_checkpoint* checkpoint,
                              const ckpt_selection* selection, char** error);
 
+/* Adapters (ckpt/adapter.h). What the checkpoint's is, as one line of JSON
+ * which ckpt_free releases: {"kind": "LORA", "names": "peft", "base": "…",
+ * "rank": 8, "alpha": 16.0, "rslora": false, "dora": false, "targets": […],
+ * "saved": […]}; a rank or alpha that no file says is null. Null and no error:
+ * it is none. */
+char* ckpt_adapter(const ckpt_checkpoint* checkpoint, char** error);
+/* 1: a base with an adapter in it that is not added. */
+int ckpt_has_adapter_inside(const ckpt_checkpoint* checkpoint);
+
+typedef struct ckpt_adapter_use {
+  const char* path;
+  double weight;
+} ckpt_adapter_use;
+typedef struct ckpt_adapter_options {
+  const double* alpha;     /* null: as the files say */
+  int allow_nonfinite;     /* 1: add values that are not finite */
+  const char* family;      /* of the base; null: as it says */
+  const char* config_from; /* directory with the base's config.json, or null */
+} ckpt_adapter_options;
+/* The base with adapters added, one after the other; with a count of 0, with
+ * the one that is inside. Sums are computed as they are read, from the files of
+ * both. `options` may be null. Returns a handle of its own. */
+ckpt_checkpoint* ckpt_add_adapters(const ckpt_checkpoint* base,
+                                   const ckpt_adapter_use* adapters,
+                                   size_t count,
+                                   const ckpt_adapter_options* options,
+                                   char** error);
+/* An adapter of any library under PEFT's names. */
+ckpt_checkpoint* ckpt_adapter_as_peft(const ckpt_checkpoint* adapter,
+                                      const ckpt_adapter_options* options,
+                                      char** error);
+
 /* Reads a box of a tensor, and no more than the box needs. `offsets` and
  * `shape` have one number for each dimension; both null: the whole tensor.
  * Elements are row-major, packed, little endian. */

@@ -298,6 +298,7 @@ def prepare(suite, binary):
     os.environ["CKPT_LIBRARY"] = str(library)
     os.environ["CKPT_BINARY"] = binary.path
     import ckpt as package
+    import python_adapters
     import python_cases
     import python_dcp
     import python_parts
@@ -309,7 +310,8 @@ def prepare(suite, binary):
             suite.add(f"{case}: {check_of.__name__}", check_of, case)
     for check_of in (loads_goldens, alive, saves, errors, commands, shards,
                      *python_values.CASES, *python_cases.CASES,
-                     *python_dcp.CASES, *python_parts.CASES,
+                     *python_adapters.CASES, *python_dcp.CASES,
+                     *python_parts.CASES,
                      *python_shards.CASES, typed):
         suite.add(check_of.__name__, check_of)
 
