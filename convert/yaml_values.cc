@@ -26,9 +26,15 @@ void put(Json& object, std::string_view dotted, Json value) {
   (*at)[std::string(dotted)] = std::move(value);
 }
 
+// As text::parse_json has numbers.
+Json as_parsed(Json value) {
+  if (value.is_number_integer() && value >= 0) return value.get<uint64_t>();
+  return value;
+}
+
 // {"0": a, "1": b}, which is how flat values have a list.
 Json listed_values(Json value) {
-  if (!value.is_object()) return value;
+  if (!value.is_object()) return as_parsed(std::move(value));
   for (Json& item : value) item = listed_values(std::move(item));
   Json list = Json::array();
   for (size_t i = 0; i < value.size(); ++i) {

@@ -204,6 +204,11 @@ void place(std::string_view module, Part& part) {
     return;
   } else {
     module = inner;
+    // litgpt's trainer saves {"model": …}.
+    constexpr std::string_view kInside = "model.";
+    if (part.dialect->modules == Modules::kLitgpt &&
+        module.starts_with(kInside))
+      module.remove_prefix(kInside.size());
   }
   part.module = module;
 }

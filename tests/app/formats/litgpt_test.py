@@ -183,6 +183,38 @@ def test_beside(folder):
         check("model_config.yaml" in result.err, result.err)
 
 
+def test_lora(folder, name, parts):
+    """lit_model.pth.lora, added to lit_model.pth: litgpt's own merge."""
+    torch, _ = torch_and_litgpt()
+    from litgpt.lora import GPT, Config, lora_filter, merge_lora_weights
+
+    base = saved(folder / "base", small(name), wrapped=False)
+    given = {f"lora_{part}": part in parts
+             for part in ("query", "key", "value", "projection", "mlp", "head")}
+    model = GPT(Config.from_file(folder / "base/model_config.yaml", lora_r=4,
+                                 lora_alpha=6, lora_dropout=0.0, **given))
+    model.load_state_dict(base.state_dict(), strict=False)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if "lora_" in key:
+                parameter.copy_(torch.randn(parameter.shape) / 4)
+    lora = folder / "lora"
+    lora.mkdir()
+    torch.save({"model": {key: value for key, value in
+                          model.state_dict().items()
+                          if lora_filter(key, value)}},
+               lora / "lit_model.pth.lora")
+    (lora / "hyperparameters.yaml").write_text(
+        f"checkpoint_dir: {folder}/base\nlora_r: 4\nlora_alpha: 6\n"
+        + "".join(f"{key}: {'true' if value else 'false'}\n"
+                  for key, value in given.items()))
+    CKPT.ok("convert", folder / "base", folder / "out", "--to", "safetensors",
+            "--adapter", lora)
+    merge_lora_weights(model)
+    check_logits(model.eval(), folder / "out")
+
+
 CHANGES = {"rope_interleave": True, "parallel_residual": True,
            "shared_attention_norm": True, "scale_embeddings": True,
            "attention_logit_softcapping": 30.0, "lm_head_bias": True,
@@ -225,6 +257,11 @@ def prepare(suite, ckpt):
             if name in FAMILIES and wrapped:
                 suite.always += (case,)
     suite.add("config.json beside", test_beside)
+    for parts in (("query", "value"), ("query", "key", "value", "projection",
+                                       "mlp", "head")):
+        for name in ("Llama-3.1-8B", "Qwen2.5-0.5B", "Gemma-2-2b"):
+            suite.add(f"{name} with a LoRA of {', '.join(parts)}", test_lora,
+                      name, parts)
     for name in ("Llama-3.1-8B", "pythia-14m", "Gemma-2-2b", "Qwen3-30B-A3B"):
         for key in CHANGES:
             suite.add(f"{name} with {key}", test_change, name, key)
