@@ -128,12 +128,20 @@ class Question {
     return config_.source.starts_with("hf_config.json");
   }
 
+  // What a trainer's dict puts before another dialect's names.
+  void take_off(const std::string& prefix) {
+    for (Tensor& tensor : names_.tensors)
+      if (tensor.kind == Kind::model && !prefix.empty())
+        tensor.name.erase(0, prefix.size());
+  }
+
   void by_configuration() {
     // What reads safetensors takes names as they are. Without a likely family,
     // all of them would be read.
     const auto likely = Family::for_config(config_.values);
     if (likely && !formats::traits_of(names_.format).unwraps_names)
       unwrap(names_, likely.get(), Words::kKnown);
+    if (dialect_of(names_).empty()) take_off(foreign_prefix(names_));
     const std::string from(dialect_of(names_));
     const auto family = find_family(names_, options_);
     if (!family && from == "mcore" && !values_of(names_, from).source.empty())

@@ -183,6 +183,55 @@ def test_beside(folder):
         check("model_config.yaml" in result.err, result.err)
 
 
+def test_tied(folder):
+    """A config.json whose class has one tensor for embedding and head: both are
+    the same, or the user says which."""
+    torch, _ = torch_and_litgpt()
+    source = folder / "in"
+    model = saved(source, small("Gemma-2b"))
+    CKPT.ok("convert", source, folder / "first", "--to", "safetensors")
+    text = json.loads((folder / "first/config.json").read_text())
+    (source / "config.json").write_text(
+        json.dumps(dict(text, tie_word_embeddings=True)))
+    result = CKPT.run("convert", source, folder / "no", "--to", "safetensors")
+    check_equal(result.code, 5, str(result))
+    check("--set tie=false" in result.err, result.err)
+    CKPT.ok("convert", source, folder / "two", "--to", "safetensors", "--set",
+            "tie=false")
+    check_logits(model, folder / "two")
+    with torch.no_grad():
+        model.lm_head.weight.copy_(model.transformer.wte.weight)
+    torch.save({"model": model.state_dict()}, source / "lit_model.pth")
+    CKPT.ok("convert", source, folder / "one", "--to", "safetensors")
+    check_logits(model, folder / "one")
+
+
+def test_step(folder):
+    """A step of pretraining, with its optimizer; and one that lacks a
+    tensor."""
+    torch, _ = torch_and_litgpt()
+    model = saved(folder / "in", small("pythia-14m"))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    whole = {"model": model.state_dict(), "optimizer": optimizer.state_dict(),
+             "iter_num": 3, "step_count": 1, "train_dataloader": {}}
+    torch.save(whole, folder / "in/lit_model.pth")
+    CKPT.ok("verify", folder / "in")
+    CKPT.ok("convert", folder / "in", folder / "torch", "--to", "torch")
+    kept = CKPT.ok("convert", folder / "in", folder / "kept", "--to",
+                   "safetensors")
+    check("names stay those of litgpt" in kept.err, kept.err)
+    CKPT.ok("convert", folder / "in", folder / "out", "--to", "safetensors",
+            "--model-only")
+    check_logits(model, folder / "out")
+    del whole["model"]["transformer.h.1.attn.qkv.bias"]
+    torch.save(whole, folder / "in/lit_model.pth")
+    result = CKPT.run("verify", folder / "in")
+    check(result.code == 1 and "h.1.attn.qkv.bias" in result.out, str(result))
+
+
 def test_lora(folder, name, parts):
     """lit_model.pth.lora, added to lit_model.pth: litgpt's own merge."""
     torch, _ = torch_and_litgpt()
@@ -257,6 +306,8 @@ def prepare(suite, ckpt):
             if name in FAMILIES and wrapped:
                 suite.always += (case,)
     suite.add("config.json beside", test_beside)
+    suite.add("tied by config.json", test_tied)
+    suite.add("a step of pretraining", test_step)
     for parts in (("query", "value"), ("query", "key", "value", "projection",
                                        "mlp", "head")):
         for name in ("Llama-3.1-8B", "Qwen2.5-0.5B", "Gemma-2-2b"):
