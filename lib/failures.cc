@@ -12,7 +12,8 @@
 namespace ckpt::failures {
 namespace {
 
-// The first ones tell as much as all of them.
+// The last ones tell as much as all of them. (The first would hide those of an
+// open that comes after many, in a process that lives long.)
 constexpr size_t kMost = 256;
 
 struct Noted {
@@ -51,9 +52,8 @@ void note(const Error& error) {
   if (unimportant > 0 || error.where().path.empty()) return;
   All& known = all();
   const std::lock_guard lock(known.mutex);
-  ++known.next;
-  if (known.noted.size() < kMost)
-    known.noted.push_back({known.next - 1, error});
+  known.noted.push_back({known.next++, error});
+  if (known.noted.size() > kMost) known.noted.pop_front();
 }
 
 uint64_t mark() {

@@ -34,6 +34,17 @@ TEST_CASE("a caught I/O error is known to who asks for its source") {
   CHECK_FALSE(failures::any());
 }
 
+TEST_CASE("a failure is known after any number of others") {
+  failures::forget();
+  for (int i = 0; i < 1000; ++i)
+    static_cast<void>(io_error("/elsewhere/x", "cannot open", EIO));
+  const uint64_t begin = failures::mark();
+  static_cast<void>(io_error("/data/x", "cannot open", EIO));
+  CHECK(failures::since(begin, "/data"));
+  CHECK_FALSE(failures::since(failures::mark(), "/data"));
+  failures::forget();
+}
+
 TEST_CASE("what is absent or unimportant is no failure") {
   failures::forget();
   failures::add_source("/data");
