@@ -21,6 +21,7 @@
 #include "reshard/cast_kernel.h"
 #include "reshard/decode.h"
 #include "reshard/decode_kernel.h"
+#include "reshard/sources.h"
 
 namespace ckpt::reshard {
 namespace {
@@ -33,10 +34,11 @@ constexpr size_t kKept = 256 << 10;          // numbers
 
 uint64_t parts(uint64_t count, uint64_t by) { return (count + by - 1) / by; }
 
+}  // namespace
+
 // The largest magnitudes of the last rows of blocks, from all threads: codes
-// are made first, so their scales need not read the weight again. A list of
-// files lives as long as the process, so no other one gets its address.
-class Kept {
+// are made first, so their scales need not read the weight again.
+class HandleCache::Maxima {
  public:
   struct Key {
     const void* files;
@@ -69,12 +71,10 @@ class Kept {
   size_t held_ = 0;  // numbers
 };
 
-Kept& kept() {
-  static Kept all;
-  return all;
+HandleCache::Maxima& HandleCache::maxima() {
+  std::call_once(made_, [&] { maxima_ = std::make_shared<Maxima>(); });
+  return *maxima_;
 }
-
-}  // namespace
 
 // Reads the stored numbers of a row of blocks into rows_; false if there are
 // too many.
@@ -127,8 +127,9 @@ void DecodeReader::find_blocks(const Decoding& made, uint64_t batch,
   if (blocks_of_ == &made && blocks_batch_ == batch && blocks_row_ == block_row)
     return;
   blocks_of_ = nullptr;
-  const Kept::Key key{made.files.get(), made.name, batch, block_row};
-  if (kept().find(key, largest_)) {
+  const HandleCache::Maxima::Key key{made.files.get(), made.name, batch,
+                                     block_row};
+  if (handles_.maxima().find(key, largest_)) {
     blocks_of_ = &made;
     blocks_batch_ = batch;
     blocks_row_ = block_row;
@@ -177,7 +178,7 @@ void DecodeReader::find_blocks(const Decoding& made, uint64_t batch,
               "them");
     largest_[b] = std::max(most, kLeastAmax);
   }
-  kept().add(key, largest_);
+  handles_.maxima().add(key, largest_);
   blocks_of_ = &made;
   blocks_batch_ = batch;
   blocks_row_ = block_row;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <list>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -27,6 +28,15 @@ namespace ckpt::reshard {
 class HandleCache : public FileCache<io::Handle> {
  public:
   explicit HandleCache(bool writable = false, size_t most = most_open_files());
+
+  // What decode_fp8.cc found in the files: no longer than they are open, for
+  // the next run may read others.
+  class Maxima;
+  Maxima& maxima();
+
+ private:
+  std::once_flag made_;
+  std::shared_ptr<Maxima> maxima_;
 };
 
 // Source files that are open, for all threads.

@@ -325,6 +325,37 @@ TEST_CASE("made: each instruction set looks the same codes up") {
   }
 }
 
+// Each run opens its files anew, and what an earlier one knew of them ends with
+// it.
+TEST_CASE("made: fp8 of numbers that changed since the run before") {
+  std::vector<float> numbers(128 * 128, 1.0F);
+  std::vector<File> files{
+      {.path = "weight",
+       .size = numbers.size() * sizeof(float),
+       .codec = Codec::kMemory,
+       .memory = reinterpret_cast<const std::byte*>(numbers.data())}};
+  Decoding made{.coding = Coding::kFp8Scales,
+                .dtype = DType::f32,
+                .rows = 128,
+                .columns = 128,
+                .block_rows = 128,
+                .block_columns = 128,
+                .name = "w",
+                .files = std::make_shared<const std::vector<File>>(files)};
+  Matrix::place(made.codes, DType::f32, {1, 128, 128}, 0, 4);
+  made.codes.name = "w";
+  const auto scale = [&] {
+    HandleCache handles;
+    DecodeReader reader(handles);
+    float got = 0;
+    reader.read(made, 0, std::as_writable_bytes(std::span(&got, 1)));
+    return got;
+  };
+  CHECK(scale() == 1.0F / 448);
+  numbers[5] = 896;
+  CHECK(scale() == 2.0F);
+}
+
 TEST_CASE("made: scales that are not numbers are refused, and say where") {
   Matrix matrix(16, 16, 8, 8, DType::i8);
   matrix.scales[3] = std::numeric_limits<float>::quiet_NaN();
