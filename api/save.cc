@@ -10,6 +10,7 @@
 #include "ckpt/ckpt.h"
 #include "formats/fairseq2/layout.h"
 #include "formats/format.h"
+#include "lib/session.h"
 #include "reshard/planner.h"
 
 namespace ckpt {
@@ -117,8 +118,11 @@ Preview plan(const Catalog& source, Layout layout, const std::string& path,
 }
 
 Preview library::run(const Catalog& source, Layout layout,
-                     const std::string& path, const SaveOptions& options,
+                     const std::string& path, const SaveOptions& asked,
                      const std::function<void(const Target& target)>& look) {
+  const SaveOptions options = told_outside(asked);
+  const Session::Own session;
+  Session::current()->watch.begin();
   Prepared prepared = ckpt::prepare(source, std::move(layout), path, options);
   if (look) look(prepared.target);
   library::prove(prepared, options, {});

@@ -38,7 +38,7 @@
 #include "lib/io/remote.h"
 #include "lib/io/staging.h"
 #include "lib/io/upload.h"
-#include "lib/io/watch.h"
+#include "lib/session.h"
 #include "lib/trace.h"
 #include "lib/unruled.h"
 #include "reshard/cast.h"
@@ -201,14 +201,15 @@ void watch_source(const Prepared& prepared, const std::string& staging) {
     if (!file.copy_of.empty()) paths.push_back(file.copy_of);
   std::ranges::sort(paths);
   paths.erase(std::unique(paths.begin(), paths.end()), paths.end());
-  io::watch::begin();
-  io::watch::ignore_below(staging);
-  io::watch::ignore_below(prepared.path);
-  io::watch::add(paths);
+  io::Watch& watch = Session::current()->watch;
+  watch.begin();
+  watch.ignore_below(staging);
+  watch.ignore_below(prepared.path);
+  watch.add(paths);
 }
 
 struct WatchEnd {
-  ~WatchEnd() { io::watch::end(); }
+  ~WatchEnd() { Session::current()->watch.end(); }
 };
 
 // The tensors whose bytes prove something before the run.
@@ -417,6 +418,13 @@ void check_target(const Prepared& prepared, const SaveOptions& options) {
   check_beside(prepared, options);
 }
 
+SaveOptions told_outside(SaveOptions options) {
+  options.progress = outside(std::move(options.progress));
+  options.note = outside(std::move(options.note));
+  options.naming.note = outside(std::move(options.naming.note));
+  return options;
+}
+
 reshard::RunResult execute(Prepared& prepared, const SaveOptions& options,
                            const Progress& progress) {
   if (prepared.shown_only)
@@ -424,11 +432,13 @@ reshard::RunResult execute(Prepared& prepared, const SaveOptions& options,
   constexpr uint64_t kSaturated = 2;
   constexpr uint64_t kNoSums = 1;  // such a journal can't be resumed
   const InterruptScope scope;
+  const Session::Joined session;
+  io::Watch& watch = Session::current()->watch;
   check_target(prepared, options);
   io::Staging staging(prepared.path, staging_options(prepared, options));
   const WatchEnd watch_end;
   watch_source(prepared, staging.root());
-  if (const auto change = io::watch::find_change_here()) throw *change;
+  if (const auto change = watch.find_change_here()) throw *change;
   if (prepared.single_file)
     prepared.target.files.front().path = io::base_name(staging.target());
   const bool sums = wants_sums(prepared, options);
@@ -465,7 +475,7 @@ reshard::RunResult execute(Prepared& prepared, const SaveOptions& options,
                       io::is_half_published(prepared.path);
     // Then what is staged is of no use, and whatever failed follows from it.
     if (!half)
-      if (const auto change = io::watch::find_change()) throw *change;
+      if (const auto change = watch.find_change()) throw *change;
     // A lack of memory, too, says nothing against what was copied.
     const bool sound = error.code() == ExitCode::kIo ||
                        error.code() == ExitCode::kResource || half;

@@ -50,6 +50,10 @@ uint64_t peak_memory(const Prepared& prepared, const SaveOptions& options);
 // directory is missing.
 void check_target(const Prepared& prepared, const SaveOptions& options);
 
+// The same, for a run that has a session: what the caller is told, it is told
+// outside of that.
+SaveOptions told_outside(SaveOptions options);
+
 // Writes beside the target and renames. Throws Interrupted after a signal. The
 // result has digests if anything needs them: a manifest of the target or the
 // source, replicas to compare, or Prepared::sums.

@@ -10,8 +10,8 @@
 #include "lib/io/file.h"
 #include "lib/io/remote.h"
 #include "lib/io/upload.h"
-#include "lib/io/watch.h"
 #include "lib/manifest.h"
+#include "lib/session.h"
 #include "lib/trace.h"
 #include "reshard/prove.h"
 #include "reshard/ranks/run.h"
@@ -111,7 +111,7 @@ void publish(const Prepared& prepared, io::Staging& staging,
              const SaveOptions& options) {
   const trace::Span span("publish");
   staging.flush();
-  io::watch::check_unchanged();
+  Session::current()->watch.check_unchanged();
   ranks::remove_journals(staging.journal_path());
   try {
     if (options.overwrite) check_replaceable(prepared);

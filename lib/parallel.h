@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "lib/session.h"
+
 namespace ckpt {
 
 // Runs work(0) … work(count - 1), each once, on one thread per processor, but
@@ -18,12 +20,13 @@ namespace ckpt {
 void parallel_for(size_t count, const std::function<void(size_t)>& work,
                   size_t least = 1);
 
-// Starts one more thread. Returns false if the system gives none (`ulimit -u`,
-// a container's limit, no memory for its stack): the others do its work then.
+// Starts one more thread, in this one's session. Returns false if the system
+// gives none (`ulimit -u`, a container's limit, no memory for its stack): the
+// others do its work then.
 template <class Work>
 bool try_thread(std::vector<std::jthread>& threads, Work work) {
   try {
-    threads.emplace_back(std::move(work));
+    threads.emplace_back(in_session(std::move(work)));
     return true;
   } catch (const std::system_error&) {
     return false;

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/tensor_part.h"
 
-#include <atomic>
 #include <optional>
+
+#include "ckpt/error.h"
+#include "lib/session.h"
 
 namespace ckpt {
 namespace {
 
-// Set by one thread before others read.
-std::atomic<TensorPart::By> part_by = TensorPart::By::kKind;
-std::atomic<uint32_t> part_number = 0;
-std::atomic<uint32_t> part_count = 1;
-std::atomic<uint64_t> dropped_bytes = 0;
+// Set by one thread before others read; null without a session.
+TensorPart::Which* which() {
+  const auto& session = Session::current();
+  return session ? &session->part : nullptr;
+}
 
 // The first number in a name is its layer's. A layer stays together, since
 // dialects fuse its tensors.
@@ -44,31 +46,36 @@ uint64_t kind_of(std::string_view name) {
 }  // namespace
 
 TensorPart::TensorPart(By by, uint32_t number, uint32_t parts) {
-  part_by = by;
-  part_number = number;
-  part_count = parts;
-  dropped_bytes = 0;
+  Which* const part = which();
+  if (!part) throw bug_error({}, "a part is read outside of any session");
+  part->by = by;
+  part->number = number;
+  part->parts = parts;
+  part->dropped = 0;
 }
 TensorPart::~TensorPart() {
-  part_number = 0;
-  part_count = 1;
+  which()->number = 0;
+  which()->parts = 1;
 }
 
-bool TensorPart::is_set() { return part_count > 1; }
+bool TensorPart::is_set() { return which() && which()->parts > 1; }
 
 bool TensorPart::wanted(std::string_view name) {
-  const uint32_t parts = part_count;
-  if (parts <= 1) return true;
+  const Which* const part = which();
+  if (!part || part->parts <= 1) return true;
   const auto layer = layer_of(name);
-  if (part_by == By::kLayer) return layer.value_or(0) % parts == part_number;
-  return !layer || kind_of(name) % parts == part_number;
+  if (part->by == By::kLayer)
+    return layer.value_or(0) % part->parts == part->number;
+  return !layer || kind_of(name) % part->parts == part->number;
 }
 
 bool TensorPart::has_layer(std::string_view name) {
   return layer_of(name).has_value();
 }
 
-void TensorPart::drop(uint64_t bytes) { dropped_bytes += bytes; }
-uint64_t TensorPart::dropped() { return dropped_bytes; }
+void TensorPart::drop(uint64_t bytes) {
+  if (Which* const part = which()) part->dropped += bytes;
+}
+uint64_t TensorPart::dropped() { return which() ? which()->dropped.load() : 0; }
 
 }  // namespace ckpt

@@ -6,12 +6,14 @@
 // other tensors; formats::open finally drops those tensors.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <string_view>
 
 namespace ckpt {
 
-// While it lives, this process reads part `number` of `parts` of what it opens.
+// While it lives, this thread's session reads part `number` of `parts` of what
+// it opens.
 class TensorPart {
  public:
   enum class By : uint8_t {
@@ -19,6 +21,13 @@ class TensorPart {
     // layer are in every part.
     kKind,
     kLayer,  // whole layers, some of them: what a dialect fuses stays together
+  };
+  // What a session has of it.
+  struct Which {
+    By by = By::kKind;
+    uint32_t number = 0;
+    uint32_t parts = 1;
+    std::atomic<uint64_t> dropped = 0;
   };
   TensorPart(By by, uint32_t number, uint32_t parts);
   ~TensorPart();

@@ -134,6 +134,17 @@ if [ -n "$hits" ]; then
   status=1
 fi
 
+# A thread without it reads what nobody watches. The loops of lib/net/client.cc
+# serve all sessions; the saves' threads begin runs, which have their own.
+# shellcheck disable=SC2086
+hits=$(grep -rlE --include='*.cc' --include='*.h' \
+  'std::(jthread|thread|async)\(' $all | xargs grep -L in_session |
+  grep -vxE 'lib/net/client\.cc|api/saver?\.cc' || true)
+if [ -n "$hits" ]; then
+  printf 'threads work in_session (lib/session.h):\n%s\n\n' "$hits"
+  status=1
+fi
+
 # shellcheck disable=SC2086
 forbid "zig's runtime answers no to it: ask lib/cpu.h" \
   '__builtin_cpu_(supports|is)\(' $all

@@ -18,6 +18,7 @@
 #include "api/parallel/messages.h"
 #include "api/saver.h"
 #include "ckpt/parallel.h"
+#include "lib/session.h"
 #include "reshard/ranks/control.h"
 #include "reshard/ranks/pack.h"
 #include "reshard/ranks/task.h"
@@ -88,6 +89,8 @@ struct PendingSave::State {
   ranks::Control control;
   std::atomic<bool> written = false;
   std::string outcome;
+  // Of this process: what its worker loses, finish() must know.
+  std::shared_ptr<Session> session = std::make_shared<Session>();
   std::jthread worker;
 
   // Rank 0: makes a plan from what all contribute, and each rank's share of it.
@@ -102,6 +105,7 @@ struct PendingSave::State {
 std::vector<std::string> PendingSave::State::plan(
     const std::vector<std::string>& given, Layout layout,
     const std::string& path, const SaveOptions& options) {
+  const Session::Within within(session);
   std::vector<library::Packed> all;
   for (uint32_t rank = 0; rank < job->size(); ++rank)
     all.push_back(library::unpack_state(
@@ -156,11 +160,12 @@ void PendingSave::State::place(bool copy) {
 }
 
 void PendingSave::State::start() {
-  worker = std::jthread([this] {
+  const auto work = [this] {
     outcome = library::attempt(
         [this] { return ranks::perform_share(share, control); });
     written = true;
-  });
+  };
+  worker = std::jthread(in_session(work, session));
 }
 
 PendingSave::PendingSave(std::unique_ptr<State> state)
@@ -189,6 +194,7 @@ Preview PendingSave::finish() {
       library::gather(job, std::move(state->outcome));
   Preview preview;
   const std::string sums = library::lead(job, [&] {
+    const Session::Within session(state->session);
     std::vector<std::string> reports;
     for (uint32_t rank = 0; rank < job.size(); ++rank)
       reports.emplace_back(library::returned(outcomes[rank], rank, job.size()));
@@ -221,6 +227,7 @@ std::unique_ptr<State> begin(std::shared_ptr<Communicator>&& job,
   state->job = std::move(job);
   state->own = std::move(given);
   options.naming = {.dialect = "keep"};
+  options = library::told_outside(std::move(options));
   if (options.resume)
     throw usage_error({path, {}}, "a save by many processes is not resumed");
   const std::vector<std::string> all =

@@ -16,7 +16,7 @@
 #include "app/print/json_writer.h"
 #include "lib/failures.h"
 #include "lib/io/remote.h"
-#include "lib/io/watch.h"
+#include "lib/session.h"
 #include "lib/text/format.h"
 
 namespace ckpt::app {
@@ -62,16 +62,18 @@ bool is_any_of(const std::string& word,
 
 // What is replaced while it is read is not damaged, and does not differ.
 void check_unchanged() {
-  if (const auto change = io::watch::find_change()) throw *change;
+  if (const auto change = Session::current()->watch.find_change())
+    throw *change;
 }
 
 // An answer that rests on a file that couldn't be read is none: a reader that
 // tries things may have caught the error.
 ExitCode run_to_the_end(Command& command) {
+  const Session::Own session;
   // Those that write have a watch of their own.
   if (is_any_of(std::string(command.name()),
                 {"inspect", "ls", "show", "verify", "diff", "scan"}))
-    io::watch::begin();
+    Session::current()->watch.begin();
   try {
     const ExitCode code = command.run();
     if (const auto failure = failures::any()) throw *failure;

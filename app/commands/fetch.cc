@@ -20,8 +20,8 @@
 #include "lib/io/ahead.h"
 #include "lib/io/remote.h"
 #include "lib/io/upload.h"
-#include "lib/io/watch.h"
 #include "lib/parallel.h"
+#include "lib/session.h"
 #include "lib/text/format.h"
 #include "lib/text/glob.h"
 #include "lib/text/shell.h"
@@ -66,7 +66,7 @@ void look_at(FetchFile& file) {
         .with_hint(
             "the directory is changing, or it is a broken symlink; "
             "--exclude leaves it out");
-  io::watch::opened(file.url, facts);
+  Session::current()->watch.opened(file.url, facts);
   file.bytes = static_cast<uint64_t>(facts.st_size);
   io::RemoteFacts told = io::remote_facts(file.url);
   file.sha256 = std::move(told.sha256);
@@ -208,7 +208,7 @@ ExitCode Fetch::run() {
   if (there && job_.verify)
     throw usage_error({}, "--verify reads files of this machine")
         .with_hint("what is sent is compared with the server's checksums");
-  io::watch::begin();
+  Session::current()->watch.begin();
   list();
   if (!there) check_directory();
   if (there && job_.single) {

@@ -31,8 +31,8 @@
 #include "lib/io/probe.h"
 #include "lib/io/remote.h"
 #include "lib/io/rename.h"
-#include "lib/io/watch.h"
 #include "lib/parallel.h"
+#include "lib/session.h"
 #include "lib/sha256.h"
 #include "lib/text/format.h"
 
@@ -379,7 +379,9 @@ void FetchHere::end(Arrival& one) {
 void FetchHere::answered() {
   if (--unanswered_ != 0 || job_.files.size() < 2) return;
   try {
-    unchanged_ = std::async(std::launch::async, io::watch::check_unchanged);
+    unchanged_ = std::async(std::launch::async, in_session([] {
+                              Session::current()->watch.check_unchanged();
+                            }));
   } catch (const std::system_error&) {  // no thread: it is asked at the end
   }
 }
@@ -391,7 +393,7 @@ void FetchHere::place_all() {
   if (unchanged_.valid())
     unchanged_.get();
   else if (job_.files.size() > 1)
-    io::watch::check_unchanged();
+    Session::current()->watch.check_unchanged();
   // It says of what has its name already that it came from here.
   if (job_.sync) journal_->sync();
   std::ranges::stable_sort(
@@ -463,7 +465,7 @@ void FetchHere::run() {
   fs::create_directories(folder_, failed);
   if (failed) throw io_error(folder_, "cannot make it", failed.value());
   const io::TargetLock lock(job_.target);
-  io::watch::ignore_below(folder_);
+  Session::current()->watch.ignore_below(folder_);
   journal_ = std::make_unique<FetchJournal>(journal);
   try {
     parallel_for(

@@ -13,8 +13,8 @@
 #include "ckpt/error.h"
 #include "lib/interrupt.h"
 #include "lib/io/staging.h"
-#include "lib/io/watch.h"
 #include "lib/parallel.h"
+#include "lib/session.h"
 
 namespace ckpt::app {
 namespace {
@@ -117,7 +117,7 @@ void FetchThere::run() {
     parallel_for(
         job_.files.size(), [&](size_t i) { fetch(static_cast<uint32_t>(i)); },
         kFetchThreads);
-    if (job_.files.size() > 1) io::watch::check_unchanged();
+    if (job_.files.size() > 1) Session::current()->watch.check_unchanged();
     staging_.publish();
   } catch (const Interrupted&) {
     staging_.keep();

@@ -12,7 +12,7 @@
 #include "lib/io/file.h"
 #include "lib/io/remote.h"
 #include "lib/io/staging.h"
-#include "lib/io/watch.h"
+#include "lib/session.h"
 #include "lib/text/shell.h"
 
 namespace ckpt::app {
@@ -59,13 +59,11 @@ FetchedSource::FetchedSource(std::string url, const std::string& target,
   FetchJob job;
   job.target = folder_;
   // Only while it is fetched: what comes is held to the version of this look.
-  struct Watch {
-    Watch() { io::watch::begin(); }
-    ~Watch() { io::watch::end(); }
-  } const watch;
+  const Session::Own session;
+  Session::current()->watch.begin();
   list_files(job, url_, [](const std::string&) { return true; });
   path_ = job.single ? io::join(folder_, job.files[0].path) : folder_;
-  io::watch::ignore_below(folder_);
+  Session::current()->watch.ignore_below(folder_);
   if (io::is_file(list)) {
     const std::string copied = list_of_copy(job);
     if (!copied.empty() && io::read_file(list, kMostList) == copied) return;

@@ -43,8 +43,8 @@
 #include "lib/heap.h"
 #include "lib/io/file.h"
 #include "lib/io/read_count.h"
-#include "lib/io/watch.h"
 #include "lib/manifest.h"
+#include "lib/session.h"
 #include "lib/text/format.h"
 #include "reshard/cuda/load.h"
 #include "reshard/plan_size.h"
@@ -345,7 +345,7 @@ Catalog with_state_as_asked(const WriteRequest& request, Catalog source,
 Catalog open_for_write(WriteRequest& request) {
   library::check_target_name(request.target_path);
   check_apart(request.source_path, request.target_path);
-  io::watch::begin();
+  Session::current()->watch.begin();
   Catalog source = open_source(request.source_path, request.source);
   library::apply_rules(source, request.source.read);
   const auto quantized = families::quantized_weights(source);

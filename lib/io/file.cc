@@ -22,8 +22,8 @@
 #include "lib/io/read_count.h"
 #include "lib/io/remote.h"
 #include "lib/io/retry.h"
-#include "lib/io/watch.h"
 #include "lib/io/writeback.h"
+#include "lib/session.h"
 #include "lib/trace.h"
 
 namespace ckpt::io {
@@ -38,6 +38,8 @@ int open_or_throw(const std::string& path, int flags, const char* operation) {
 }
 
 Error write_error(const std::string& path, int errnum) {
+  // Not for lack of room, which is found before anything is taken for written.
+  if (errnum == EIO) return flush_error(path, "cannot write", errnum);
   Error error = io_error(path, "cannot write", errnum);
   if (errnum == EFBIG)
     return error.with_hint(
@@ -126,15 +128,22 @@ struct Handle::Descriptor {
     if (remote)
       forget_remote(fd);
     else if (::close(fd) != 0 && errno != EINTR)
-      note_lost_write(errno);
+      note_lost_write(session, errno);
   }
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
   const int fd;
   const std::shared_ptr<const RemoteFile> remote;  // null: on this machine
+  // Whose run lacks what a failed close lost, whichever thread closes it.
+  const std::shared_ptr<Session> session = Session::current();
 };
 
 namespace {
+
+void tell_watch(const std::string& path, const struct stat& facts) {
+  if (const auto& session = Session::current())
+    session->watch.opened(path, facts);
+}
 
 // The archive of a member that can be opened.
 const std::string& archive_of(const Mounted& in, const std::string& path) {
@@ -156,7 +165,7 @@ Handle Handle::open_read(const std::string& path) {
   if (is_url(path)) {
     OpenedRemote opened = open_remote(path);
     if (!opened.local.empty()) return open_read(opened.local);
-    watch::opened(path, opened.facts);
+    tell_watch(path, opened.facts);
     Handle handle;
     handle.path_ = path;
     handle.size_ = opened.file->size();
@@ -177,7 +186,7 @@ Handle Handle::open_read(const std::string& path) {
                       kind_of(facts.st_mode));
   }
   Handle handle(path, fd, static_cast<uint64_t>(facts.st_size));
-  watch::opened(path, facts);
+  tell_watch(path, facts);
   return handle;
 }
 
@@ -312,7 +321,7 @@ void Handle::allocate(uint64_t size) const {
 void Handle::sync() const {
   const trace::Span span("sync");
   if (retry([&] { return ::fdatasync(file_->fd); }) != 0)
-    throw io_error(path_, "cannot sync", errno);
+    throw flush_error(path_, "cannot sync", errno);
 }
 
 void Handle::drop_cache(uint64_t offset, uint64_t count) const {
@@ -406,7 +415,7 @@ void sync_directory(const std::string& path) {
   ::close(fd);
   // Some file systems can't sync a directory, and need not.
   if (result != 0 && errnum != EINVAL && errnum != EROFS)
-    throw io_error(path, "cannot sync", errnum);
+    throw flush_error(path, "cannot sync", errnum);
 }
 
 }  // namespace ckpt::io

@@ -6,10 +6,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <mutex>
-#include <unordered_map>
 #include <utility>
 
 #include "ckpt/error.h"
@@ -18,51 +16,14 @@
 #include "lib/io/retry.h"
 #include "lib/parallel.h"
 
-namespace ckpt::io::watch {
+namespace ckpt::io {
 namespace {
 
-struct Facts {
-  dev_t device;
-  ino_t inode;
-  off_t size;
-  timespec modified;
-  timespec changed;
-};
-
-struct Watched {
-  std::atomic<bool> on = false;
-  std::mutex mutex;
-  std::unordered_map<std::string, Facts> files;
-  std::vector<std::string> ignored;
-};
-
-Watched& watched() {
-  static Watched all;
-  return all;
-}
-
-Facts facts_of(const struct stat& facts) {
-  return {facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtim,
-          facts.st_ctim};
-}
-
-bool same(const timespec& a, const timespec& b) {
+bool same_time(const timespec& a, const timespec& b) {
   return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
 }
 
-// What differs; "" if nothing does.
-std::string difference(const Facts& then, const Facts& now) {
-  if (then.device != now.device || then.inode != now.inode)
-    return "is another file now";
-  if (then.size != now.size)
-    return fmt::format("had {} bytes, now {}", then.size, now.size);
-  if (!same(then.modified, now.modified)) return "was written to";
-  if (!same(then.changed, now.changed))
-    return "was changed (its ctime differs)";
-  return {};
-}
-
-Error changed(const std::string& path, const std::string& what) {
+Error source_changed(const std::string& path, const std::string& what) {
   return Error(ExitCode::kIo, {path, {}},
                "the source changed during the run: it " + what,
                "what was read of it may be a mixture, so nothing is written; "
@@ -71,7 +32,7 @@ Error changed(const std::string& path, const std::string& what) {
 
 // By opening it: a network file system asks its server then, where a look at
 // the name alone may be answered from memory. Throws what a server fails with.
-std::pair<struct stat, int> look(const std::string& path) {
+std::pair<struct stat, int> look_again(const std::string& path) {
   struct stat facts = {};
   if (is_url(path)) {
     const auto there = stat_remote_again(path);
@@ -91,7 +52,7 @@ std::pair<struct stat, int> look(const std::string& path) {
 std::pair<struct stat, int> look_if_told(const std::string& path) {
   const failures::Unimportant again;
   try {
-    return look(path);
+    return look_again(path);
   } catch (const Error&) {
     return {{}, EIO};
   }
@@ -105,58 +66,69 @@ bool is_of(const std::string& target, const std::string& path) {
   return rest.empty() || rest.starts_with('/') || rest.starts_with(".ckpt-");
 }
 
-bool is_ignored(const Watched& all, const std::string& path) {
+}  // namespace
+
+Watch::Facts Watch::facts_of(const struct stat& facts) {
+  return {facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtim,
+          facts.st_ctim};
+}
+
+// What differs; "" if nothing does.
+std::string Watch::difference(const Facts& then, const Facts& now) {
+  if (then.device != now.device || then.inode != now.inode)
+    return "is another file now";
+  if (then.size != now.size)
+    return fmt::format("had {} bytes, now {}", then.size, now.size);
+  if (!same_time(then.modified, now.modified)) return "was written to";
+  if (!same_time(then.changed, now.changed))
+    return "was changed (its ctime differs)";
+  return {};
+}
+
+bool Watch::is_ignored(const std::string& path) const {
   return path.starts_with("/proc/") ||
-         std::ranges::any_of(all.ignored, [&](const std::string& target) {
+         std::ranges::any_of(ignored_, [&](const std::string& target) {
            return is_of(target, path);
          });
 }
 
-}  // namespace
-
-void begin() { watched().on = true; }
-
-void end() {
-  Watched& all = watched();
-  const std::lock_guard lock(all.mutex);
-  all.on = false;
-  all.files.clear();
-  all.ignored.clear();
+void Watch::end() {
+  const std::lock_guard lock(mutex_);
+  on_ = false;
+  files_.clear();
+  ignored_.clear();
 }
 
-void ignore_below(const std::string& directory) {
-  Watched& all = watched();
+void Watch::ignore_below(const std::string& directory) {
   std::string target = directory;
   while (target.size() > 1 && target.ends_with('/')) target.pop_back();
-  const std::lock_guard lock(all.mutex);
+  const std::lock_guard lock(mutex_);
   // What is to be replaced was looked at before.
-  std::erase_if(all.files,
+  std::erase_if(files_,
                 [&](const auto& file) { return is_of(target, file.first); });
-  all.ignored.push_back(std::move(target));
+  ignored_.push_back(std::move(target));
 }
 
-void opened(const std::string& path, const struct stat& facts) {
-  Watched& all = watched();
-  if (!all.on.load(std::memory_order_relaxed)) return;
+void Watch::opened(const std::string& path, const struct stat& facts) {
+  if (!on_.load(std::memory_order_relaxed)) return;
   std::string what;
   {
-    const std::lock_guard lock(all.mutex);
-    if (is_ignored(all, path)) return;
-    const auto [known, fresh] = all.files.try_emplace(path, facts_of(facts));
+    const std::lock_guard lock(mutex_);
+    if (is_ignored(path)) return;
+    const auto [known, fresh] = files_.try_emplace(path, facts_of(facts));
     if (!fresh) what = difference(known->second, facts_of(facts));
   }
-  if (!what.empty()) throw changed(path, what);
+  if (!what.empty()) throw source_changed(path, what);
 }
 
-void add(const std::vector<std::string>& paths) {
+void Watch::add(const std::vector<std::string>& paths) {
   constexpr size_t kThreads = 16;
   parallel_for(
       paths.size(),
       [&](size_t i) {
         {
-          Watched& all = watched();
-          const std::lock_guard lock(all.mutex);
-          if (all.files.contains(paths[i])) return;
+          const std::lock_guard lock(mutex_);
+          if (files_.contains(paths[i])) return;
         }
         // What is read of a URL is held to the version of its first look.
         if (is_url(paths[i])) {
@@ -164,22 +136,19 @@ void add(const std::vector<std::string>& paths) {
           if (facts) opened(paths[i], *facts);
           return;
         }
-        const auto [facts, why] = look(paths[i]);
+        const auto [facts, why] = look_again(paths[i]);
         if (why == 0) opened(paths[i], facts);
       },
       kThreads);
 }
 
-namespace {
-
 template <class Look>
-std::optional<Error> find_change_by(const Look& look_at, bool here = false) {
+std::optional<Error> Watch::find_change_by(const Look& look_at, bool here) {
   constexpr size_t kThreads = 64;  // that wait for a server, most of them
   std::vector<std::pair<std::string, Facts>> files;
   {
-    Watched& all = watched();
-    const std::lock_guard lock(all.mutex);
-    files.assign(all.files.begin(), all.files.end());
+    const std::lock_guard lock(mutex_);
+    files.assign(files_.begin(), files_.end());
   }
   if (here)
     std::erase_if(files, [](const auto& file) { return is_url(file.first); });
@@ -201,20 +170,20 @@ std::optional<Error> find_change_by(const Look& look_at, bool here = false) {
       },
       kThreads);
   for (size_t i = 0; i < files.size(); ++i)
-    if (!found[i].empty()) return changed(files[i].first, found[i]);
+    if (!found[i].empty()) return source_changed(files[i].first, found[i]);
   return std::nullopt;
 }
 
-}  // namespace
+std::optional<Error> Watch::find_change() {
+  return find_change_by(look_if_told);
+}
 
-std::optional<Error> find_change() { return find_change_by(look_if_told); }
-
-std::optional<Error> find_change_here() {
+std::optional<Error> Watch::find_change_here() {
   return find_change_by(look_if_told, true);
 }
 
-void check_unchanged() {
-  if (const auto change = find_change_by(look)) throw *change;
+void Watch::check_unchanged() {
+  if (const auto change = find_change_by(look_again)) throw *change;
 }
 
-}  // namespace ckpt::io::watch
+}  // namespace ckpt::io

@@ -3,22 +3,27 @@
 
 #include <fcntl.h>
 
-#include <atomic>
 #include <cerrno>
+#include <string>
+#include <utility>
 
 #include "ckpt/error.h"
 
 namespace ckpt::io {
-namespace {
+Error flush_error(const std::string& path, std::string operation, int errnum) {
+  if (const auto& session = Session::current()) session->flush_failed = true;
+  return io_error(path, std::move(operation), errnum);
+}
 
-std::atomic<int> lost = 0;
-
-}  // namespace
-
-void note_lost_write(int errnum) { lost = errnum; }
+void note_lost_write(const std::shared_ptr<Session>& session, int errnum) {
+  if (!session) return;
+  session->lost_write = errnum;
+  session->flush_failed = true;
+}
 
 void throw_lost_writes() {
-  if (const int why = lost.exchange(0))
+  const auto& session = Session::current();
+  if (const int why = session ? session->lost_write.exchange(0) : 0)
     throw io_error({}, "a file could not be closed: what was written is lost",
                    why);
 }
@@ -33,7 +38,7 @@ void wait_writeback(const Handle& file, uint64_t offset, uint64_t count) {
   } while (result != 0 && errno == EINTR);
   // A file system that can't do this (EINVAL, ENOSYS, ESPIPE) still has fsync.
   if (result != 0 && (errno == EIO || errno == ENOSPC || errno == EDQUOT))
-    throw io_error(file.path(), "cannot write back", errno);
+    throw flush_error(file.path(), "cannot write back", errno);
 }
 
 }  // namespace ckpt::io

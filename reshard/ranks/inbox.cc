@@ -7,6 +7,7 @@
 
 #include "ckpt/error.h"
 #include "lib/io/writeback.h"
+#include "lib/session.h"
 #include "lib/trace.h"
 #include "reshard/behind.h"
 #include "reshard/ranks/chunk.h"
@@ -102,7 +103,7 @@ void Inbox::open(Setup setup) {
   std::erase_if(asks_,
                 [&](const Ask& ask) { return ask.note.round < setup_.round; });
   open_ = true;
-  writer_ = std::thread([this] { write_all(); });
+  writer_ = std::thread(in_session([this] { write_all(); }));
 }
 
 void Inbox::end() {

@@ -12,6 +12,7 @@
 
 #include "ckpt/error.h"
 #include "lib/interrupt.h"
+#include "lib/session.h"
 #include "reshard/ranks/answers.h"
 #include "reshard/ranks/failure.h"
 #include "reshard/ranks/pack.h"
@@ -36,10 +37,11 @@ class Background {
       : task_(std::move(task)) {
     exchange.begin();
     control_.exchange = &exchange;
-    future_ = std::async(std::launch::async, [this, journal] {
+    const auto work = [this, journal] {
       const Ring at_end(*control_.exchange);
       return perform(task_, control_, journal);
-    });
+    };
+    future_ = std::async(std::launch::async, in_session(work));
   }
   // The talking thread has given up, or the task is over: it must not wait for
   // messages.

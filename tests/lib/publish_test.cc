@@ -10,7 +10,7 @@
 #include "lib/io/lock.h"
 #include "lib/io/remove.h"
 #include "lib/io/rename.h"
-#include "lib/io/watch.h"
+#include "lib/session.h"
 #include "tests/support/temp_file.h"
 
 namespace ckpt::io {
@@ -97,25 +97,27 @@ TEST_CASE("watch: what was read and is another one now is found") {
   dir.write("read", "1234");
   dir.write("added", "1234");
   dir.write("staging/own", "1");
-  watch::begin();
-  watch::ignore_below(dir.file("staging"));
+  const Session::Own session;
+  Watch& watch = Session::current()->watch;
+  watch.begin();
+  watch.ignore_below(dir.file("staging"));
   Handle::open_read(dir.file("read"));
   Handle::open_read(dir.file("staging/own"));
-  watch::add({dir.file("added"), dir.file("read")});
+  watch.add({dir.file("added"), dir.file("read")});
   ::usleep(20'000);  // change times are as fine as the kernel's clock tick
   dir.write("staging/own", "12");
-  CHECK_FALSE(watch::find_change().has_value());
+  CHECK_FALSE(watch.find_change().has_value());
   SUBCASE("of the same size") {
     dir.write("read", "1235");
     CHECK_THROWS_AS(Handle::open_read(dir.file("read")), Error);
   }
   SUBCASE("another size") { dir.write("added", "12345"); }
   SUBCASE("gone") { ::unlink(dir.file("added").c_str()); }
-  const auto change = watch::find_change();
+  const auto change = watch.find_change();
   REQUIRE(change.has_value());
   CHECK(change->code() == ExitCode::kIo);
-  watch::end();
-  CHECK_FALSE(watch::find_change().has_value());
+  watch.end();
+  CHECK_FALSE(watch.find_change().has_value());
 }
 
 }  // namespace ckpt::io

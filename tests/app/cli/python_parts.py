@@ -8,7 +8,9 @@ import shutil
 import struct
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import ckpt
@@ -178,5 +180,39 @@ def gil_is_free(folder):
         thread.join()
 
 
-CASES = (slices_read_that, rank_reads_its_part, of_urls, configs, no_such_name,
-         gil_is_free)
+def threads_and_their_files(folder):
+    """Saves of some threads don't fail because of files that others opened and
+    replaced; nor do those."""
+    tensor, end = torch.arange(1 << 20, dtype=torch.uint8), time.monotonic() + 2
+
+    def save(number):
+        for turn in count():
+            if time.monotonic() > end:
+                return turn
+            ckpt.save({"w": tensor}, folder / f"{number}.safetensors",
+                      overwrite=turn > 0)
+
+    def replace(number):
+        for turn in count():
+            if time.monotonic() > end:
+                return turn
+            path = folder / f"source{number}.safetensors"
+            path.with_suffix(".new").write_bytes(file_of(turn % 251))
+            path.with_suffix(".new").rename(path)
+            with ckpt.open(path) as source:
+                check_equal(source["w"].read().torch()[5].item(), turn % 251,
+                            path.name)
+
+    def file_of(value):
+        text = json.dumps({"w": {"dtype": "U8", "shape": [64],
+                                 "data_offsets": [0, 64]}}).encode()
+        return struct.pack("<Q", len(text)) + text + bytes([value]) * 64
+
+    with ThreadPoolExecutor() as pool:
+        ways = [pool.submit(way, number) for number in range(3)
+                for way in (save, replace)]
+        check(all(way.result() > 3 for way in ways), "some thread stood still")
+
+
+CASES = (threads_and_their_files, slices_read_that, rank_reads_its_part,
+         of_urls, configs, no_such_name, gil_is_free)
