@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include "api/write_steps.h"
+#include "lib/session.h"
 #include "reshard/ranks/run.h"
 #include "reshard/staged.h"
 
@@ -14,7 +16,10 @@ reshard::Journal start_journal(uint64_t work, io::Staging& staging,
     try {
       ranks::collect_journals(staging.journal_path(), work);
       auto journal = reshard::Journal::open(staging.journal_path(), work);
-      if (journal) return std::move(*journal);
+      // What is sent to a server is made once more: a spool is not copied.
+      const bool useful = journal && journal->items() != 0 &&
+                          !(journal->is_lost() && staging.is_spool());
+      if (useful) return std::move(*journal);
     } catch (const Error&) {
       staging.keep();  // the options may be to blame
       throw;
@@ -24,7 +29,46 @@ reshard::Journal start_journal(uint64_t work, io::Staging& staging,
   return reshard::Journal::create(staging.journal_path(), work);
 }
 
-void prove_journal(const Prepared& prepared, const io::Staging& staging,
+namespace {
+
+void copy_staged(const Prepared& prepared, io::Staging& staging,
+                 reshard::Journal& journal, const SaveOptions& options) {
+  if (options.note)
+    options.note(
+        "--resume: the earlier run failed to flush what it wrote: its files "
+        "are copied to new ones first");
+  staging.renew([&] { make_files(prepared, staging, true); });
+  journal.replace(journal.done());
+  journal.doubt();  // until they are proven
+  Session::current()->flush_failed = false;
+}
+
+// A flush that fails now, of a run that was killed before it could know, is one
+// that had failed; the next one is today's.
+reshard::StagedProof prove_files(const Prepared& prepared, io::Staging& staging,
+                                 const std::vector<reshard::Outcome>& doubted,
+                                 reshard::Journal& journal,
+                                 const SaveOptions& options,
+                                 const reshard::RunOptions& run) {
+  const auto prove = [&] {
+    return reshard::prove_staged(prepared.plan, prepared.target, staging.root(),
+                                 doubted, run, options.sync);
+  };
+  if (journal.is_lost()) copy_staged(prepared, staging, journal, options);
+  reshard::StagedProof proof = prove();
+  if (proof.lost && !staging.is_spool()) {
+    copy_staged(prepared, staging, journal, options);
+    proof = prove();
+  }
+  if (proof.lost)
+    throw Error(ExitCode::kIo, {staging.root(), {}},
+                "what an earlier run wrote can't be flushed");
+  return proof;
+}
+
+}  // namespace
+
+void prove_journal(const Prepared& prepared, io::Staging& staging,
                    const Sending* sending, reshard::Journal& journal,
                    const SaveOptions& options, const reshard::RunOptions& run) {
   const size_t items = journal.done().size();
@@ -42,8 +86,7 @@ void prove_journal(const Prepared& prepared, const io::Staging& staging,
       options.note(
           "--trust-staging: the earlier run failed to write, or the machine "
           "was restarted since: what it wrote is checked all the same");
-    proof = reshard::prove_staged(prepared.plan, prepared.target,
-                                  staging.root(), doubted, run, options.sync);
+    proof = prove_files(prepared, staging, doubted, journal, options, run);
   }
   const size_t wrong = proof.wrong, unknown = proof.unknown;
   proof.good.insert(proof.good.end(), earlier.sent.begin(), earlier.sent.end());

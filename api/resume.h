@@ -16,8 +16,9 @@ reshard::Journal start_journal(uint64_t work, io::Staging& staging,
 
 // Believes of an earlier run what its files show, or the server that they were
 // sent to (`sending`, if there is one). options.trust_staging believes the
-// files without reading them, unless a write failed.
-void prove_journal(const Prepared& prepared, const io::Staging& staging,
+// files without reading them, unless a write failed. After a failed flush its
+// files are copied before, for they are not to be used themselves.
+void prove_journal(const Prepared& prepared, io::Staging& staging,
                    const Sending* sending, reshard::Journal& journal,
                    const SaveOptions& options, const reshard::RunOptions& run);
 

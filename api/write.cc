@@ -433,6 +433,7 @@ reshard::RunResult execute(Prepared& prepared, const SaveOptions& options,
   constexpr uint64_t kNoSums = 1;  // such a journal can't be resumed
   const InterruptScope scope;
   const Session::Joined session;
+  Session::current()->flush_failed = false;
   io::Watch& watch = Session::current()->watch;
   check_target(prepared, options);
   io::Staging staging(prepared.path, staging_options(prepared, options));
@@ -453,6 +454,13 @@ reshard::RunResult execute(Prepared& prepared, const SaveOptions& options,
   const auto has_work = [&] {
     return journal.items() || ranks::has_journals(staging.journal_path());
   };
+  // Why another rank failed is not told apart.
+  const auto keep_staging = [&] {
+    if (Session::current()->flush_failed ||
+        (journal.is_doubtful() && ranks::has_journals(staging.journal_path())))
+      journal.doubt(reshard::Journal::Doubt::kFlush);
+    staging.keep();
+  };
   const std::string kept = "what was done is kept in " + staging.root() +
                            ": run it again with --resume";
   try {
@@ -465,7 +473,7 @@ reshard::RunResult execute(Prepared& prepared, const SaveOptions& options,
     return result;
   } catch (const Interrupted&) {
     const bool keep = has_work();
-    if (keep) staging.keep();
+    if (keep) keep_staging();
     throw Interrupted("stopped; " + prepared.path + " was not touched" +
                       (keep ? "; " + kept : ""));
   } catch (const Error& error) {
@@ -482,11 +490,11 @@ reshard::RunResult execute(Prepared& prepared, const SaveOptions& options,
     if (!sound || !has_work()) throw;
     // What failed may be the flush of anything that was written before.
     if (error.code() != ExitCode::kResource) journal.doubt();
-    staging.keep();
+    keep_staging();
     throw error.with_hint(error.hint().empty() ? kept
                                                : error.hint() + "; " + kept);
   } catch (const std::bad_alloc&) {
-    if (!staging.is_published() && has_work()) staging.keep();
+    if (!staging.is_published() && has_work()) keep_staging();
     throw;
   }
 }

@@ -92,8 +92,18 @@ void make_files(const Prepared& prepared, io::Staging& staging, bool resuming) {
     staging.check_space(io::is_target_url(prepared.path)
                             ? spool_bytes(prepared)
                             : prepared.file_bytes());
-  for (const TargetFile& file : prepared.target.files)
-    staging.create(file.path, file.size);
+  std::vector<bool> kept(prepared.target.files.size());
+  const reshard::Plan& plan = prepared.plan;
+  for (const reshard::Job& job : plan.jobs)
+    for (uint32_t t = 0; resuming && t < job.targets; ++t)
+      kept.at(plan.lanes[job.first_target + t].file) = true;
+  for (const reshard::Gather& gather : plan.gathers)
+    if (resuming && gather.target_file != reshard::kNone)
+      kept.at(gather.target_file) = true;
+  for (size_t i = 0; i < kept.size(); ++i) {
+    const TargetFile& file = prepared.target.files[i];
+    staging.create(file.path, file.size, kept[i]);
+  }
 }
 
 // Writes what is not payload.

@@ -30,7 +30,8 @@ reshard::RunOptions writing(const Prepared& prepared,
 // or far away is its owner's.
 void warn_of_main_weights(Catalog& source, const SaveOptions& options);
 
-// Creates the files at full size.
+// Creates the files at full size. Of an earlier run those are kept that have
+// payload, which its journal is about; what else it wrote nothing proves.
 void make_files(const Prepared& prepared, io::Staging& staging, bool resuming);
 
 // Writes everything but the payload, after it: literals, checksums and, if not

@@ -282,8 +282,9 @@ std::string_view part_by_name(std::string_view path) {
 
 bool is_own_file(std::string_view name) {
   return name.ends_with(".ckpt-manifest.json") ||
-         (name.starts_with('.') &&
-          (name.ends_with(".ckpt-staging") || name.ends_with(".ckpt-salvage")));
+         (name.starts_with('.') && (name.ends_with(".ckpt-staging") ||
+                                    name.ends_with(".ckpt-staging.bad") ||
+                                    name.ends_with(".ckpt-salvage")));
 }
 
 void list_files(const std::string& opened, Catalog& catalog) {

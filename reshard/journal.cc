@@ -249,6 +249,7 @@ void Journal::read_lines(std::string_view text, size_t first) {
     const auto line = checked(text.substr(end_, end - end_));
     if (!line) continue;
     if (line->starts_with('!')) doubtful_ = true;
+    if (line->starts_with("!!")) lost_ = true;
     auto outcome = parse(*line);
     if (outcome && seen.insert(outcome->item).second)
       done_.push_back(std::move(*outcome));
@@ -256,12 +257,16 @@ void Journal::read_lines(std::string_view text, size_t first) {
   items_ = done_.size();
 }
 
-void Journal::doubt() {
+void Journal::doubt(Doubt why) {
   const std::lock_guard lock(mutex_);
   doubtful_ = true;
-  waiting_ += with_check("!");
+  lost_ |= why == Doubt::kFlush;
+  waiting_ += with_check(lost_ ? "!!" : "!");
   try {
     flush();
+    // A failure is no reason to give up the work: pages are lost to the next
+    // boot, which doubts every journal, and rarely before that.
+    if (lost_) ::fdatasync(file_.fd());
   } catch (const Error&) {
     // Then nothing in it can be trusted.
     waiting_.clear();
@@ -271,16 +276,16 @@ void Journal::doubt() {
 
 void Journal::replace(std::vector<Outcome> done) {
   const std::lock_guard lock(mutex_);
-  file_ = io::Handle::open_write(file_.path());
-  if (::ftruncate(file_.fd(), 0) != 0)
-    throw io_error(file_.path(), "cannot empty", errno);
+  const std::string path = file_.path();
+  ::unlink(path.c_str());
+  file_ = io::Handle::create(path);
   waiting_ = header_;
   for (const Outcome& outcome : done) waiting_ += line_of(outcome);
   end_ = 0;
   flush();
   items_ = done.size();
   done_ = std::move(done);
-  doubtful_ = false;
+  doubtful_ = lost_ = false;
 }
 
 void Journal::append(const Outcome& outcome) {

@@ -9,7 +9,8 @@
 //
 // One line for each finished item, appended after its last write. CHECK is the
 // CRC-32 of the line before it, 8 hexadecimal digits: a torn or flipped line
-// does not count. A line of "!" says that a write failed. The page cache
+// does not count. A line of "!" says that a write failed, one of "!!" that a
+// flush did. The page cache
 // outlives a process, but not the machine or a failed flush, so what a journal
 // says is proven from the staged files before it is believed
 // (reshard/staged.h).
@@ -65,9 +66,12 @@ class Journal {
   // True if the machine was restarted since, or a write or a flush failed: the
   // files may not hold what was written to them.
   bool is_doubtful() const { return doubtful_; }
-  // Says so to later runs.
-  void doubt();
-  // Forgets all finished items except these.
+  // True if a flush failed: these inodes are not to be used again.
+  bool is_lost() const { return lost_; }
+  // Says so to later runs, as durably as such a disk allows.
+  enum class Doubt { kWrite, kFlush };
+  void doubt(Doubt why = Doubt::kWrite);
+  // Forgets all finished items except these; in a new file.
   void replace(std::vector<Outcome> done);
   // Adds a finished item, from any thread. It reaches the file after 50 ms,
   // after 64 KiB of others, or when the journal is destroyed: a plan of a
@@ -81,6 +85,7 @@ class Journal {
       : file_(std::move(other.file_)),
         header_(std::move(other.header_)),
         doubtful_(other.doubtful_),
+        lost_(other.lost_),
         end_(other.end_),
         items_(other.items_),
         done_(std::move(other.done_)),
@@ -96,6 +101,7 @@ class Journal {
   io::Handle file_;
   std::string header_;
   bool doubtful_ = false;
+  bool lost_ = false;
   uint64_t end_ = 0;  // of the last whole line
   size_t items_ = 0;
   std::vector<Outcome> done_;

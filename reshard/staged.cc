@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "ckpt/error.h"
+#include "lib/failures.h"
 #include "lib/interrupt.h"
 #include "lib/io/buffer.h"
 #include "lib/processors.h"
@@ -271,21 +272,23 @@ class Checker {
   std::shared_ptr<const io::Handle> handle_;
 };
 
-// A flush that fails here has lost pages. They are then read as they are on
-// disk, and found to be wrong.
-void settle(const std::string& path, bool flush) {
+// Makes that it is read from the disk. False if it can't be flushed: the run
+// that wrote it was killed before it could know.
+bool settle(const std::string& path, bool flush) {
+  std::optional<io::Handle> file;
   try {
-    const io::Handle file = io::Handle::open_write(path);
-    if (flush) {
-      try {
-        file.sync();
-      } catch (const Error&) {
-      }
-    }
-    file.drop_cache(0, 0);
+    file = io::Handle::open_write(path);
   } catch (const Error&) {
-    // It is gone: reading it will say so.
+    return true;  // it is gone: reading it will say so
   }
+  const failures::Unimportant it_is_told;
+  try {
+    if (flush) file->sync();
+  } catch (const Error&) {
+    return false;
+  }
+  file->drop_cache(0, 0);
+  return true;
 }
 
 uint64_t written_bytes(const Plan& plan, const Item& item) {
@@ -347,8 +350,18 @@ StagedProof prove_staged(const Plan& plan, const Target& target,
         [&] { next = count; });
     if (interrupted()) throw Interrupted("");
   };
-  in_parallel(paths.size(),
-              [&] { return [&](size_t i) { settle(paths[i], flush); }; });
+  StagedProof proof;
+  std::atomic<bool> lost = false;
+  in_parallel(paths.size(), [&] {
+    return [&](size_t i) {
+      if (!settle(paths[i], flush)) lost = true;
+    };
+  });
+  proof.lost = lost;
+  if (proof.lost) {
+    options.progress.end();
+    return proof;
+  }
 
   HandleCache handles;
   std::vector<Verdict> verdicts(pairs.size(), Verdict::kUnknown);
@@ -359,7 +372,6 @@ StagedProof prove_staged(const Plan& plan, const Target& target,
       options.progress.advance(written_bytes(plan, pairs[i].first));
     };
   });
-  StagedProof proof;
   for (size_t i = 0; i < pairs.size(); ++i) {
     if (verdicts[i] == Verdict::kGood)
       proof.good.push_back(*pairs[i].second);

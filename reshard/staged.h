@@ -19,6 +19,7 @@ struct StagedProof {
   std::vector<Outcome> good;  // the files hold what these items wrote
   size_t wrong = 0;           // items whose bytes are not what was written
   size_t unknown = 0;         // items of which the journal has no digest
+  bool lost = false;          // a flush failed: nothing was read
 };
 
 // Reads the target's files below `root` from the disk, not from the page

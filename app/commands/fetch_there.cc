@@ -61,7 +61,7 @@ void FetchThere::prepare() {
     file.sync();
   }
   for (const FetchFile& file : job_.files)
-    staging_.create(file.path, file.bytes);
+    staging_.create(file.path, file.bytes, known);
   upload_ = staging_.begin_upload();
 }
 

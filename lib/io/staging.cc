@@ -15,6 +15,7 @@
 
 #include "ckpt/error.h"
 #include "lib/failures.h"
+#include "lib/interrupt.h"
 #include "lib/io/note.h"
 #include "lib/io/probe.h"
 #include "lib/io/remove.h"
@@ -227,6 +228,7 @@ Staging::Staging(const std::string& target, const StagingOptions& options)
       target_((check(stripped(target), options), stripped(target))),
       place_(staging_place(target_)),
       root_(beside(place_, ".ckpt-staging")),
+      bad_(root_ + ".bad"),
       aside_(beside(place_, ".ckpt-journal")),
       lock_((check_name(target_, place_, options_), place_)) {
   if (place_ == target_) {
@@ -253,6 +255,12 @@ void Staging::remove_salvaged() const {
 
 // Ranks of a job whose first process is dead may still be writing here.
 void Staging::open_root() {
+  // A run was stopped while it copied: the journal is there to the end.
+  if (is_plain_file(join(bad_, kJournal))) {
+    throw_if(remove_tree(root_), root_);
+    replace_by_rename(bad_, root_);
+  }
+  throw_if(remove_tree(bad_), bad_);
   const bool left_over = exists(root_);
   make_directory(root_);
   if (!is_plain_directory(root_))
@@ -286,7 +294,46 @@ void Staging::open_root() {
 
 void Staging::clear() {
   if (place_ != target_) abandon_upload(upload_record());
-  throw_if(remove_others(root_, {}), root_);
+  // The directory, too: a flush of it may have failed.
+  throw_if(remove_tree(root_), root_);
+  make_directory(root_);
+}
+
+void Staging::renew(const std::function<void()>& create_all) {
+  throw_if(remove_tree(bad_), bad_);
+  replace_by_rename(root_, bad_);
+  make_directory(root_);
+  files_.clear();
+  directories_.clear();
+  made_.clear();
+  create_all();
+  throw_if(remove_tree(bad_), bad_);
+}
+
+// Copies a file from there and removes it, so that there is room for the next
+// one. What can't be copied is written again, as what was lost is.
+bool Staging::copy_bad(const std::string& relative_path, uint64_t size) const {
+  const std::string from = join(bad_, relative_path);
+  const std::string to = join(root_, relative_path);
+  constexpr uint64_t kCopied = uint64_t{256} << 20;  // at once
+  bool copied = false;
+  if (is_plain_file(from) && free_bytes(root_).value_or(size) >= size) {
+    const failures::Unimportant try_it;
+    try {
+      const Handle old = Handle::open_write(from);  // no source: not watched
+      if (old.size() == size) {
+        const Handle made = Handle::create(to);
+        for (uint64_t at = 0; at < size && !interrupted(); at += kCopied)
+          copy_range(old, at, made, at, std::min(kCopied, size - at));
+        copied = true;
+      }
+    } catch (const Error&) {
+      throw_if(remove_tree(to), to);
+    }
+  }
+  if (interrupted()) throw Interrupted("");
+  throw_if(remove_tree(from), from);
+  return copied;
 }
 
 std::string Staging::upload_record() const { return join(root_, kUpload); }
@@ -313,6 +360,7 @@ Staging::~Staging() {
   if (published_ || keep_) return;
   if (place_ != target_) abandon_upload(upload_record());
   remove_tree(root_);
+  remove_tree(bad_);
 }
 
 void Staging::check_space(uint64_t bytes) const {
@@ -339,12 +387,13 @@ void Staging::make_parents(const std::string& relative_path) {
   }
 }
 
-void Staging::create(const std::string& relative_path, uint64_t size) {
+void Staging::create(const std::string& relative_path, uint64_t size,
+                     bool keep) {
   make_parents(relative_path);
   const std::string path = join(root_, relative_path);
   files_.push_back(relative_path);
-  if (options_.resume && is_plain_file(path) &&
-      Handle::open_write(path).size() == size)
+  if (keep && copy_bad(relative_path, size)) return;
+  if (keep && is_plain_file(path) && Handle::open_write(path).size() == size)
     return;
   throw_if(remove_tree(path), path);
   Handle::create(path).allocate(size);
@@ -367,10 +416,7 @@ void Staging::flush() const {
           const int result = retry([&] { return ::fdatasync(fd); });
           const int why = errno;
           ::close(fd);
-          if (result != 0)
-            throw Error(
-                ExitCode::kIo, {path, {}},
-                "cannot flush: " + std::generic_category().message(why));
+          if (result != 0) throw flush_error(path, "cannot flush", why);
         },
         kThreads);
   throw_lost_writes();

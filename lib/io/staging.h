@@ -5,6 +5,7 @@
 //   DIR/.NAME.ckpt-lock       see lib/io/lock.h
 //   DIR/.NAME.ckpt-staging/   files in their final layout, `journal`, and
 //                             `lock` while other processes write there too
+//   DIR/.NAME.ckpt-staging.bad/  what a failed flush left, while it is copied
 //   DIR/.NAME.ckpt-journal    the journal, for the moment of the rename
 //   DIR/.NAME.ckpt-salvage/   what a salvage rebuilds for it first, with a lock
 //                             of its own (api/shadow.h)
@@ -20,6 +21,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
@@ -68,12 +70,21 @@ class Staging {
 
   // Throws kIo if the file system has less room.
   void check_space(uint64_t bytes) const;
-  // Creates a file of exactly that size, and the directories above it. One that
-  // an earlier run left with that size stays as it is.
-  void create(const std::string& relative_path, uint64_t size);
+  // Creates a file of exactly that size, and the directories above it. If it is
+  // to `keep` them, the bytes of a file of that size that an earlier run left
+  // are in it.
+  void create(const std::string& relative_path, uint64_t size,
+              bool keep = false);
 
-  // Removes everything in it: an earlier run's files are of no use.
+  // Removes it with everything in it, and makes it anew: an earlier run's files
+  // are of no use.
   void clear();
+
+  // A flush of them failed: all files are created anew, in a new directory, and
+  // those that are kept are copied, as far as there is room for it, from the
+  // old ones, which then go. (Inodes whose blocks the kernel could not write
+  // are not written by flushing them again: see lib/io/writeback.h.)
+  void renew(const std::function<void()>& create_all);
 
   // Lets other processes of the same job declare that they write here, each by
   // the object that join_staging() returns. As long as one of these lives no
@@ -93,6 +104,8 @@ class Staging {
   // if it could not be removed, and why; "" if all is gone.
   const std::string& leftover() const { return leftover_; }
   bool is_published() const { return published_; }
+  // The target is on another machine.
+  bool is_spool() const { return place_ != target_; }
 
   // Leaves what was written in place when this object is destroyed.
   void keep() { keep_ = true; }
@@ -100,6 +113,7 @@ class Staging {
  private:
   void remove_salvaged() const;
   void open_root();
+  bool copy_bad(const std::string& relative_path, uint64_t size) const;
   void make_parents(const std::string& relative_path);
   void remove_strangers() const;
   void sync_directories() const;
@@ -116,6 +130,7 @@ class Staging {
   std::string target_;
   std::string place_;  // the staging is beside it: target_ or in the spool
   std::string root_;
+  std::string bad_;    // beside it; while renew() works
   std::string aside_;  // the journal's place during the rename
   TargetLock lock_;
   bool keep_ = false;

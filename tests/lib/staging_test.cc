@@ -143,6 +143,80 @@ TEST_CASE("staging: one writer at a time; a dead one's leavings go") {
   CHECK(code_of(dir.file("none/out"), {}) == ExitCode::kMissing);
 }
 
+// Files that are open keep their inodes' numbers from being used again.
+struct Old {
+  explicit Old(const std::string& path) : file(Handle::open_read(path)) {
+    REQUIRE(::fstat(file.fd(), &facts) == 0);
+  }
+  bool is(const std::string& path) const {
+    struct stat now = {};
+    REQUIRE(::lstat(path.c_str(), &now) == 0);
+    return now.st_ino == facts.st_ino;
+  }
+  Handle file;
+  struct stat facts = {};
+};
+
+TEST_CASE("staging: what a failed flush left is copied to new inodes") {
+  const test::TempDir dir;
+  const std::string root = dir.file(".out.ckpt-staging");
+  const auto create = [](Staging& staging) {
+    staging.create("a/kept", 4, true);
+    staging.create("a/cut", 4, true);
+    staging.create("a/side", 4);
+  };
+  {
+    Staging staging(dir.file("out"), {});
+    create(staging);
+    put(staging, "a/kept", "kept");
+    put(staging, "a/cut", "gone");
+    put(staging, "a/side", "side");
+    staging.keep();
+  }
+  REQUIRE(::truncate((root + "/a/cut").c_str(), 3) == 0);
+  struct stat folder = {};
+  REQUIRE(::stat(root.c_str(), &folder) == 0);
+  const Old kept(root + "/a/kept"), cut(root + "/a/cut"),
+      side(root + "/a/side");
+  Staging staging(dir.file("out"), {.resume = true});
+  create(staging);
+  CHECK(kept.is(root + "/a/kept"));
+  CHECK_FALSE(side.is(root + "/a/side"));
+  CHECK(read_file(root + "/a/side", 9) == std::string(4, '\0'));
+  SUBCASE("after a failed flush") {
+    staging.renew([&] { create(staging); });
+    CHECK_FALSE(kept.is(root + "/a/kept"));
+    CHECK_FALSE(cut.is(root + "/a/cut"));
+    struct stat now = {};
+    REQUIRE(::stat(root.c_str(), &now) == 0);
+    CHECK(now.st_ino != folder.st_ino);
+  }
+  CHECK(read_file(root + "/a/kept", 9) == "kept");
+  CHECK(read_file(root + "/a/cut", 9) == std::string(4, '\0'));
+  staging.publish();
+  CHECK(read_file(dir.file("out/a/kept"), 9) == "kept");
+  CHECK_FALSE(is_directory(root));
+  CHECK_FALSE(is_directory(root + ".bad"));
+}
+
+TEST_CASE("staging: a run that was killed as it copied goes on with the rest") {
+  const test::TempDir dir;
+  dir.write(".out.ckpt-staging.bad/a/kept", "kept");
+  dir.write(".out.ckpt-staging/a/kept", "ke");
+  const std::string root = dir.file(".out.ckpt-staging");
+  SUBCASE("with its journal") {
+    dir.write(".out.ckpt-staging.bad/journal", "");
+    Staging staging(dir.file("out"), {.resume = true});
+    CHECK(read_file(root + "/a/kept", 9) == "kept");
+    CHECK_FALSE(is_directory(root + ".bad"));
+  }
+  SUBCASE("or without it") {
+    Staging staging(dir.file("out"), {.resume = true});
+    CHECK_FALSE(is_directory(root + ".bad"));
+  }
+  CHECK(list_directory(dir.path).empty());
+}
+
 TEST_CASE("staging: too little space is said before anything is written") {
   const test::TempDir dir;
   const Staging staging(dir.file("out"), {});

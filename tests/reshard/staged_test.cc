@@ -146,9 +146,16 @@ TEST_CASE("staged: a journal that doubts says so to whoever opens it") {
   auto journal = Journal::open(path, kWork);
   REQUIRE(journal.has_value());
   CHECK(journal->is_doubtful());
+  CHECK_FALSE(journal->is_lost());
   CHECK(journal->done().size() == 1);
   journal->replace({});
   CHECK_FALSE(Journal::open(path, kWork)->is_doubtful());
+  journal->doubt(Journal::Doubt::kFlush);
+  auto lost = Journal::open(path, kWork);
+  CHECK(lost->is_doubtful());
+  CHECK(lost->is_lost());
+  lost->doubt();  // does not take it back
+  CHECK(Journal::open(path, kWork)->is_lost());
   CHECK_THROWS_AS(Journal::open(path, kWork + 1), Error);
 }
 

@@ -347,6 +347,56 @@ def test_no_direct_reads(folder):
         subprocess.run(["umount", mount], check=False)
 
 
+def mount_on_full(folder):
+    """ext4 without a journal, on a device that takes 40 MiB and then fails."""
+    store, mount = folder / "store", folder / "mount"
+    store.mkdir()
+    mount.mkdir()
+    image = store / "image"
+    if os.geteuid() != 0 or not shutil.which("mkfs.ext4"):
+        raise Skip("needs root and mkfs.ext4")
+    for argv in (["mount", "-t", "tmpfs", "-o", "size=40m", "none", store],
+                 ["truncate", "-s", "256M", image],
+                 ["mkfs.ext4", "-q", "-F", "-O", "^has_journal", "-E",
+                  "nodiscard", image],
+                 ["mount", "-o", "loop", image, mount]):
+        if subprocess.run(argv, capture_output=True, check=False).returncode:
+            raise Skip(f"{argv[0]} does not work here")
+    return store, mount
+
+
+def test_full_store(folder):
+    """What is written while nothing can be flushed is not there after the next
+    mount: not the tensors, and not the files that a resumed run writes into
+    inodes of that time."""
+    store, mount = folder / "store", folder / "mount"
+    source, target = folder / "s", mount / "out"
+    source.mkdir()
+    try:
+        mount_on_full(folder)
+        for i in range(10):
+            safetensors(source / f"model-{i}.safetensors", 504)
+            (source / f"model-{i}.safetensors").write_bytes(
+                (source / f"model-{i}.safetensors").read_bytes().replace(
+                    b'"w"', b'"%d"' % i, 1))
+        argv = ["convert", source, target, "--to", "dcp"]
+        broken = CKPT.run(*argv)
+        check(broken.code == 6 and "--resume" in broken.err, str(broken))
+        subprocess.run(["mount", "-o", "remount,size=400m", store], check=True)
+        told = CKPT.ok(*argv, "--resume")
+        check("copied to new ones" in told.err, told.err)
+        subprocess.run(["umount", mount], check=True)
+        subprocess.run(["mount", "-o", "loop", store / "image", mount],
+                       check=True)
+        for file in target.iterdir():
+            check(file.read_bytes().strip(b"\0"), f"{file.name} is zeros")
+        CKPT.ok("verify", target)
+        CKPT.ok("verify", source, target)
+    finally:
+        for place in (mount, store):
+            subprocess.run(["umount", place], capture_output=True, check=False)
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -359,6 +409,7 @@ def prepare(suite, ckpt):
     suite.add("--io auto: what is read once", test_auto_mode)
     suite.add("--io: a file system without direct reads", test_no_direct_reads)
     suite.add("a file system without a size", test_no_size)
+    suite.add("ext4 whose device runs full", test_full_store)
     suite.add("--no-manifest: no digests but where needed", test_no_digests)
     suite.add("--no-manifest: replicas are compared", test_only_replicas)
 
