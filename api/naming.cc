@@ -332,7 +332,7 @@ class Renaming {
 
   void leave_optimizer() {
     const size_t before = source_.problems.size();
-    source_ = runs::model_only(std::move(source_));
+    source_ = runs::without_optimizer(std::move(source_));
     for (size_t p = before; p < source_.problems.size(); ++p)
       say(naming_, source_.problems[p].message, source_.problems[p].severity);
   }
@@ -367,7 +367,7 @@ class Renaming {
     }
     std::string why;
     if (leaves_optimizer()) {
-      Catalog alone = try_hf(runs::model_only(Catalog(source_)), from_,
+      Catalog alone = try_hf(runs::without_optimizer(Catalog(source_)), from_,
                              options_, naming_, why);
       if (why.empty()) {
         leave_optimizer();

@@ -340,6 +340,11 @@ Catalog weights_alone(Catalog source, std::string_view where,
 
 Catalog model_only(Catalog source) {
   return weights_alone(std::move(source), "a directory of weights",
+                       "--to dcp and --to torch keep them");
+}
+
+Catalog without_optimizer(Catalog source) {
+  return weights_alone(std::move(source), "a directory of weights",
                        "--to dcp and --to torch keep them", true);
 }
 

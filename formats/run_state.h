@@ -21,6 +21,8 @@ Catalog as_state_dict(Catalog source);
 // Keeps only the model, for formats that hold nothing else; a problem says what
 // is left out. Returns catalogs that are not a run unchanged.
 Catalog model_only(Catalog source);
+// The same for any catalog.
+Catalog without_optimizer(Catalog source);
 
 // The same for one file of such a format; catalogs for others are returned
 // unchanged.

@@ -45,7 +45,8 @@ struct Held {
 
 // Of the processes that hold a box, the one with the least to do writes it;
 // largest boxes first. Its shard becomes the first of the box's.
-std::vector<Held> assign(std::vector<Held> all, uint32_t ranks) {
+std::vector<Held> assign(std::vector<Held> all, uint32_t ranks,
+                         bool keep_replicas) {
   std::map<std::string, std::map<std::pair<Dims, Dims>, std::vector<size_t>>>
       boxes;
   for (size_t i = 0; i < all.size(); ++i)
@@ -66,8 +67,12 @@ std::vector<Held> assign(std::vector<Held> all, uint32_t ranks) {
     writes[chosen] = true;
   }
   std::vector<Held> first, rest;
-  for (size_t i = 0; i < all.size(); ++i)
-    (writes[i] ? first : rest).push_back(std::move(all[i]));
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (writes[i])
+      first.push_back(std::move(all[i]));
+    else if (keep_replicas)
+      rest.push_back(std::move(all[i]));
+  }
   std::ranges::move(rest, std::back_inserter(first));
   return first;
 }
@@ -114,12 +119,10 @@ std::vector<std::string> PendingSave::State::plan(
   for (uint32_t rank = 0; rank < all.size(); ++rank)
     for (uint64_t i = 0; i < all[rank].state.tensors.size(); ++i)
       held.push_back({rank, i, std::move(all[rank].state.tensors[i])});
-  held = assign(std::move(held), job->size());
+  held = assign(std::move(held), job->size(), !options.allow_replica_mismatch);
   std::vector<ShardedTensor> shards;
-  shards.reserve(held.size());
   for (const Held& one : held) shards.push_back(one.shard);
   std::vector<RankState> states;
-  states.reserve(all.size());
   for (library::Packed& one : all) states.push_back(std::move(one.state));
   Catalog catalog =
       library::catalog_of(std::move(shards), std::move(states), layout);
@@ -217,10 +220,9 @@ namespace {
 
 // The part common to save() and begin_save(): makes a State.
 template <class State>
-std::unique_ptr<State> begin(std::shared_ptr<Communicator>&& job,
-                             RankState&& given, Layout layout,
-                             std::string&& path, SaveOptions options,
-                             bool copy) {
+std::unique_ptr<State> begin(std::shared_ptr<Communicator> job, RankState given,
+                             Layout layout, const std::string& path,
+                             SaveOptions options, bool copy) {
   if (!job)
     throw usage_error({path, {}}, "a save without a job: join_job() has one");
   auto state = std::make_unique<State>();
@@ -250,16 +252,16 @@ std::unique_ptr<State> begin(std::shared_ptr<Communicator>&& job,
 
 PendingSave begin_save(std::shared_ptr<Communicator> job, RankState state,
                        Layout layout, std::string path, SaveOptions options) {
-  return PendingSave(begin<PendingSave::State>(
-      std::move(job), std::move(state), std::move(layout), std::move(path),
-      std::move(options), true));
+  return PendingSave(begin<PendingSave::State>(std::move(job), std::move(state),
+                                               std::move(layout), path,
+                                               std::move(options), true));
 }
 
 Preview save(std::shared_ptr<Communicator> job, RankState state, Layout layout,
              std::string path, SaveOptions options) {
-  return PendingSave(begin<PendingSave::State>(
-                         std::move(job), std::move(state), std::move(layout),
-                         std::move(path), std::move(options), false))
+  return PendingSave(begin<PendingSave::State>(std::move(job), std::move(state),
+                                               std::move(layout), path,
+                                               std::move(options), false))
       .finish();
 }
 

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // ckpt/parallel.h for tests: one process of a job under mpirun.
 //
-//   parallel_tool save PATH FORMAT [TP] [--between WORD] [--differ [--allow]]
+//   parallel_tool save PATH FORMAT [TP] [--between WORD]
 //   parallel_tool load PATH OUT
 //
 // Saves two tensors cut over the ranks (rows; columns), one that all have, and
 // an object for each rank; loads what each requests. WORD: "change" overwrites
 // the tensors between the phases, "drop" abandons the save, "kill" ends rank 0
-// there, "fail" makes the last rank give too few bytes. --differ: the last
-// rank's copy of the tensor that all have is another, by 0.5 in one place;
-// --allow: allow_replica_mismatch.
+// there, "fail" makes the last rank give too few bytes.
 #include <unistd.h>
 
 #include <csignal>
@@ -82,27 +80,16 @@ int save(const std::vector<std::string>& words) {
   if (layout.format == "dcp") layout.topology.dp = job.ranks->size();
   layout.single_file = words[1].ends_with(".safetensors");
   std::string between;
-  bool differ = false, allow = false;
   for (size_t i = 3; i < words.size(); ++i) {
     if (words[i] == "--between")
       between = words[++i];
-    else if (words[i] == "--differ")
-      differ = true;
-    else if (words[i] == "--allow")
-      allow = true;
     else
       layout.topology.tp = static_cast<uint32_t>(std::stoul(words[i]));
   }
   SaveOptions options{.threads = 1, .sync = false};
-  options.allow_replica_mismatch = allow;
   options.note = [](const std::string& line) { std::cerr << line << "\n"; };
-  RankState state = job.state(between == "fail");
-  if (differ && job.ranks->rank() + 1 == job.ranks->size()) {
-    const float other = value_at(0, 5) + 0.5F;
-    std::memcpy(job.bytes[2].data() + 5 * sizeof(float), &other, sizeof(other));
-  }
-  PendingSave pending =
-      begin_save(job.ranks, std::move(state), layout, words[1], options);
+  PendingSave pending = begin_save(job.ranks, job.state(between == "fail"),
+                                   layout, words[1], options);
   if (between == "change")
     for (auto& bytes : job.bytes) std::memset(bytes.data(), 0xff, bytes.size());
   if (between == "kill") {

@@ -104,27 +104,37 @@ def test_between(folder):
 
 
 def test_copies_that_differ(folder, count):
-    """What all processes have is compared, and one's copy is written where that
-    was asked for: it is said, and the manifest keeps that it is unproven."""
-    path = folder / "step"
-    refused = job(count, "save", path, "dcp", "--differ")
-    check(refused.returncode == 4 and "whole.weight" in refused.stderr,
+    """What a rule calls replicated and is not, written by several processes: as
+    by one, it is refused, or the difference is said once and the manifest keeps
+    it."""
+    from safetensors.torch import save_file
+
+    torch.manual_seed(0)
+    state = {"head.weight": torch.randn(4, 8), "norm.weight": torch.ones(8)}
+    (folder / "run").mkdir()
+    for rank in range(2):
+        state["norm.weight"][5] = 1 + rank / 2
+        save_file(state, folder / f"run/rank{rank}.safetensors")
+    (folder / "rules.json").write_text('{"*": null}')
+
+    def unshard(name, *words):
+        return subprocess.run(
+            [*MPIRUN, "-n", str(count), CKPT.path, "unshard", folder / "run",
+             folder / name, "--shard-dims", folder / "rules.json", *words],
+            text=True, capture_output=True, timeout=HANG, env=job_environment())
+
+    refused = unshard("no.pt")
+    check(refused.returncode == 4 and "norm.weight" in refused.stderr,
           f"{refused}")
-    nothing_left(folder, "step")
-    done = job(count, "save", path, "dcp", "--differ", "--allow")
+    nothing_left(folder, "no.pt")
+    done = unshard("out.pt", "--allow-replica-mismatch")
     check_equal(done.returncode, 0, done.stderr)
-    said = [line for line in done.stderr.splitlines()
-            if "whole.weight: its copies differ; the one in" in line]
-    check_equal(len(said), 1, done.stderr)
-    manifest = (path / ".ckpt-manifest.json").read_text()
-    check("its copies differ" in manifest, manifest)
-    verdict = CKPT.run("verify", path, "--json").want(1).json()["verdict"]
-    check(verdict != "ok", verdict)
-    # Equal copies leave no mark.
-    ok(count, "save", folder / "same", "dcp", "--allow")
-    check_tensors(folder / "same")
-    manifest = (folder / "same" / ".ckpt-manifest.json").read_text()
-    check("differ" not in manifest, manifest)
+    told = (done.stderr + done.stdout).count("by at most 0.5 in 1 of 8")
+    check_equal(told, 1, done.stderr)
+    manifest = (folder / "out.pt.ckpt-manifest.json").read_text()
+    check("its copies differ, by at most 0.5 in 1 of 8" in manifest, manifest)
+    verdict = CKPT.run("verify", folder / "out.pt", "--json").want(1).json()
+    check(verdict["verdict"] != "ok", f"{verdict}")
 
 
 def test_store(folder):
