@@ -121,8 +121,10 @@ std::vector<std::string> PendingSave::State::plan(
       held.push_back({rank, i, std::move(all[rank].state.tensors[i])});
   held = assign(std::move(held), job->size(), !options.allow_replica_mismatch);
   std::vector<ShardedTensor> shards;
+  shards.reserve(held.size());
   for (const Held& one : held) shards.push_back(one.shard);
   std::vector<RankState> states;
+  states.reserve(all.size());
   for (library::Packed& one : all) states.push_back(std::move(one.state));
   Catalog catalog =
       library::catalog_of(std::move(shards), std::move(states), layout);
@@ -220,9 +222,10 @@ namespace {
 
 // The part common to save() and begin_save(): makes a State.
 template <class State>
-std::unique_ptr<State> begin(std::shared_ptr<Communicator> job, RankState given,
-                             Layout layout, const std::string& path,
-                             SaveOptions options, bool copy) {
+std::unique_ptr<State> begin(std::shared_ptr<Communicator>&& job,
+                             RankState&& given, Layout layout,
+                             const std::string& path, SaveOptions options,
+                             bool copy) {
   if (!job)
     throw usage_error({path, {}}, "a save without a job: join_job() has one");
   auto state = std::make_unique<State>();
@@ -251,14 +254,15 @@ std::unique_ptr<State> begin(std::shared_ptr<Communicator> job, RankState given,
 }  // namespace
 
 PendingSave begin_save(std::shared_ptr<Communicator> job, RankState state,
-                       Layout layout, std::string path, SaveOptions options) {
+                       Layout layout, std::string path,  // NOLINT: ckpt.h
+                       SaveOptions options) {
   return PendingSave(begin<PendingSave::State>(std::move(job), std::move(state),
                                                std::move(layout), path,
                                                std::move(options), true));
 }
 
 Preview save(std::shared_ptr<Communicator> job, RankState state, Layout layout,
-             std::string path, SaveOptions options) {
+             std::string path, SaveOptions options) {  // NOLINT: ckpt.h
   return PendingSave(begin<PendingSave::State>(std::move(job), std::move(state),
                                                std::move(layout), path,
                                                std::move(options), false))
