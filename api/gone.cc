@@ -98,6 +98,15 @@ std::vector<FlatRange> common(const std::vector<FlatRange>& a,
   return minus(a, minus(a, b));
 }
 
+std::vector<FlatRange> united(const std::vector<FlatRange>& a,
+                              const std::vector<FlatRange>& b) {
+  std::vector<FlatRange> both = a, all;
+  both.insert(both.end(), b.begin(), b.end());
+  std::ranges::sort(both, {}, &FlatRange::begin);
+  for (const FlatRange& range : both) add(all, range);
+  return all;
+}
+
 void for_each_run(const Tensor& tensor, const Piece& piece,
                   const std::vector<FlatRange>& elements,
                   const std::function<void(uint64_t element, uint64_t offset,

@@ -23,6 +23,8 @@ std::vector<FlatRange> common(const std::vector<FlatRange>& a,
                               const std::vector<FlatRange>& b);
 std::vector<FlatRange> minus(const std::vector<FlatRange>& a,
                              const std::vector<FlatRange>& b);
+std::vector<FlatRange> united(const std::vector<FlatRange>& a,
+                              const std::vector<FlatRange>& b);
 uint64_t count(const std::vector<FlatRange>& elements);
 uint64_t element_count(const Piece& piece);
 

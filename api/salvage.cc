@@ -69,6 +69,7 @@ void Salvager::work() {
   find_gone();
   from_replicas();
   check_digests();
+  undo_shift();
   from_tied();
   from_like();
   list_gone();
@@ -239,6 +240,9 @@ std::vector<sums::Sum> Salvager::sums_of_source() const {
   sums::Beside found =
       sums::beside(sources, single ? io::parent(source_) : source_);
   for (sums::Sum& sum : found.sums) sum.file = shadows.at(sum.file);
+  std::erase_if(found.sums, [&](const sums::Sum& sum) {
+    return is_shifted_file(sum.file);
+  });
   return std::move(found.sums);
 }
 

@@ -98,7 +98,7 @@ const Manifest* Salvager::manifest() {
 }
 
 const Manifest::Entry* Salvager::entry_of(const Tensor& tensor) {
-  if (!manifest()) return nullptr;
+  if (!manifest() || shifted_.contains(tensor.name)) return nullptr;
   const auto entry = manifest_->tensors.find(tensor.name);
   return entry == manifest_->tensors.end() || !entry->second.unproven.empty() ||
                  entry->second.dtype != tensor.dtype ||
@@ -221,7 +221,8 @@ void Salvager::list_gone() {
       for (size_t q = 0; q < p; ++q)
         listed = listed || same_place(piece, tensor.pieces[q]);
       if (!listed) list(tensor, piece, gone_[t][p]);
-      if (options_.fill == Fill::kRefuse || element_size(tensor.dtype) == 0)
+      if (options_.fill == Fill::kRefuse || element_size(tensor.dtype) == 0 ||
+          (options_.fill == Fill::kZeros && widened_.contains(t)))
         continue;
       std::string one = fill;
       if (piece.transform & kSwapBytes) std::ranges::reverse(one);

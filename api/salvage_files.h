@@ -64,6 +64,7 @@ class SalvageFiles {
   void match_metadata(const Manifest& manifest);
   void infer_arrays(const Manifest& manifest);
   void infer_common_part();
+  bool has_common_item(const std::string& folder) const;
   // salvage_indexes.cc
   void check_indexes();
   bool rebuild_index(const std::string& file);

@@ -6,6 +6,7 @@
 
 #include "api/salvage_files.h"
 #include "ckpt/error.h"
+#include "formats/megatron/state/common.h"
 #include "formats/salvage/metadata.h"
 #include "formats/salvage/zero.h"
 #include "lib/io/file.h"
@@ -15,6 +16,22 @@
 namespace ckpt::library {
 
 namespace fs = std::filesystem;
+
+// Newer cores have the common part in an item. A common.pt would hide it.
+bool SalvageFiles::has_common_item(const std::string& folder) const {
+  if (folder.empty()) return false;
+  try {
+    const Catalog catalog =
+        formats::open(shadow_.path(folder == "." ? "" : folder), options_.from,
+                      options_.read);
+    return std::ranges::any_of(catalog.objects, [&](const Object& object) {
+      return megatron::is_common(catalog, object);
+    });
+  } catch (const Error& error) {
+    if (error.code() == ExitCode::kIo) throw;
+  }
+  return false;
+}
 
 Manifest SalvageFiles::manifest_of_source() const {
   try {
@@ -168,6 +185,7 @@ void SalvageFiles::infer_arrays(const Manifest& manifest) {
 // objects say about the model and its ranks, so that the rest can be loaded.
 void SalvageFiles::infer_common_part() {
   const std::string folder = folder_without_common();
+  if (has_common_item(folder)) return;
   std::string file;
   if (!folder.empty())
     file = (fs::path(folder == "." ? "" : folder) / "common.pt").string();

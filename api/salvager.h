@@ -4,17 +4,23 @@
 //   salvage.cc           opens what is left, proves it, publishes it
 //   salvage_items.cc     records and items of archives: frames, checksums
 //   salvage_elements.cc  elements that are gone, and where a copy is
+//   salvage_shift.cc     optimizer states that were saved shifted
 #pragma once
 
 #include <functional>
+#include <map>
 #include <optional>
+#include <set>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "api/gone.h"
 #include "api/prepared.h"
 #include "api/salvage.h"
 #include "api/salvage_files.h"
+#include "api/shift.h"
 #include "ckpt/error.h"
 #include "containers/sums/sums.h"
 #include "lib/manifest.h"
@@ -75,6 +81,20 @@ class Salvager {
   void list(const Tensor& tensor, const Piece& piece, const Elements& elements);
   bool is_gone(size_t t) const;
 
+  // salvage_shift.cc
+  using Tensors = std::map<uint32_t, uint32_t>;
+  void undo_shift();
+  void move_back(const ShiftSearch::Found& found);
+  void move_run(const ShiftSearch& states, const Tensors& tensors,
+                const megatron::JobBuffer& buffer,
+                const megatron::MovedRun& run);
+  void lose_run(const ShiftSearch& states, const std::string& state,
+                const Tensors& tensors, const megatron::JobBuffer& buffer,
+                const megatron::ParamRun& run);
+  void write_stored(const StoredRun& run, std::string_view bytes);
+  void renew_checksums();
+  bool is_shifted_file(const std::string& path) const;
+
   // The name of a catalog's file, if bytes of it can be given up.
   std::string file_of(uint32_t index) const;
 
@@ -94,7 +114,11 @@ class Salvager {
   std::vector<std::vector<Elements>> gone_;  // by tensor, by piece
   std::optional<Manifest> manifest_;
   bool looked_ = false;
-  Manifest proven_;  // of DST
+  // What was moved: its digests and checksums were those of other elements.
+  std::set<std::string, std::less<>> shifted_;          // names
+  std::set<std::pair<uint32_t, uint64_t>> shifted_at_;  // file, extent
+  std::set<uint64_t> widened_;  // main weights whose gaps have the weights
+  Manifest proven_;             // of DST
 };
 
 // True for an error that a file may cause: another file may have it right.

@@ -371,7 +371,8 @@ def with_optimizer(job):
 def run_save(job, expected):
     """Saves a model whose main weights round to it, as a training run does.
     With "bucket", its gradients are reduced in buckets of that many elements,
-    and padding ends each of them."""
+    and padding ends each of them; with "noise", weights are not rounded to
+    nearest; with "ones", norms and biases are as a run begins with them."""
     import torch
     from megatron.core import dist_checkpointing as dc
 
@@ -380,9 +381,11 @@ def run_save(job, expected):
     for number, p in enumerate(gpt.parameters()):
         seed = torch.Generator().manual_seed(number)
         main = torch.randn(p.shape, generator=seed)
-        p.data.copy_(main)
         states = {"param": main, "exp_avg": main * 0.5,
                   "exp_avg_sq": main * main}
+        if "ones" in job and p.dim() == 1:
+            states["param"] = main = torch.ones(p.shape)
+        p.data.copy_(main + main.abs() * job.get("noise", 0))
         for one in chained:
             if p not in one.model_param_group_index_map:
                 continue  # another rank's

@@ -3,7 +3,10 @@
 """Main weights that are not their weights. megatron-core 0.19.2 itself saves
 fully_reshardable optimizer states of several padded buckets, each after the
 first shifted: `verify` finds it in every format that such a checkpoint is
-carried into, and writers say so. What it saves in one bucket is sound."""
+carried into, and writers say so. What it saves in one bucket is sound.
+
+`salvage` moves it back, where the weights prove it: the same model saved in one
+bucket says what each element was. megatron-core loads the result."""
 
 import sys
 from pathlib import Path
@@ -27,14 +30,15 @@ TARGETS = {
 }
 
 
-def save(folder, topology, bucket):
+def save(folder, topology, bucket, name="saved", model=None, **more):
     if not CORE.exists():
         raise Skip("megatron-core 0.19 is not installed")
-    path = folder / "saved"
+    path = folder / name
     path.mkdir()
     sizes = {"tp": 1, "pp": 1, **topology}
-    job = {"kind": "save", "path": str(path), "expected": [], "model": MODEL,
-           "topology": topology, "world": 2 * sizes["tp"] * sizes["pp"]}
+    job = {"kind": "save", "path": str(path), "expected": [],
+           "model": {**MODEL, **(model or {})}, "topology": topology,
+           "world": 2 * sizes["tp"] * sizes["pp"], **more}
     if bucket:
         job["bucket"] = bucket
     wrong = PROGRAM.ask(job)
@@ -99,12 +103,136 @@ def test_sound(folder, topology):
     check("no problems found" in result.out, str(result))
 
 
+def plain(path, folder):
+    from safetensors.torch import load_file
+
+    file = folder / f"{path.name}.safetensors"
+    CKPT.ok("unshard", path, file, "--no-manifest", "-q")
+    return load_file(file), file
+
+
+def without_gone(tensors, gone):
+    """The same with NaN for what is said to be gone."""
+    tensors = {name: value.clone() for name, value in tensors.items()}
+    lost = {}
+    for one in gone:
+        box, (begin, end) = one["box"], one["elements"]
+        part = tensors[one["tensor"]][tuple(
+            slice(at, at + n) for at, n in zip(box["offset"], box["shape"]))]
+        flat = part.flatten().clone()
+        flat[begin:end] = float("nan")
+        part.copy_(flat.reshape(part.shape))
+        state = one["tensor"].split(".")[2]
+        lost[state] = lost.get(state, 0) + end - begin
+    return tensors, lost
+
+
+def compare_back(back, sound, gone):
+    """Each element is the one that the sound save has, or gone by name."""
+    import torch
+
+    back, lost = without_gone(back, gone)
+    sound, _ = without_gone(sound, gone)
+    check_equal(set(back), set(sound), "names")
+    wrong = [name for name, value in back.items() if not torch.equal(
+        value.nan_to_num(7), sound[name].nan_to_num(7))]
+    check(not wrong, f"not what was saved in one bucket: {wrong}")
+    return lost
+
+
+def test_salvage(folder, topology, model, most):
+    """At most that share of each state is gone."""
+    path = save(folder, topology, BUCKET, model=model)
+    truth = save(folder, topology, None, "sound", model=model)
+    refused = CKPT.run("salvage", path, folder / "no", "--json").want(5)
+    check("can't be undone" not in refused.out, str(refused))
+    check(not (folder / "no").exists(), "nothing is written")
+    result = CKPT.run("salvage", path, folder / "back", "--partial", "zeros",
+                      "--json").want(1).json()
+    check(not result["lost"], f"only elements are lost: {result['lost']}")
+    kinds = named(folder / "back", "--deep")
+    check_equal(set(kinds), {"unproven"}, "verify --deep")
+    back, file = plain(folder / "back", folder)
+    lost = compare_back(back, plain(truth, folder)[0], result["gone"])
+    sizes = {state: sum(value.numel() for name, value in back.items()
+                        if name.startswith(f"optimizer.state.{state}."))
+             for state in ("param", "exp_avg", "exp_avg_sq")}
+    check_equal(len(set(lost.values())), 1, f"alike in all states: {lost}")
+    check(0 < lost["param"] <= most * sizes["param"],
+          f"{lost['param']} of {sizes['param']} are gone")
+    sizes = {"tp": 1, "pp": 1, **topology}
+    wrong = PROGRAM.ask({
+        "kind": "optim", "path": str(folder / "back"),
+        "expected": [str(file)], "model": {**MODEL, **model},
+        "topology": topology, "world": 2 * sizes["tp"] * sizes["pp"],
+        "main_weight": "param"})
+    check(not wrong, f"megatron-core loads it: {wrong}")
+
+
+def test_tied(folder):
+    """A shared embedding has a bucket of its own, even if nothing overlaps."""
+    import torch
+
+    path = save(folder, {"pp": 2}, None, model={"tied": True})
+    CKPT.run("salvage", path, folder / "back", "--partial", "zeros").want(1)
+    back, _ = plain(folder / "back", folder)
+    for name, main in back.items():
+        if name.startswith("optimizer.state.param."):
+            weight = back[name.removeprefix("optimizer.state.param.")]
+            check(torch.equal(main.bfloat16(), weight), name)
+
+
+def test_constant(folder):
+    """Norms and biases of ones prove nothing themselves: either what is around
+    them does, or nothing is moved."""
+    path = save(folder, {}, BUCKET, ones=True)
+    truth = save(folder, {}, None, "sound", ones=True)
+    result = CKPT.run("salvage", path, folder / "back", "--partial", "zeros",
+                      "--json").want(1).json()
+    if result["lost"]:
+        check("constant parameters" in str(result["lost"]), str(result))
+        return
+    compare_back(plain(folder / "back", folder)[0], plain(truth, folder)[0],
+                 result["gone"])
+
+
+def test_rounded_otherwise(folder):
+    """Nothing proves what is near its weight, but not the same."""
+    path = save(folder, {}, BUCKET, noise=0.003)
+    result = CKPT.run("salvage", path, folder / "back", "--json").want(5)
+    (why,) = [one["what"] for one in result.json()["lost"]
+              if "can't be undone" in one["what"]]
+    check("stochastic rounding" in why, why)
+    check(not (folder / "back").exists(), "nothing is written")
+
+
+def test_lost_besides(folder):
+    """Beside what is lost for another reason nothing is proven."""
+    path = save(folder, {}, BUCKET)
+    (data,) = path.glob("*.distcp")
+    with open(data, "r+b") as file:
+        file.truncate(data.stat().st_size * 9 // 10)
+    result = CKPT.run("salvage", path, folder / "back", "--json").want(5)
+    check("can't be undone" in result.out, str(result))
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
     for topology in ({}, {"tp": 2}):
         suite.add(f"several buckets at {topology}", test_shifted, topology)
     suite.add("carried into every format", test_carried)
+    experts = {"experts": 4}
+    for topology, model, most in (
+            ({}, {}, 0.03), ({"tp": 2}, {}, 0.06),
+            ({"tp": 2, "pp": 2}, {"layers": 4}, 0.03),
+            ({"ep": 2}, experts, 0.01),
+            ({}, {"norm": "RMSNorm", "bias": False}, 0.03)):
+        suite.add(f"moved back at {topology} {model}", test_salvage, topology,
+                  model, most)
+    for test in (test_tied, test_constant, test_rounded_otherwise,
+                 test_lost_besides):
+        suite.add(test.__name__.removeprefix("test_"), test)
     for topology in ({}, {"pp": 2}):
         suite.add(f"one bucket at {topology}", test_sound, topology)
 
