@@ -59,7 +59,7 @@ void add_contents(const Prepared& prepared, const std::string& root,
   const Target& target = prepared.target;
   for (const TargetFile& file : target.files) {
     std::vector<uint64_t> ranges;  // none: all of it
-    if (file.copy_of.empty()) {
+    if (file.copy_of.empty() && !prepared.known) {
       ranges = around_tensors(file);
       if (ranges.empty() && file.size) continue;  // tensors and nothing else
       if (ranges == std::vector<uint64_t>{0, file.size}) ranges.clear();

@@ -30,6 +30,7 @@ Manifest manifest_of(const Prepared& prepared,
   }
   for (const TargetFile& file : prepared.target.files)
     manifest.files[file.path] = file.size;
+  if (prepared.known) return manifest;  // the plan has whole files
   const std::set<std::string> decoded = decoded_tensors(prepared.source);
   for (size_t i = 0; i < plan.tensors.size(); ++i) {
     const Tensor& tensor = prepared.target.catalog.tensors[i];

@@ -14,6 +14,7 @@
 #include "api/salvager.h"
 #include "api/write.h"
 #include "convert/whole.h"
+#include "lib/failures.h"
 #include "lib/interrupt.h"
 #include "lib/io/file.h"
 #include "lib/text/shell.h"
@@ -60,6 +61,7 @@ Salvaged Salvager::run() {
 }
 
 void Salvager::work() {
+  const uint64_t begin = failures::mark();
   check_place(target_, {source_, options_.like});
   files_.run();
   open();
@@ -80,6 +82,9 @@ void Salvager::work() {
     seal();
     verify_result();
   }
+  // A disk that doesn't answer has not said that something is lost.
+  for (const std::string& root : {files_.root(), source_})
+    if (const auto failure = failures::since(begin, root)) throw *failure;
   finish();
 }
 
@@ -297,19 +302,44 @@ void Salvager::mark_lost(library::Prepared& prepared) {
   }
 }
 
+// The files as tensors of bytes, so that the engine copies them like any
+// other writer's: in parts, with a journal. A file that was rebuilt is another
+// one in each run, so that its name has its content for --resume.
+void Salvager::plan_copies(library::Prepared& prepared) const {
+  Catalog& to = prepared.target.catalog;
+  to.format = report_.format;
+  for (const std::string& file : files_.shadow().files()) {
+    const std::string from = files_.origin(file);
+    const io::Handle handle = io::Handle::open_read(from);
+    const bool rebuilt = from == files_.shadow().path(file);
+    Tensor bytes;
+    bytes.name = file;
+    if (rebuilt) bytes.name += '\0' + sha256_of(handle, {});
+    bytes.dtype = DType::u8;
+    bytes.shape = {handle.size()};
+    Piece whole;
+    whole.box = Box::whole(bytes.shape);
+    whole.extent.file = static_cast<uint32_t>(prepared.source.files.size());
+    bytes.pieces = {whole};
+    TargetFile copy;
+    copy.path = files_.is_single() ? "" : file;
+    copy.size = handle.size();
+    prepared.target.files.push_back(std::move(copy));
+    prepared.source.files.push_back({.path = from, .size = handle.size()});
+    to.files.push_back({.path = file, .size = handle.size()});
+    to.tensors.push_back(bytes);
+    prepared.source.tensors.push_back(std::move(bytes));
+  }
+  prepared.plan = reshard::make_plan(prepared.source, prepared.target, false);
+}
+
 void Salvager::finish() {
   library::Prepared prepared;
   prepared.path = target_;
   prepared.single_file = files_.is_single();
-  for (const std::string& file : files_.shadow().files()) {
-    const std::string from = files_.origin(file);
-    TargetFile copy;
-    copy.path = files_.is_single() ? "" : file;
-    copy.size = io::Handle::open_read(from).size();
-    copy.copy_of = from;
-    report_.bytes += copy.size;
-    prepared.target.files.push_back(std::move(copy));
-  }
+  plan_copies(prepared);
+  for (const TargetFile& file : prepared.target.files)
+    report_.bytes += file.size;
   report_.files = prepared.target.files.size();
   if (!writes()) return;
   prove();

@@ -51,6 +51,7 @@ class Salvager {
   void prove();
   void seal();
   void mark_lost(library::Prepared& prepared);
+  void plan_copies(library::Prepared& prepared) const;
   void finish();
 
   // salvage_items.cc

@@ -208,6 +208,19 @@ void watch_source(const Prepared& prepared, const std::string& staging) {
   watch.add(paths);
 }
 
+// Which work this is. Of whole files (Prepared::known), those that the run
+// itself made are known by the content in their names.
+uint64_t work_of(const Prepared& prepared) {
+  if (!prepared.known)
+    return reshard::fingerprint(prepared.plan, prepared.source,
+                                prepared.target);
+  Catalog others;
+  for (size_t f = 0; f < prepared.source.files.size(); ++f)
+    if (prepared.source.tensors[f].name.find('\0') == std::string::npos)
+      others.files.push_back(prepared.source.files[f]);
+  return reshard::fingerprint(prepared.plan, others, prepared.target);
+}
+
 struct WatchEnd {
   ~WatchEnd() { Session::current()->watch.end(); }
 };
@@ -447,8 +460,7 @@ reshard::RunResult execute(Prepared& prepared, const SaveOptions& options,
   if (io::is_target_url(prepared.path))
     reshard::order_for_sending(prepared.plan, prepared.target);
   const uint64_t work =
-      reshard::fingerprint(prepared.plan, prepared.source, prepared.target) ^
-      (sums ? 0 : kNoSums) ^
+      work_of(prepared) ^ (sums ? 0 : kNoSums) ^
       (options.overflow == Overflow::kSaturate ? kSaturated : 0);
   reshard::Journal journal = start_journal(work, staging, options);
   const auto has_work = [&] {

@@ -71,6 +71,7 @@ class Salvage : public Command {
   std::string like_;
   bool dry_run_ = false;
   bool overwrite_ = false;
+  bool resume_ = false;
   bool no_fsync_ = false;
   bool no_manifest_ = false;
   SourceOptions source_;
@@ -100,6 +101,7 @@ void Salvage::add_options(CLI::App& app) {
       ->group(group);
   app.add_flag("--overwrite", overwrite_, "Replace DST when done")
       ->group(group);
+  app.add_flag("--resume", resume_, "Resume an interrupted run")->group(group);
   app.add_flag("--no-fsync", no_fsync_, "Do not wait for the disk")
       ->group(group);
   app.add_flag("--no-manifest", no_manifest_, "Write no .ckpt-manifest.json")
@@ -119,6 +121,7 @@ library::SalvageOptions Salvage::options() const {
   options.save.threads = engine_.threads;
   options.save.max_mem = engine_.max_mem;
   options.save.overwrite = overwrite_;
+  options.save.resume = resume_;
   options.save.sync = !no_fsync_;
   options.save.manifest = !no_manifest_;
   return options;
@@ -190,7 +193,8 @@ library::Salvaged Salvage::rebuild() {
   // Minutes of fetching must not end at a target that can't be written.
   library::check_place(target_path_, {like_});
   io::Staging::check(target_path_, {.single_file = io::is_file(source_path_),
-                                    .overwrite = overwrite_});
+                                    .overwrite = overwrite_,
+                                    .resume = resume_});
   fetched_.emplace(source_path_, target_path_, output);
   library::SalvageOptions how = options();
   how.source_name = source_path_;
