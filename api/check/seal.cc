@@ -12,6 +12,7 @@
 
 #include "ckpt/error.h"
 #include "lib/io/file.h"
+#include "lib/io/lock.h"
 #include "lib/io/remote.h"
 #include "lib/io/rename.h"
 
@@ -71,12 +72,31 @@ std::string root_of(const Catalog& catalog) {
                                         : io::parent(catalog.path);
 }
 
+// How the names begin under which a file is written.
+std::string unfinished(const std::string& name) {
+  return "." + name + ".ckpt-";
+}
+
+// Of runs that were killed. Whoever holds the lock is the only one that lives.
+void remove_unfinished(const std::string& path) {
+  const std::string begin = unfinished(io::base_name(path));
+  for (const std::string& name : io::list_directory(io::parent(path))) {
+    const bool numbered =
+        name.starts_with(begin) && name.size() > begin.size() &&
+        name.find_first_not_of("0123456789", begin.size()) == name.npos;
+    const std::string part = io::join(io::parent(path), name);
+    if (numbered && io::is_file(part)) ::unlink(part.c_str());
+  }
+}
+
 // Files of the checkpoint, below the directory that the manifest's names are
 // relative to.
 std::map<std::string, std::string> files_below(const Catalog& catalog,
                                                const std::string& root) {
   std::map<std::string, std::string> files;  // name, path
   const auto add = [&](const std::string& path) {
+    if (io::base_name(path).starts_with(unfinished(std::string(kManifestName))))
+      return;  // a killed run's
     if (!path.starts_with(root + "/"))
       throw unfaithful_error(
           {path, {}}, "does not lie below {}, where the manifest goes", root)
@@ -132,10 +152,11 @@ std::optional<Manifest> seal_of(const Catalog& catalog,
 
 void write_seal(const std::string& path, const Manifest& manifest) {
   const std::string text = to_json(manifest);
-  // A name of this process alone: what lies there under another stays.
+  const io::TargetLock lock(path);
+  remove_unfinished(path);
   const std::string part =
       io::join(io::parent(path),
-               fmt::format(".{}.ckpt-{}", io::base_name(path), ::getpid()));
+               unfinished(io::base_name(path)) + std::to_string(::getpid()));
   const io::Handle file = io::Handle::create(part);
   bool named = false;
   try {
