@@ -121,8 +121,10 @@ CASES = {
     "olmo3": of_type("olmo3", lambda config, l: (l + 1) % 4 == 0,
                      sliding_window=4),
 }
-# What reads a layer's number in the family files but gives no kind.
-OTHERS = {"0", "window"}
+# What reads a layer's number in the family files but gives no kind; and what
+# litgpt's model_config.yaml says of layers, which becomes layer_types.
+OTHERS = {"0", "window", "sliding_window_indices",
+          "sliding_window_layer_placing"}
 
 
 def write(path, config, last=None):
