@@ -391,6 +391,10 @@ def test_not_megatrons(folder):
                     "megatron_torch_dist").want(5)
     check("Megatron-LLM" in done.err, f"{done}")
     check(not (folder / "out").exists(), "written")
+    # Other frameworks' files keep their names, but not without a word.
+    done = CKPT.ok("convert", deepspeed(folder / "ds", Llama(2)),
+                   folder / "names", "--to", "megatron_torch_dist")
+    check("Megatron-Core will not find them" in done.err, f"{done}")
 
 
 def test_whole_key_value(folder):
