@@ -46,6 +46,10 @@ class ExprUses {
     visit(root, static_cast<uint8_t>(result | literals(root)));
   }
 
+  static uint8_t result_of(const Expr& expression) {
+    return literals(*expression.root_);
+  }
+
  private:
   // `wanted`: the kinds that the node's value is used as.
   void visit(const Node& node, uint8_t wanted) {
@@ -135,6 +139,11 @@ void KeyKinds::read(const Expr& expression, uint8_t result) {
 }
 
 void KeyKinds::read(const Dialect& dialect, const std::string& side) {
+  // A variable is of one kind, whichever side defines it: that of
+  // {"hf": "bias ?? false", "mcore": "add_bias_linear"} is a switch.
+  for (const auto& [name, definition] : dialect.vars)
+    for (const auto& [at, text] : definition)
+      kinds_[name] |= ExprUses::result_of(Expr(text));
   // A variable is used before or after it is defined, and others use it: what
   // it is used as reaches the keys in as many rounds as variables are nested.
   constexpr int kRounds = 3;
