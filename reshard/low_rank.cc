@@ -62,25 +62,12 @@ LowRank::LowRank(StoredMatrix base, LowRankTerm term, const std::string& name)
 
 LowRank::~LowRank() = default;
 
-// Reads whole rows, with a part of one before and after.
 void LowRank::read(uint64_t offset, std::span<std::byte> buffer,
                    const ReadFile& read) const {
-  const uint64_t size = element_size(base_.dtype());
-  if (offset % size || buffer.size() % size)
-    throw bug_error({}, "a part of an element is asked for");
-  const uint64_t width = base_.columns();
-  uint64_t at = offset / size;
-  const uint64_t end = at + buffer.size() / size;
-  std::byte* out = buffer.data();
-  while (at < end) {
-    const uint64_t column = at % width;
-    const bool whole = column == 0 && end - at >= width;
-    const uint64_t rows = whole ? (end - at) / width : 1;
-    const uint64_t columns = whole ? width : std::min(width - column, end - at);
-    make(at / width, rows, column, columns, out, read);
-    at += rows * columns;
-    out += rows * columns * size;
-  }
+  base_.each_part(
+      offset, buffer,
+      [&](uint64_t row, uint64_t rows, uint64_t column, uint64_t columns,
+          std::byte* out) { make(row, rows, column, columns, out, read); });
 }
 
 void LowRank::make(uint64_t row, uint64_t rows, uint64_t column,

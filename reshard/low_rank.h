@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -43,6 +44,14 @@ class StoredMatrix {
   // The same as f32.
   void load(uint64_t row, uint64_t rows, uint64_t column, uint64_t columns,
             float* out, const ReadFile& read) const;
+
+  // Calls `make` for the parts of a matrix like this one that `buffer` holds
+  // from byte `offset` on: whole rows, with a part of one before and after.
+  using MakePart =
+      std::function<void(uint64_t row, uint64_t rows, uint64_t column,
+                         uint64_t columns, std::byte* out)>;
+  void each_part(uint64_t offset, std::span<std::byte> buffer,
+                 const MakePart& make) const;
 
  private:
   struct Part {

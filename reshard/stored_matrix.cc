@@ -133,4 +133,24 @@ void Borrowed::read(uint64_t offset, std::span<std::byte> buffer,
   best_cast_kernel().cast(from_, to_, stored.data(), buffer.data(), all);
 }
 
+void StoredMatrix::each_part(uint64_t offset, std::span<std::byte> buffer,
+                             const MakePart& make) const {
+  const uint64_t size = element_size(dtype_);
+  if (offset % size || buffer.size() % size)
+    throw bug_error({}, "a part of an element is asked for");
+  uint64_t at = offset / size;
+  const uint64_t end = at + buffer.size() / size;
+  std::byte* out = buffer.data();
+  while (at < end) {
+    const uint64_t column = at % columns_;
+    const bool whole = column == 0 && end - at >= columns_;
+    const uint64_t rows = whole ? (end - at) / columns_ : 1;
+    const uint64_t columns =
+        whole ? columns_ : std::min(columns_ - column, end - at);
+    make(at / columns_, rows, column, columns, out);
+    at += rows * columns;
+    out += rows * columns * size;
+  }
+}
+
 }  // namespace ckpt::reshard

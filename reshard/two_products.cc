@@ -97,25 +97,16 @@ uint64_t ProductSum::width_at(uint64_t column) const {
 void ProductSum::read(uint64_t offset, std::span<std::byte> buffer,
                       const ReadFile& read) const {
   const uint64_t size = element_size(base_.dtype());
-  if (offset % size || buffer.size() % size)
-    throw bug_error({}, "a part of an element is asked for");
-  const uint64_t width = base_.columns();
-  uint64_t at = offset / size;
-  const uint64_t end = at + buffer.size() / size;
-  std::byte* out = buffer.data();
-  while (at < end) {
-    const uint64_t column = at % width;
-    const bool whole = column == 0 && end - at >= width;
-    const uint64_t rows = whole ? (end - at) / width : 1;
-    const uint64_t columns = whole ? width : std::min(width - column, end - at);
-    for (uint64_t c = 0; c < columns;) {
-      const uint64_t wide = std::min(width_at(column + c), columns - c);
-      make(at / width, rows, column + c, wide, columns, out + c * size, read);
-      c += wide;
-    }
-    at += rows * columns;
-    out += rows * columns * size;
-  }
+  base_.each_part(
+      offset, buffer,
+      [&](uint64_t row, uint64_t rows, uint64_t column, uint64_t columns,
+          std::byte* out) {
+        for (uint64_t c = 0; c < columns;) {
+          const uint64_t wide = std::min(width_at(column + c), columns - c);
+          make(row, rows, column + c, wide, columns, out + c * size, read);
+          c += wide;
+        }
+      });
 }
 
 void ProductSum::make(uint64_t row, uint64_t rows, uint64_t column,
