@@ -44,15 +44,6 @@ uint64_t shared_tail(const Box& box, const Box& piece, size_t& d) {
   return tail;
 }
 
-Dims coordinates(const Box& box, uint64_t element) {
-  Dims at = box.offset;
-  for (size_t d = at.size(); d-- > 0;) {
-    at[d] += element % box.shape[d];
-    element /= box.shape[d];
-  }
-  return at;
-}
-
 std::optional<uint64_t> index_in(const Box& box, const Dims& at) {
   uint64_t index = 0;
   for (size_t d = 0; d < at.size(); ++d) {
@@ -161,7 +152,7 @@ void ShiftSearch::each_in(
     bool replicas, const std::function<void(const StoredRun&)>& run) const {
   const auto& pieces = catalog_.tensors[tensor].pieces;
   while (begin < end) {
-    const Dims place = coordinates(box, begin);
+    const Dims place = cut(box, {begin, begin + 1}).front().box.offset;
     uint64_t count = 0;
     for (size_t p = 0; p < pieces.size(); ++p) {
       const auto index = index_in(pieces[p].box, place);
