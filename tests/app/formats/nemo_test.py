@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tarfile
 
+from ranks_test import MPIRUN, job_environment
 from support import (
     DATA, Skip, Suite, check, check_equal, compare, load_any, read_safetensors,
     torch_tensors)
@@ -242,14 +243,12 @@ def test_launched(folder):
         raise Skip("there is no mpirun")
     source = pack(write_folder(folder / "in", "llama", 2, 2),
                   folder / "x.nemo")
-    ranks = ["mpirun", "--oversubscribe", "--allow-run-as-root", "--quiet",
-             "-n", "3", CKPT.path]
+    ranks = [*MPIRUN, "-n", "3", CKPT.path]
     for command in (["verify", source, "--deep"],
                     ["unshard", source, folder / "of3.pt"]):
-        # Open MPI leaves memory behind, which is no fault of ckpt's.
-        done = subprocess.run([*map(str, ranks + command)], env={
-            **os.environ, "ASAN_OPTIONS": "detect_leaks=0"},
-                              capture_output=True, text=True)
+        done = subprocess.run([*map(str, ranks + command)],
+                              env=job_environment(), capture_output=True,
+                              text=True)
         check_equal(done.returncode, 0, done.stderr)
     CKPT.ok("unshard", source, folder / "of1.pt")
     check_equal(*(torch_tensors(load_any(folder / name))

@@ -16,6 +16,7 @@ import torch
 import torch.distributed.checkpoint
 from object_server import Objects
 from ranks_test import MPIRUN, job_environment
+from seal_test import unlike_copies
 from support import HANG, Suite, check, check_equal, read_safetensors
 
 CKPT = None
@@ -107,20 +108,12 @@ def test_copies_that_differ(folder, count):
     """What a rule calls replicated and is not, written by several processes: as
     by one, it is refused, or the difference is said once and the manifest keeps
     it."""
-    from safetensors.torch import save_file
-
-    torch.manual_seed(0)
-    state = {"head.weight": torch.randn(4, 8), "norm.weight": torch.ones(8)}
-    (folder / "run").mkdir()
-    for rank in range(2):
-        state["norm.weight"][5] = 1 + rank / 2
-        save_file(state, folder / f"run/rank{rank}.safetensors")
-    (folder / "rules.json").write_text('{"*": null}')
+    rules = unlike_copies(folder)
 
     def unshard(name, *words):
         return subprocess.run(
             [*MPIRUN, "-n", str(count), CKPT.path, "unshard", folder / "run",
-             folder / name, "--shard-dims", folder / "rules.json", *words],
+             folder / name, "--shard-dims", rules, *words],
             text=True, capture_output=True, timeout=HANG, env=job_environment())
 
     refused = unshard("no.pt")

@@ -195,9 +195,9 @@ def is_a_manifest_of_ckpt(folder):
     shutil.rmtree(folder / "no", ignore_errors=True)
 
 
-def copies_that_differ(folder):
-    """--allow-replica-mismatch is for what a rule calls replicated, and says by
-    how much, in the manifest too."""
+def unlike_copies(folder):
+    """Two ranks' files, of which one norm differs, and rules that call it
+    replicated."""
     import torch
     from safetensors.torch import save_file
 
@@ -209,6 +209,15 @@ def copies_that_differ(folder):
         save_file(state, folder / f"run/rank{rank}.safetensors")
     rules = folder / "rules.json"
     rules.write_text(json.dumps({"*": None}))
+    return rules
+
+
+def copies_that_differ(folder):
+    """--allow-replica-mismatch is for what a rule calls replicated, and says by
+    how much, in the manifest too."""
+    import torch
+
+    rules = unlike_copies(folder)
     take = ("--allow-replica-mismatch",)
     for options in ((), take):
         CKPT.run("unshard", folder / "run", folder / "no.pt", *options).want(5)
