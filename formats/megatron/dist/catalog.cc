@@ -232,6 +232,23 @@ std::optional<uint64_t> writer_rank(std::string_view name) {
   return rest.starts_with('_') ? rank : std::nullopt;
 }
 
+void warn_of_old_names(Catalog& catalog) {
+  const auto is_old = [](const Tensor& tensor) {
+    return tensor.name.starts_with("language_model.encoder.") ||
+           tensor.name.starts_with("language_model.transformer.");
+  };
+  const auto count = std::ranges::count_if(catalog.tensors, is_old);
+  const bool said = std::ranges::find(catalog.problems, "foreign_names",
+                                      &Problem::kind) != catalog.problems.end();
+  if (count == 0 || said) return;
+  catalog.problems.push_back(warning(
+      "foreign_names", {catalog.path, {}},
+      "{} tensors have the names of Megatron-LM's own modules ({}): "
+      "Megatron-Core will not find them; --to safetensors makes a model of "
+      "transformers, which converts to Megatron-Core's",
+      count, std::ranges::find_if(catalog.tensors, is_old)->name));
+}
+
 void finish_dist_catalog(Catalog& catalog, const Common& common) {
   check_grids(catalog);
   add_common_objects(common, catalog);
@@ -245,6 +262,7 @@ void finish_dist_catalog(Catalog& catalog, const Common& common) {
     catalog.tensors[i].tp = rule_of(catalog.tensors[i], keys[i], facts);
   set_topology(catalog, facts);
   view_buckets(catalog, facts);
+  warn_of_old_names(catalog);
 }
 
 }  // namespace ckpt::megatron

@@ -42,6 +42,10 @@ Catalog open_dist_catalog(const std::string& path,
 // entries is a problem (damage).
 void finish_dist_catalog(Catalog& catalog, const Common& common);
 
+// Warns of names of Megatron-LM's own modules, as Megatron-DeepSpeed's model has
+// them in any container: Megatron-Core asks for others.
+void warn_of_old_names(Catalog& catalog);
+
 // Reads a step whose parts are separate containers of the torch_dist backend:
 // model, random numbers, optimizer. If two common parts have an entry, the last
 // one's counts. `path` is the folder that holds them.

@@ -13,6 +13,7 @@
 #include "ckpt/note.h"
 #include "formats/megatron/canonical/adapter_rows.h"
 #include "formats/megatron/canonical/review.h"
+#include "formats/megatron/dist/catalog.h"
 #include "formats/megatron/dist/zarr_scan.h"
 #include "formats/megatron/model/grouped.h"
 #include "formats/megatron/model/keys.h"
@@ -62,23 +63,6 @@ void warn_of_names(Catalog& catalog) {
   catalog.problems.push_back(warning(
       "foreign_names", {catalog.path, {}},
       "no tensor has a name of Megatron's: its models will not find them"));
-}
-
-// Of another framework's files that hold a model of Megatron-LM's own modules,
-// such as Megatron-DeepSpeed's. The legacy reader's were spelled anew.
-void warn_of_spelling(Catalog& catalog) {
-  const auto is_old = [](const Tensor& tensor) {
-    return tensor.name.starts_with("language_model.encoder.") ||
-           tensor.name.starts_with("language_model.transformer.");
-  };
-  const auto count = std::ranges::count_if(catalog.tensors, is_old);
-  if (count == 0) return;
-  catalog.problems.push_back(warning(
-      "foreign_names", {catalog.path, {}},
-      "{} tensors have the names of Megatron-LM's own modules ({}): "
-      "Megatron-Core will not find them; --to safetensors makes a model of "
-      "transformers, which converts to Megatron-Core's",
-      count, std::ranges::find_if(catalog.tensors, is_old)->name));
 }
 
 // The files are global: any job loads them. But no model has a number of ranks
@@ -326,7 +310,7 @@ Catalog review_for_dist(Catalog source, const Layout& layout) {
   if (source.format == kFsdp || source.format == kDcp) undo_flattening(source);
   recognise(source, facts);
   warn_of_names(source);
-  warn_of_spelling(source);
+  warn_of_old_names(source);
   warn_of_heads(source, facts, layout.topology.tp);
   convert_optimizer(source, wanted);
   arrange_adapters(source, layout);

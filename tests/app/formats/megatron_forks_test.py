@@ -395,6 +395,8 @@ def test_not_megatrons(folder):
     done = CKPT.ok("convert", deepspeed(folder / "ds", Llama(2)),
                    folder / "names", "--to", "megatron_torch_dist")
     check("Megatron-Core will not find them" in done.err, f"{done}")
+    done = CKPT.ok("verify", folder / "names")
+    check("Megatron-Core will not find them" in done.out, f"{done}")
 
 
 def test_whole_key_value(folder):
