@@ -11,6 +11,7 @@
 #include "ckpt/note.h"
 #include "formats/megatron/buckets/buckets.h"
 #include "formats/megatron/model/keys.h"
+#include "formats/megatron/model/old_names.h"
 #include "formats/megatron/model/rules.h"
 #include "formats/megatron/state/run_config.h"
 #include "lib/io/file.h"
@@ -233,9 +234,10 @@ std::optional<uint64_t> writer_rank(std::string_view name) {
 }
 
 void warn_of_old_names(Catalog& catalog) {
+  // A language model beside towers keeps "language_model.embedding".
   const auto is_old = [](const Tensor& tensor) {
-    return tensor.name.starts_with("language_model.encoder.") ||
-           tensor.name.starts_with("language_model.transformer.");
+    const std::string core = core_name(tensor.name);
+    return core != tensor.name && core.starts_with("decoder.");
   };
   const auto count = std::ranges::count_if(catalog.tensors, is_old);
   const bool said = std::ranges::find(catalog.problems, "foreign_names",

@@ -42,8 +42,8 @@ Catalog open_dist_catalog(const std::string& path,
 // entries is a problem (damage).
 void finish_dist_catalog(Catalog& catalog, const Common& common);
 
-// Warns of names of Megatron-LM's own modules, as Megatron-DeepSpeed's model has
-// them in any container: Megatron-Core asks for others.
+// Warns of names of Megatron-LM's own modules, as Megatron-DeepSpeed's model
+// has them in any container: Megatron-Core asks for others.
 void warn_of_old_names(Catalog& catalog);
 
 // Reads a step whose parts are separate containers of the torch_dist backend:
