@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "ckpt/catalog.h"
+#include "lib/ggml.h"
 
 namespace ckpt {
 
@@ -38,6 +39,13 @@ enum class Coding : uint8_t {
   // codes, or the f32 scales of their blocks. Nothing is transposed.
   kFp8Codes,
   kFp8Scales,
+  // ggml's blocks, of the type `ggml`, along the columns: a matrix has a whole
+  // number of them in each row. `codes` are their bytes, u8; nothing else of a
+  // Decoding counts but its name. kGgmlBlocks is the other way round: `codes`
+  // are numbers, and the file holds the bytes of their blocks, u8. `rows` and
+  // `columns` count numbers in both. Nothing is transposed.
+  kGgml,
+  kGgmlBlocks,
 };
 
 struct Decoding {
@@ -50,6 +58,7 @@ struct Decoding {
   // or column may be smaller.
   uint64_t block_rows = 1, block_columns = 1;
   uint32_t bits = 8;
+  GgmlType ggml = GgmlType::f32;
   uint32_t zero_offset = 0;  // added to each stored zero of kGptq
   bool high_first =
       false;  // kPacked of 4 bits: the first code is the high half

@@ -13,8 +13,9 @@
 
 namespace ckpt {
 
-// Values are ggml's own, as files store them. Those without a name here belonged
-// to types that ggml has removed; no file says how large their blocks are.
+// Values are ggml's own, as files store them. Those without a name here
+// belonged to types that ggml has removed; no file says how large their blocks
+// are.
 enum class GgmlType : uint32_t {
   f32 = 0,
   f16 = 1,

@@ -61,6 +61,8 @@ DecodeReader::Tile DecodeReader::stored_tile(const Decoding& made,
     case Coding::kScaled:
     case Coding::kFp8Codes:
     case Coding::kFp8Scales:
+    case Coding::kGgml:
+    case Coding::kGgmlBlocks:
       break;
     case Coding::kPacked:
       stored.column = tile.column * made.bits / 8;
@@ -101,6 +103,8 @@ void DecodeReader::read_elements(const Decoding& made, uint64_t first,
                                  uint64_t count, std::byte* out) {
   if (made.coding == Coding::kFp8Codes || made.coding == Coding::kFp8Scales)
     return read_fp8(made, first, count, out);
+  if (made.coding == Coding::kGgml || made.coding == Coding::kGgmlBlocks)
+    return read_ggml(made, first, count, out);
   const uint64_t element = element_size(made.dtype);
   const uint64_t matrix = made.rows * made.columns;
   const uint64_t width = made.transposed ? made.rows : made.columns;

@@ -98,6 +98,12 @@ class DecodeReader {
   const std::byte* held_at(const Decoding& made, uint64_t row,
                            uint64_t column) const;
   void widen_rows(const Decoding& made, const Tile& tile);
+  // decode_blocks.cc
+  void read_ggml(const Decoding& made, uint64_t first, uint64_t count,
+                 std::byte* out);
+  void numbers_of_blocks(const Decoding& made, const Tile& blocks);
+  void blocks_of_numbers(const Decoding& made, const Tile& blocks);
+  // decode_scales.cc
   void floats(const Decoding& made, const Tensor& tensor, const Tile& tile,
               std::vector<float>& out);
   void numbers(const Decoding& made, const Tensor& tensor, const Tile& tile,
