@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// GB of bf16 made from quantized weights per second of processor time. Codes
-// and scales are in memory; the engine's 1 MiB blocks are read one after the
-// other.
+// GB of bf16 made from quantized weights, or the other way round, per second of
+// processor time. Codes and scales are in memory; the engine's 1 MiB blocks are
+// read one after the other.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -61,7 +61,10 @@ double rate(const Decoding& made) {
   reshard::HandleCache handles;
   reshard::DecodeReader reader(handles);
   std::vector<std::byte> out(kBlock);
-  const uint64_t size = made.rows * made.columns * element_size(made.dtype);
+  uint64_t size = made.rows * made.columns * element_size(made.dtype);
+  if (made.coding == Coding::kGgmlBlocks)
+    size = size / ggml_info(made.ggml)->elements * ggml_info(made.ggml)->bytes;
+  size = size / kBlock * kBlock;
   double best = 0;
   for (int sample = 0; sample < 10; ++sample) {
     const std::clock_t start = std::clock();
@@ -71,6 +74,27 @@ double rate(const Decoding& made) {
     best = std::max(best, static_cast<double>(size) / seconds / 1e9);
   }
   return best;
+}
+
+void ggml(GgmlType type) {
+  const GgmlInfo& info = *ggml_info(type);
+  Weight blocks(Coding::kGgml);
+  blocks.made.ggml = type;
+  Weight::place(blocks.made.codes, DType::u8, kRows,
+                kColumns / info.elements * info.bytes, 0, 1);
+  fmt::print("{:<16}{:>6.1f} GB/s\n", info.name, rate(blocks.made));
+  if (!info.encodes) return;
+  Weight numbers(Coding::kGgmlBlocks);
+  numbers.made.dtype = DType::u8;
+  numbers.made.ggml = type;
+  numbers.made.columns = kColumns / 2;
+  Weight::place(numbers.made.codes, DType::bf16, kRows, kColumns / 2, 0, 2);
+  for (size_t i = 1; i < numbers.bytes.size(); i += 2)
+    numbers.bytes[i] &= std::byte{0x3F};  // below 2
+  // Of numbers, not of the fewer bytes of blocks.
+  const double times = 2.0 * info.elements / info.bytes;
+  fmt::print("{:<16}{:>6.1f} GB/s\n", fmt::format("bf16 to {}", info.name),
+             times * rate(numbers.made));
 }
 
 }  // namespace
@@ -110,4 +134,8 @@ int main() {
     Weight::place(four.made.zeros, DType::i32, kRows / 128, kColumns / 8, 0, 4);
     fmt::print("{:<16}{:>6.1f} GB/s\n", gptq ? "gptq" : "awq", rate(four.made));
   }
+
+  for (const GgmlType type : {GgmlType::q4_0, GgmlType::q8_0, GgmlType::q4_k,
+                              GgmlType::q6_k, GgmlType::iq2_xxs})
+    ggml(type);
 }
