@@ -324,7 +324,8 @@ class Renaming {
 
   void leave_foreign_optimizer() {
     const bool to_hf = options_.to == "hf" || (options_.to.empty() && asked_);
-    if (!(to_hf && leaves_optimizer()) &&
+    const bool alone = target_.model_alone && !naming_.with_optimizer;
+    if (!(to_hf && leaves_optimizer()) && !alone &&
         !runs::has_foreign_optimizer(source_, to_format_))
       return;
     leave_optimizer();

@@ -40,29 +40,20 @@ constexpr std::string_view kOrbax =
     "restore it with orbax.checkpoint and save it as directories of zarr 2 "
     "(use_ocdbt=False, use_zarr3=False), which ckpt reads";
 constexpr std::string_view kGguf =
-    "open the safetensors checkpoint that it was made from; transformers "
-    "dequantizes it: from_pretrained(DIR, gguf_file=FILE)";
+    "open the safetensors checkpoint that it was made from, or a GGUF file";
 constexpr std::string_view kBuilt =
     "open the checkpoint that it was built from";
 
-constexpr std::string_view kToGguf =
-    "write safetensors; llama.cpp's convert_hf_to_gguf.py makes GGUF of it";
 constexpr std::string_view kToOnnx =
     "write safetensors; optimum-cli export onnx makes ONNX";
 
 constexpr bool kWeights = true;
 
 constexpr auto kOthers = std::to_array<OtherFormat>({
-    {".gguf",
-     "GGUF",
-     {"a GGUF file, which ckpt does not read", kGguf},
-     kToGguf,
-     kWeights,
-     "GGUF"sv},
     {".ggml",
      "GGML",
      {"a GGML file, which ckpt does not read", kGguf},
-     kToGguf,
+     "write GGUF: --to gguf",
      kWeights},
     {".npz",
      "NumPy archives",

@@ -39,6 +39,7 @@ std::string factor_name(const std::string& module, const Part& part) {
 std::string_view file_that_says(const peft::Config& config) {
   if (config.dialect == "bridge") return "peft.alpha in run_config.yaml";
   if (config.dialect == "nemo") return "alpha in model_config.yaml";
+  if (config.dialect == "gguf") return "key adapter.lora.alpha";
   if (config.dialect == "litgpt") return "lora_alpha in hyperparameters.yaml";
   return "adapter_config.json";
 }
@@ -84,6 +85,7 @@ class Forming {
         break;
       case Modules::kTorchtune:
       case Modules::kLitgpt:
+      case Modules::kGguf:
         take_trainers();
         break;
     }

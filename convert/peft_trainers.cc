@@ -50,10 +50,26 @@ constexpr Row kLitgpt[] = {
     {"transformer.h.{l}.mlp.proj", "model.layers.{l}.mlp.down_proj"},
 };
 
+constexpr Row kGgufRows[] = {
+    {"token_embd", "model.embed_tokens"},
+    {"output", "lm_head"},
+    {"blk.{l}.attn_q", "model.layers.{l}.self_attn.q_proj", Rows::kQuery},
+    {"blk.{l}.attn_k", "model.layers.{l}.self_attn.k_proj", Rows::kKey},
+    {"blk.{l}.attn_v", "model.layers.{l}.self_attn.v_proj"},
+    {"blk.{l}.attn_output", "model.layers.{l}.self_attn.o_proj"},
+    {"blk.{l}.ffn_gate", "model.layers.{l}.mlp.gate_proj"},
+    {"blk.{l}.ffn_up", "model.layers.{l}.mlp.up_proj"},
+    {"blk.{l}.ffn_down", "model.layers.{l}.mlp.down_proj"},
+};
+
 // Models (model_type) for which torchtune rotates adjacent rows, and those for
 // which it rotates halves as transformers does.
 constexpr std::string_view kPairs[] = {"llama", "mistral", "gemma", "gemma2"};
 constexpr std::string_view kHalves[] = {"qwen2", "qwen3"};
+// The same of llama.cpp.
+constexpr std::string_view kGgufPairs[] = {"llama", "mistral"};
+constexpr std::string_view kGgufHalves[] = {"qwen2", "qwen3", "gemma", "gemma2",
+                                            "gemma3_text"};
 
 // "layers.3.attn" -> "layers.{l}.attn", and the number.
 std::string without_layer(const std::string& module, std::string& layer) {
@@ -88,8 +104,9 @@ class Trained {
   std::vector<Tensor> run() {
     std::string layer;
     const std::string key = without_layer(part_.module, layer);
-    const bool tune = part_.dialect->modules == peft::Modules::kTorchtune;
-    const Row* row = tune ? find_row(kTorchtune, key) : find_row(kLitgpt, key);
+    const Row* row = tune()   ? find_row(kTorchtune, key)
+                     : gguf() ? find_row(kGgufRows, key)
+                              : find_row(kLitgpt, key);
     if (row == nullptr)
       fail(
           "transformers' model has no such module, or its counterpart is not "
@@ -102,6 +119,11 @@ class Trained {
   }
 
  private:
+  bool tune() const {
+    return part_.dialect->modules == peft::Modules::kTorchtune;
+  }
+  bool gguf() const { return part_.dialect->modules == peft::Modules::kGguf; }
+
   [[noreturn]] void fail(const std::string& why) const {
     throw unfaithful_error({source_.path, tensor_.name},
                            "this part of the adapter has no place: {}", why)
@@ -150,13 +172,14 @@ class Trained {
     const std::string type = found != values.end() && found->is_string()
                                  ? found->get<std::string>()
                                  : std::string();
-    if (std::ranges::find(kPairs, type) != std::end(kPairs)) return true;
-    if (std::ranges::find(kHalves, type) != std::end(kHalves)) return false;
+    const auto among = [&](const auto& types) {
+      return std::ranges::find(types, type) != std::end(types);
+    };
+    if (gguf() ? among(kGgufPairs) : among(kPairs)) return true;
+    if (gguf() ? among(kGgufHalves) : among(kHalves)) return false;
     if (type.empty()) number("model_type", "model_type");
-    fail(
-        fmt::format("it is not known how torchtune arranges the rotary rows "
-                    "of {}",
-                    type));
+    fail(fmt::format("it is not known how {} arranges the rotary rows of {}",
+                     part_.dialect->owner, type));
   }
 
   // lora_B and magnitudes have the matrix's rows.

@@ -83,15 +83,13 @@ const std::vector<Called>& called_elsewhere() {
        "orbax is read, not written; the package safetensors loads safetensors "
        "as arrays of JAX"},
       {{"numpy", "tensorflow", "tf", "keras", "paddle"}, kArrays},
+      {{"ollama", "llama_cpp", "llamacpp", "lmstudio"}, "did you mean gguf?"},
       {{"sglang", "tgi", "mlx", "tensorrt_llm", "trtllm", "lmdeploy"},
        kLoadsHuggingFace}};
   return all;
 }
 
-// Some formats are known by the program that reads them, not by an ending.
 const OtherFormat* other_format(std::string_view name) {
-  if (name == "ollama" || name == "llama_cpp" || name == "llamacpp")
-    name = "gguf";
   for (const OtherFormat& other : other_formats())
     if (other.ending.substr(1) == name) return &other;
   return nullptr;

@@ -9,6 +9,7 @@
 #include "formats/deepspeed/deepspeed.h"
 #include "formats/fairseq2/fairseq2.h"
 #include "formats/format.h"
+#include "formats/gguf/gguf.h"
 #include "formats/meant.h"
 #include "formats/megatron/integrity.h"
 #include "formats/megatron/legacy.h"
@@ -213,6 +214,16 @@ std::vector<Format> make_formats() {
                       .about_files = {"__metadata__", "__index_metadata__"},
                       .endings = {".safetensors"},
                       .unwraps_names = true}});
+  formats.push_back({"gguf",
+                     "GGUF: llama.cpp's files, and their parts",
+                     gguf::make_reader(),
+                     gguf::make_writer(),
+                     {.dialect = "gguf",
+                      .own_dtypes = true,
+                      .model_alone = true,
+                      .keeps_names = false,
+                      .about_files = {"gguf.types"},
+                      .endings = {".gguf"}}});
   formats.push_back({"deepspeed",
                      "DeepSpeed's checkpoints: ZeRO, universal",
                      deepspeed::make_reader(),

@@ -52,6 +52,11 @@ struct Traits {
   std::string_view computes_rotary = {};
   // It stores a tied output layer a second time.
   bool repeats_tied_head = false;
+  // It has tensors whose dtype is not the model's: a cast that loses nothing is
+  // no difference.
+  bool own_dtypes = false;
+  // It holds a model and nothing of its training.
+  bool model_alone = false;
   // In a container, its tensors may keep their names.
   bool keeps_names = true;
 

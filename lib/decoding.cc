@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/decoding.h"
 
+#include <algorithm>
 #include <deque>
 #include <mutex>
 
@@ -26,6 +27,41 @@ File decoded_file(std::string path, uint64_t size, Decoding decoding) {
           .packed_size = 0,
           .memory = reinterpret_cast<const std::byte*>(&kept.back()),
           .fill = std::string(kDecodedMark)};
+}
+
+const GgmlInfo* blocks_of(const Tensor& tensor, const Catalog& catalog) {
+  if (tensor.pieces.empty()) return nullptr;
+  const uint32_t file = tensor.pieces[0].extent.file;
+  if (file >= catalog.files.size() || !is_decoded(catalog.files[file]))
+    return nullptr;
+  const Decoding& made = decoding_of(catalog.files[file]);
+  if (made.coding != Coding::kGgml && made.coding != Coding::kGgmlBlocks)
+    return nullptr;
+  return ggml_info(made.ggml);
+}
+
+bool has_blocks(const Catalog& catalog) {
+  return std::ranges::any_of(catalog.tensors, [&](const Tensor& tensor) {
+    return blocks_of(tensor, catalog) != nullptr;
+  });
+}
+
+void take_stored(const Catalog& catalog, Tensor& tensor) {
+  const GgmlInfo* type = blocks_of(tensor, catalog);
+  if (!type) return;
+  Extent extent = decoding_of(catalog.files[tensor.pieces[0].extent.file])
+                      .codes.pieces.at(0)
+                      .extent;
+  extent.strides = {};
+  tensor.dtype = DType::u8;
+  tensor.pinned = DType::u8;
+  tensor.shape.back() = tensor.shape.back() / type->elements * type->bytes;
+  tensor.pieces = {
+      {.box = Box::whole(tensor.shape), .flat = {}, .extent = extent}};
+}
+
+void take_stored(Catalog& catalog) {
+  for (Tensor& tensor : catalog.tensors) take_stored(catalog, tensor);
 }
 
 }  // namespace ckpt

@@ -105,4 +105,13 @@ inline const Decoding& decoding_of(const File& file) {
 // and have no owner. That is some hundred bytes for each weight.
 File decoded_file(std::string path, uint64_t size, Decoding decoding);
 
+// The type of a tensor that is stored in ggml's blocks; null for any other.
+const GgmlInfo* blocks_of(const Tensor& tensor, const Catalog& catalog);
+bool has_blocks(const Catalog& catalog);
+
+// The bytes of such blocks in place of their numbers: u8, with as many in the
+// last dimension as a row has.
+void take_stored(const Catalog& catalog, Tensor& tensor);
+void take_stored(Catalog& catalog);
+
 }  // namespace ckpt

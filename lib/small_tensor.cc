@@ -89,10 +89,17 @@ std::optional<std::vector<int64_t>> small_integers(const Catalog& catalog,
 std::optional<std::vector<float>> small_floats(const Catalog& catalog,
                                                const Tensor& tensor,
                                                uint64_t most) {
-  if (tensor.dtype != DType::f32) return std::nullopt;
+  const bool half = tensor.dtype == DType::f16;
+  if (!half && tensor.dtype != DType::f32 && tensor.dtype != DType::bf16)
+    return std::nullopt;
   const auto bytes = small_tensor(catalog, tensor, most);
   if (!bytes) return std::nullopt;
-  return numbers_of<float, float>(*bytes);
+  if (tensor.dtype == DType::f32) return numbers_of<float, float>(*bytes);
+  std::vector<float> numbers;
+  for (const uint16_t bits : numbers_of<uint16_t, uint16_t>(*bytes))
+    numbers.push_back(
+        static_cast<float>(half ? of_half(bits) : of_bfloat16(bits)));
+  return numbers;
 }
 
 std::optional<double> small_number(const Catalog& catalog,

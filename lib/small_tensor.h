@@ -16,7 +16,7 @@ namespace ckpt {
 std::optional<std::string> small_tensor(const Catalog& catalog,
                                         const Tensor& tensor, uint64_t most);
 
-// The same as numbers, of an integer or float dtype.
+// The same as numbers, of an integer dtype; of f32, bf16 or f16.
 std::optional<std::vector<int64_t>> small_integers(const Catalog& catalog,
                                                    const Tensor& tensor,
                                                    uint64_t most);

@@ -14,6 +14,7 @@
 #include "api/check/read_all.h"
 #include "api/edit/select.h"
 #include "api/memory.h"
+#include "lib/decoding.h"
 
 namespace ckpt {
 namespace {
@@ -104,6 +105,7 @@ Comparison diff(Catalog a, Catalog b, const DiffOptions& options) {
 std::map<std::string, std::string> digest(Catalog catalog,
                                           const ReadOptions& options) {
   library::check_catalog(catalog);
+  take_stored(catalog);
   const library::Reading reading =
       library::read_all(catalog, engine_of(options));
   std::map<std::string, std::string> digests;

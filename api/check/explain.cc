@@ -128,7 +128,8 @@ std::optional<std::string> rounding(const Catalog& a, const Tensor& x,
            {std::pair(left, right), std::pair(right, left)})
         if (element_size(from.tensor.dtype) >= element_size(to.tensor.dtype) &&
             casts_to(from, to, to.tensor.dtype, engine))
-          return fmt::format("equal after cast to {}", name(to.tensor.dtype));
+          return fmt::format("{} to {}", kEqualAfterCast,
+                             name(to.tensor.dtype));
       return std::nullopt;
     }
     if (x.dtype != DType::f32 || element_count(x.shape).value_or(0) == 0 ||

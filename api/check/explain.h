@@ -12,6 +12,7 @@
 namespace ckpt::library {
 
 // "equal after cast to bf16", "B is A rounded to bf16".
+inline constexpr char kEqualAfterCast[] = "equal after cast";
 std::optional<std::string> rounding(const Catalog& a, const Tensor& x,
                                     const Catalog& b, const Tensor& y,
                                     const Engine& engine);

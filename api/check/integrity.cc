@@ -30,6 +30,7 @@
 #include "formats/runs/counts.h"
 #include "formats/runs/stale.h"
 #include "formats/traits.h"
+#include "lib/decoding.h"
 #include "lib/heap.h"
 #include "lib/io/file.h"
 #include "lib/io/remote.h"
@@ -204,6 +205,10 @@ class Check {
       if (!options.quick) lone_numbers(catalog);
       return;
     }
+    const bool blocks = has_blocks(catalog);
+    if (blocks && options.finite)
+      report_infinite(catalog, read_contents(catalog, options));
+    take_stored(catalog);  // what a manifest has digests of
     Reading reading = read_contents(catalog, options);
     report_.bytes += reading.bytes;
     if (!selected_) report_.fingerprint = fingerprint(catalog, reading.digests);
@@ -211,7 +216,7 @@ class Check {
     report_zeros(catalog, reading);
     if (!manifest.empty())
       add_all(listed(manifest).tensors(catalog, reading, edits_, selected_));
-    if (options.finite) report_infinite(catalog, reading);
+    if (options.finite && !blocks) report_infinite(catalog, reading);
     if (options.seal) digests_ = std::move(reading.digests);
   }
 

@@ -135,7 +135,9 @@ void compare_as_made(Catalog& a, Catalog& b) {
   };
   for (Tensor& tensor : b.tensors) {
     const auto found = of_a.find(tensor.name);
-    if (found == of_a.end() || !only(*found->second, 0)) continue;
+    if (found == of_a.end() || !only(*found->second, 0) ||
+        found->second->dtype != tensor.dtype)
+      continue;
     const bool more = only(tensor, kAddOne);
     if (!more && !only(tensor, kSubtractOne)) continue;
     for (Piece& piece : tensor.pieces) piece.transform = 0;

@@ -21,6 +21,7 @@
 #include "app/print/report.h"
 #include "app/print/steps.h"
 #include "app/print/view.h"
+#include "lib/decoding.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 
@@ -140,6 +141,12 @@ ExitCode Inspect::look() {
   if (digest_ || stats_)
     reading = library::read_all(catalog, engine_of(engine_, output),
                                 {.stats = stats_});
+  if (digest_ && has_blocks(catalog)) {
+    Catalog stored = catalog;
+    take_stored(stored);
+    reading.digests =
+        library::read_all(stored, engine_of(engine_, output), {}).digests;
+  }
   if (!html_.empty())
     save_html(html_, inspect_html(catalog, reading.stats), output);
   std::optional<uint64_t> bytes_read, header_bytes;

@@ -18,6 +18,7 @@ constexpr Dialect kDialects[] = {
     {"mlx", "MLX", Modules::kTransformers, true, false},
     {"torchtune", "torchtune", Modules::kTorchtune, false, false},
     {"litgpt", "litgpt", Modules::kLitgpt, false, false},
+    {"gguf", "llama.cpp", Modules::kGguf, false, false},
     {"bridge", "Megatron-Bridge", Modules::kMegatron, false, false},
     {"nemo", "NeMo", Modules::kMegatron, false, true},
 };
@@ -77,6 +78,8 @@ constexpr Mark kMarks[] = {
     {".lora_a.weight", "torchtune", Role::kA},
     {".lora_b.weight", "torchtune", Role::kB},
     {".magnitude", "torchtune", Role::kMagnitude},
+    {".weight.lora_a", "gguf", Role::kA},
+    {".weight.lora_b", "gguf", Role::kB},
     {".lora_a", "mlx", Role::kA},
     {".lora_b", "mlx", Role::kB},
     {".linear_in.weight", "bridge", Role::kA},

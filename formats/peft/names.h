@@ -6,6 +6,7 @@
 //   kohya       lora_unet_M.lora_down.weight, .lora_up, .alpha; M with '_'
 //   mlx         M.lora_a                                          [in, r]
 //   torchtune   layers.0.attn.q_proj.lora_a.weight, .magnitude
+//   gguf        blk.0.attn_q.weight.lora_a
 //   litgpt      transformer.h.0.attn.qkv.lora_A: q, k, v in one
 //   bridge      decoder.layers.0.….linear_qkv.adapter.linear_in.weight
 //   LoHa        M.hada_w1_a, in the names of PEFT, kohya, diffusers; LoKr's
@@ -35,6 +36,7 @@ enum class Modules : uint8_t {
   kMegatron,
   kTorchtune,
   kLitgpt,
+  kGguf,
 };
 
 struct Dialect {

@@ -159,6 +159,21 @@ void take_diffusers(const Value& header, const std::string& path,
   }
 }
 
+// llama.cpp's keys. It scales by alpha / rank, as PEFT does.
+void take_gguf(const Catalog& catalog, Config& config) {
+  for (const Object& object : catalog.objects) {
+    if (!object.document) continue;
+    const pickle::Document& document = *object.document;
+    if (object.name == "adapter.lora.alpha") {
+      const auto alpha = document.as_real(object.node);
+      if (alpha) config.alpha = *alpha, config.says_alpha = true;
+    } else if (object.name == "general.base_model.0.name" &&
+               document.is(object.node, pickle::Type::kString)) {
+      config.base = document.text(object.node);
+    }
+  }
+}
+
 void take_yaml(const Catalog& catalog, const Dialect& dialect, Config& config) {
   const bool lit = dialect.name == "litgpt", nemo = dialect.name == "nemo";
   const auto file = file_beside(catalog, lit    ? "hyperparameters.yaml"
@@ -301,6 +316,8 @@ std::optional<Config> read_settings(const Catalog& catalog) {
       take_kohya(header, config);
     else if (dialect->modules == Modules::kAny)
       take_diffusers(header, catalog.path, config);
+    else if (dialect->modules == Modules::kGguf)
+      take_gguf(catalog, config);
     else
       take_yaml(catalog, *dialect, config);
   }
