@@ -63,6 +63,7 @@ std::string_view owner_of(std::string_view dialect) {
   if (dialect == "olmo_legacy") return "OLMo";
   if (dialect == "vllm") return "vLLM";
   if (dialect == "meta") return "Meta";
+  if (dialect == "gguf") return "llama.cpp";
   return dialect;
 }
 

@@ -10,6 +10,7 @@
 #include "ckpt/note.h"
 #include "convert/config_parts.h"
 #include "convert/facts_table.h"
+#include "convert/gguf.h"
 #include "convert/litgpt.h"
 #include "convert/sizes.h"
 #include "convert/warnings.h"
@@ -35,12 +36,19 @@ bool is_told_otherwise(const Object& object) {
          object.document->as_int(object.node) == 0;
 }
 
+// True for a dialect whose configuration is read as the config.json that it
+// amounts to.
+bool is_told(std::string_view dialect) {
+  return dialect == kLitgpt || dialect == kGguf;
+}
+
 // The file that holds a model's numbers in each dialect.
 std::string_view file_of(std::string_view dialect) {
   if (dialect == "mcore") return "args";
   if (dialect == "meta") return kParams;
   if (dialect == "fairseq2") return kYaml;
   if (dialect == kLitgpt) return kLitgptConfig;
+  if (dialect == kGguf) return "general.architecture among its keys";
   return kHfConfig;
 }
 
@@ -52,7 +60,7 @@ Configuration::Configuration(const Catalog& source,
     : family_(std::move(family)),
       from_(std::move(from)),
       options_(options),
-      own_(from_ == kLitgpt ? Values() : values_of(source, from_)) {
+      own_(is_told(from_) ? Values() : values_of(source, from_)) {
   carried_ = options.config_from.empty()
                  ? values_of(source, "hf")
                  : values_of_file(options.config_from, "hf");
@@ -76,7 +84,7 @@ void Configuration::read_all_facts(const Catalog& source) {
   if (!options_.lenient) check_types(facts_, source.path);
   settle_vocabulary();
   if (own && from_ != "hf") note_unknown(source, from_, own_);
-  if (from_ == kLitgpt) check_litgpt(source);
+  if (is_told(from_)) check_told(source);
   if (carried_.source.empty()) return;
   note_unknown(source, "hf", carried_);
   if (from_ == "hf" && options_.config_from.empty()) return;
@@ -95,10 +103,10 @@ void Configuration::read_all_facts(const Catalog& source) {
   facts_.merge(other);
 }
 
-// model_config.yaml, which is what litgpt builds its model from; config.json
-// beside it is that of the model which training began from.
-void Configuration::check_litgpt(const Catalog& source) {
-  const Values own = values_of(source, kLitgpt);
+// What litgpt and llama.cpp build their models from; config.json beside it may
+// be another model's.
+void Configuration::check_told(const Catalog& source) {
+  const Values own = values_of(source, from_);
   if (own.source.empty()) return;
   note_keys(source, own.source, own.unknown);
   if (own.source == carried_.source || options_.lenient) return;
@@ -260,6 +268,7 @@ void Configuration::finish(Catalog& catalog) const {
                       options_.set.contains("V"));
   if (from_ == "mcore" && options_.to != "mcore")
     std::erase_if(catalog.objects, is_told_otherwise);
+  if (from_ == kGguf && options_.to != kGguf) leave_gguf_metadata(catalog);
   if (!options_.lenient) note_unread(catalog);
   if (options_.to == "hf") {
     for (const FactDifference& one : near_)
@@ -279,6 +288,9 @@ void Configuration::finish(Catalog& catalog) const {
   if (options_.to == "meta") return write_params(catalog);
   if (options_.to == "fairseq2") return write_yaml(catalog);
   if (options_.to == "olmo_core") return write_olmo(catalog);
+  if (options_.to == kGguf)
+    add_gguf_metadata(family_, facts_, hf_config(catalog),
+                      options_.allow_unsaid, catalog);
 }
 
 }  // namespace ckpt::families

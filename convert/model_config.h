@@ -55,7 +55,7 @@ class Configuration {
                  const char* program) const;
   void write_olmo(Catalog& catalog) const;
   Json token_ids() const;
-  void check_litgpt(const Catalog& source);
+  void check_told(const Catalog& source);
   void note_keys(const Catalog& source, const std::string& file,
                  const std::vector<std::string>& keys);
   void note_unknown(const Catalog& source, const std::string& side,

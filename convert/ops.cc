@@ -265,6 +265,29 @@ std::vector<View> split_qkv(const Op& op, const Heads& h, const View& view) {
   return {view.slice(0, 0, q), view.slice(0, q, kv), view.slice(0, q + kv, kv)};
 }
 
+// One behind the other along a new dimension, before the others.
+View stacked(std::vector<View> views) {
+  for (View& view : views) {
+    Shape shape{1};
+    for (const uint64_t size : view.shape()) shape.push_back(size);
+    view = view.reshape(shape);
+  }
+  return View::concat(views, 0);
+}
+
+std::vector<View> unstacked(const View& view, size_t count) {
+  if (view.shape().empty() || view.shape()[0] != count)
+    throw unfaithful_error({}, "shape {} for {} tensors",
+                           to_string(view.shape()), count);
+  std::vector<View> views;
+  Shape rest;
+  for (size_t d = 1; d < view.shape().size(); ++d)
+    rest.push_back(view.shape()[d]);
+  for (size_t i = 0; i < count; ++i)
+    views.push_back(view.slice(0, i, 1).reshape(rest));
+  return views;
+}
+
 // [heads, a, b, …] ─► [heads, b, a, …], as rows; one of a and b is two.
 View swap_rows(const Op& op, const View& view, uint64_t heads, bool forward) {
   const uint64_t rows = view.shape().empty() ? 0 : view.shape()[0];
@@ -348,6 +371,7 @@ std::vector<View> step(const Op& op, const Params& params,
                        const Instance& instance, std::vector<View> views) {
   const std::string& name = op.name;
   if (name == "cat") return {View::concat(views, params.dim())};
+  if (name == "stack") return {stacked(std::move(views))};
   if (name == "qkv") {
     if (views.size() == 2) views.push_back(views[1]);  // keys are the values
     if (views.size() != 3)
@@ -393,6 +417,7 @@ std::vector<View> undo(const Op& op, const Params& params, const View& view,
     return {view.slice(0, 0, rows)};
   }
   if (name == "cat") return split(params, view, count);
+  if (name == "stack") return unstacked(view, count);
   if (name == "qkv") {
     std::vector<View> parts = ungroup_heads(op, heads_of(op, params), view);
     parts.resize(std::min(count, parts.size()));

@@ -46,6 +46,7 @@ class Shaper {
   Shape apply(const Op& op, const std::vector<Shape>& from) const {
     if (op.name == "const") return list(op, "shape");
     if (op.name == "cat") return cat(op, from);
+    if (op.name == "stack") return stack(from);
     if (op.name == "qkv" || op.name == "qkv_gated") return qkv(op, from);
     if (op.name == "kv") return kv(op, from);
     if (op.name == "ungroup") return ungroup(op, from);
@@ -99,6 +100,15 @@ class Shaper {
       all[dim] = *sum;
     }
     return all;
+  }
+
+  Shape stack(std::vector<Shape> from) const {
+    for (Shape& part : from) {
+      Shape one{1};
+      for (const uint64_t size : part) one.push_back(size);
+      part = one;
+    }
+    return joined(from, 0);
   }
 
   Shape cat(const Op& op, const std::vector<Shape>& from) const {

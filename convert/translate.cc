@@ -10,6 +10,7 @@
 #include "convert/backbone.h"
 #include "convert/check_source.h"
 #include "convert/dialects.h"
+#include "convert/gguf.h"
 #include "convert/litgpt.h"
 #include "convert/model_config.h"
 #include "convert/optimizer.h"
@@ -159,6 +160,12 @@ void state_args(Catalog& source, const Overrides& set) {
       {.name = "args", .document = std::move(document), .node = node});
 }
 
+// The metadata says the same, or it was refused.
+void take_out(std::string_view name, std::vector<Tensor>& tensors) {
+  std::erase_if(tensors,
+                [&](const Tensor& tensor) { return tensor.name == name; });
+}
+
 void name_backbone(Catalog& source, const TranslateOptions& options,
                    const Family& family, std::vector<Tensor>& tensors) {
   const Values config = options.config_from.empty()
@@ -203,6 +210,7 @@ Catalog translate(Catalog source, const TranslateOptions& options) {
   // It looks at the names.
   Configuration configuration(source, family, from, options);
   std::vector<Tensor> tensors = std::move(source.tensors);
+  if (from == kGguf) take_out(kGgufRope, tensors);
   const DType dtype = model_dtype(tensors);
   Translation translation(source, options);
   NamedTensors model({});
@@ -232,6 +240,9 @@ Catalog translate(Catalog source, const TranslateOptions& options) {
             ? configuration.numbers(need_dialect(*family, from))
             : configuration.hf_numbers(need_dialect(*family, options.to)),
         translation.parents());
+  if (from == kGguf && !options.lenient && !options.dtype)
+    narrow_gguf_tensors(source);
+  if (options.to == kGguf) widen_gguf_norms(source);
   warn_of_rounding(source, dtype);
   sort_tensors(source.tensors);
   configuration.finish(source);

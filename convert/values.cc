@@ -5,6 +5,7 @@
 
 #include "ckpt/error.h"
 #include "containers/hf/hf.h"
+#include "convert/gguf.h"
 #include "convert/litgpt.h"
 #include "convert/yaml_values.h"
 #include "formats/fairseq2/model_yaml.h"
@@ -99,11 +100,12 @@ std::string find_beside(const Catalog& catalog, const std::string& name) {
   return name == formats::kConfig && io::is_file(foreign) ? foreign : "";
 }
 
-// Where no config.json is beside it.
-Values values_of_litgpt(const Catalog& catalog) {
-  if (!has_litgpt_names(catalog)) return {};
+// Where no config.json is beside it: what another program's amounts to.
+Values told_values_of(const Catalog& catalog) {
+  const bool gguf = formats::traits_of(catalog.format).dialect == kGguf;
+  if (!gguf && !has_litgpt_names(catalog)) return {};
   try {
-    return values_of(catalog, kLitgpt);
+    return values_of(catalog, gguf ? kGguf : kLitgpt);
   } catch (const Error& error) {
     if (error.code() != ExitCode::kUnfaithful) throw;
     return {};  // whoever needs the numbers says why
@@ -114,6 +116,7 @@ Values values_of_litgpt(const Catalog& catalog) {
 
 Values values_of(const Catalog& catalog, std::string_view side) {
   if (side == kLitgpt && !has_litgpt_names(catalog)) return {};
+  if (side == kGguf) return values_of_gguf(catalog);
   if (side == "mcore") {
     Values args = read_object(catalog, "args", "args");
     if (!args.source.empty()) return args;
@@ -131,7 +134,7 @@ Values values_of(const Catalog& catalog, std::string_view side) {
       return parse_side(*sidecar.text, name, side);
   if (const std::string path = find_beside(catalog, name); !path.empty())
     return read_side(path, side);
-  return side == "hf" ? values_of_litgpt(catalog) : Values();
+  return side == "hf" ? told_values_of(catalog) : Values();
 }
 
 std::optional<Sidecar> config_sidecar(const Catalog& catalog) {

@@ -27,6 +27,7 @@ const std::vector<Shape>& shapes() {
       {"t", {}, {}},
       {"vocab", {}, {}},
       {"cat", {}, {"dim", "sizes[]"}},
+      {"stack", {}, {}},
       {"qkv", {}, {"heads", "groups", "head_dim"}},
       {"qkv_cat", {}, {"heads", "groups", "head_dim"}},
       {"qkv_gated", {}, {"heads", "groups", "head_dim"}},
@@ -47,7 +48,7 @@ const std::vector<Shape>& shapes() {
 // Operations that make one tensor of several.
 bool joins(std::string_view op) {
   return op == "qkv" || op == "qkv_gated" || op == "kv" || op == "cat" ||
-         op == "ungroup";
+         op == "ungroup" || op == "stack";
 }
 
 std::string_view plain(std::string_view param) {
@@ -256,8 +257,8 @@ class RuleReader {
     } else if (!joins(first) && count > 1) {
       hf.fail(fmt::format("{} names, but {} takes one", count, first));
     }
-    if (!rule_.each.empty() && first != "cat")
-      hf.fail("\"each\" needs cat as the first operation");
+    if (!rule_.each.empty() && first != "cat" && first != "stack")
+      hf.fail("\"each\" needs cat or stack as the first operation");
     for (size_t i = 1; i < rule_.ops.size(); ++i) {
       const std::string& name = rule_.ops[i].name;
       if (joins(name) || name == "const")

@@ -1,0 +1,441 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "convert/gguf.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <numbers>
+#include <set>
+
+#include "ckpt/error.h"
+#include "ckpt/note.h"
+#include "convert/config_parts.h"
+#include "convert/told_config.h"
+#include "formats/gguf/gguf.h"
+#include "lib/embedded.h"
+#include "lib/pickle/config.h"
+#include "lib/pickle/json.h"
+#include "lib/small_tensor.h"
+#include "lib/text/format.h"
+#include "models/order.h"
+
+namespace ckpt::families {
+namespace {
+
+constexpr std::string_view kArchitecture = "general.architecture";
+constexpr std::string_view kTokenizer = "tokenizer.ggml.";
+constexpr uint64_t kMostFreqs = 1 << 16;
+
+const nlohmann::ordered_json& ordered_table() {
+  static const auto table =
+      nlohmann::ordered_json::parse(embedded_text("gguf"));
+  return table;
+}
+const Json& gguf_table() {
+  static const Json table = Json::parse(embedded_text("gguf"));
+  return table;
+}
+
+// {"a.b": 1} as {"a": {"b": 1}}. A key that is the beginning of another stays
+// out: no expression asks for both.
+void set_nested(Json& at, std::string_view name, Json value) {
+  Json* object = &at;
+  for (size_t dot = name.find('.'); dot != name.npos; dot = name.find('.')) {
+    object = &(*object)[std::string(name.substr(0, dot))];
+    if (!object->is_object() && !object->is_null()) return;
+    name.remove_prefix(dot + 1);
+  }
+  (*object)[std::string(name)] = std::move(value);
+}
+
+// The name without "blk.N.".
+std::string_view in_block(std::string_view name) {
+  if (!name.starts_with("blk.")) return name;
+  const size_t dot = name.find('.', 4);
+  return dot == name.npos ? name : name.substr(dot + 1);
+}
+
+// The factor by which llama.cpp divides each frequency, as its converter
+// computes them in f32 from Llama 3's rope_scaling.
+struct ScaledRope {
+  double factor, low, high, original;
+};
+std::vector<float> rope_factors(const ScaledRope& rope, double theta,
+                                uint64_t dims) {
+  std::vector<float> factors;
+  const float low = static_cast<float>(rope.original / rope.low);
+  const float high = static_cast<float>(rope.original / rope.high);
+  const auto factor = static_cast<float>(rope.factor);
+  for (uint64_t i = 0; i < dims; i += 2) {
+    const float power =
+        std::pow(static_cast<float>(theta),
+                 static_cast<float>(i) / static_cast<float>(dims));
+    const float wave =
+        static_cast<float>(2 * std::numbers::pi) / (1.0F / power);
+    if (wave < high) {
+      factors.push_back(1);
+    } else if (wave > low) {
+      factors.push_back(factor);
+    } else {
+      const float smooth = (static_cast<float>(rope.original) / wave -
+                            static_cast<float>(rope.low)) /
+                           static_cast<float>(rope.high - rope.low);
+      factors.push_back(1.0F / ((1.0F - smooth) / factor + smooth));
+    }
+  }
+  return factors;
+}
+
+// Llama 3's scaling from its factors. All models of it that are published have
+// 1, 4 and 8192 beside the factor, which is the largest number.
+Json told_rope(const Catalog& catalog, const Tensor& tensor, double theta) {
+  const auto stored = small_floats(catalog, tensor, kMostFreqs);
+  if (!stored || stored->empty()) return nullptr;
+  const ScaledRope rope{.factor = *std::ranges::max_element(*stored),
+                        .low = 1,
+                        .high = 4,
+                        .original = 8192};
+  const auto made = rope_factors(rope, theta, 2 * stored->size());
+  for (size_t i = 0; i < made.size(); ++i)
+    if (!(std::abs(made[i] - (*stored)[i]) <= 1e-5F * made[i]))
+      throw unfaithful_error(
+          {catalog.path, tensor.name},
+          "element {} is {}, and Llama 3's scaling by {} gives {}", i,
+          (*stored)[i], rope.factor, made[i])
+          .with_hint(
+              "--config-from DIR names a directory with the model's "
+              "config.json");
+  return {{"factor", rope.factor},
+          {"low", rope.low},
+          {"high", rope.high},
+          {"original", 8192}};
+}
+
+std::string architecture_of(const Catalog& catalog) {
+  for (const Object& object : catalog.objects)
+    if (object.name == kArchitecture && object.document &&
+        object.document->is(object.node, pickle::Type::kString))
+      return std::string(object.document->text(object.node));
+  return "";
+}
+
+// The metadata as the table's expressions ask for it.
+Json told_values(const Catalog& catalog, const std::string& architecture) {
+  Json values = {{"architecture", architecture}};
+  const std::string prefix = architecture + ".";
+  for (const Object& object : catalog.objects) {
+    if (!object.document) continue;
+    std::string_view name = object.name;
+    const bool own = name.starts_with(prefix);
+    const bool tokens = name.starts_with(kTokenizer);
+    const pickle::Type type = object.document->type(object.node);
+    if (!own && !tokens && !name.starts_with("general.")) continue;
+    // The lists of a tokenizer are long, and say nothing about the model.
+    if (tokens && type != pickle::Type::kInt) continue;
+    if (own) name.remove_prefix(prefix.size());
+    std::string key(name);
+    if (tokens) key = "tokenizer." + key.substr(kTokenizer.size());
+    set_nested(values, key,
+               Json(pickle::to_config(*object.document, object.node)));
+  }
+  std::set<std::string_view> names;
+  const Tensor* rope = nullptr;
+  for (const Tensor& tensor : catalog.tensors) {
+    names.insert(in_block(tensor.name));
+    if (tensor.name == "token_embd.weight" && !tensor.shape.empty())
+      values["rows"] = tensor.shape[0];
+    if (tensor.name == kGgufRope) rope = &tensor;
+  }
+  values["tensors"] = names;
+  if (rope) {
+    const Json theta =
+        values.value(Json::json_pointer("/rope/freq_base"), Json(10000.0));
+    values["rope_llama3"] =
+        told_rope(catalog, *rope, theta.is_number() ? theta.get<double>() : 0);
+  }
+  return values;
+}
+
+// Keys of the architecture that no expression asks for.
+std::vector<std::string> unknown_gguf_keys(const Catalog& catalog,
+                                           const std::string& architecture) {
+  static const std::set<std::string> known = told_keys(gguf_table(), true);
+  std::vector<std::string> unknown;
+  for (const Object& object : catalog.objects)
+    if (object.name.starts_with(architecture + ".") &&
+        !known.contains(object.name.substr(architecture.size() + 1)))
+      unknown.push_back(object.name);
+  return unknown;
+}
+
+// Names, authors, licences.
+bool is_about_model(const std::string& key) {
+  constexpr std::string_view kOfFile[] = {
+      kArchitecture, "general.type", "general.file_type", "general.alignment",
+      "general.quantization_version"};
+  return key.starts_with("general.") &&
+         std::ranges::find(kOfFile, key) == std::end(kOfFile);
+}
+
+// To the nearest number of bf16 or f16.
+double narrowed(DType dtype, double number) {
+  if (!std::isfinite(number) || number == 0) return number;
+  const bool half = dtype == DType::f16;
+  int exponent = 0;
+  std::frexp(number, &exponent);
+  const int unit = std::max(exponent - (half ? 11 : 8), half ? -24 : -133);
+  const double near =
+      std::ldexp(std::nearbyint(std::ldexp(number, -unit)), unit);
+  return half && std::abs(near) > 65504 ? std::copysign(INFINITY, near) : near;
+}
+
+// True if each number is one of that dtype, or comes back from one: norms that
+// ggml's kernels want in f32, of a model whose other weights have 16 bits.
+bool fits_in(const Catalog& catalog, const Tensor& tensor, DType dtype) {
+  constexpr uint64_t kMost = 1 << 20;
+  if (tensor.pieces.size() != 1) return false;
+  Tensor plain = tensor;
+  const uint8_t transform = plain.pieces[0].transform;
+  if (transform & ~(kAddOne | kSubtractOne)) return false;
+  plain.pieces[0].transform = kNoTransform;
+  const auto numbers = small_floats(catalog, plain, kMost);
+  if (!numbers) return false;
+  const float shift = transform & kSubtractOne ? -1.0F
+                      : transform & kAddOne    ? 1.0F
+                                               : 0.0F;
+  return std::ranges::all_of(*numbers, [&](float number) {
+    const auto narrow = static_cast<float>(narrowed(dtype, number + shift));
+    return narrow - shift == number;
+  });
+}
+
+}  // namespace
+
+Values values_of_gguf(const Catalog& catalog) {
+  const std::string architecture = architecture_of(catalog);
+  if (architecture.empty()) return {};
+  const Json values = told_values(catalog, architecture);
+  ToldScope scope(gguf_table(), values);
+  std::string unmet;
+  Json told;
+  try {
+    told = told_config(scope, &unmet);
+  } catch (const Error& error) {
+    if (!error.where().path.empty()) throw;
+    throw unfaithful_error({catalog.path, {}}, "{}", error.problem());
+  }
+  if (told.is_null())
+    throw unfaithful_error({catalog.path, {}},
+                           "GGUF's architecture {} is not known{}{}",
+                           text::printable(architecture),
+                           unmet.empty() ? "" : " as it is here: ", unmet)
+        .with_hint(
+            "--config-from DIR names a directory with the model's "
+            "config.json, --dialect keep keeps llama.cpp's names");
+  // A class of transformers has ids of its own where a file says nothing.
+  for (const char* id : kTokenIds)
+    if (!told.contains(id)) told[id] = nullptr;
+  return {.values = std::move(told),
+          .source = "GGUF's metadata",
+          .unknown = unknown_gguf_keys(catalog, architecture)};
+}
+
+void leave_gguf_metadata(Catalog& catalog) {
+  std::set<std::string> keys;
+  std::vector<std::string> left;
+  for (const Object& object : catalog.objects) {
+    if (object.name != gguf::kTypes) continue;
+    const auto pairs = object.document->as_pairs(object.node);
+    for (size_t i = 0; pairs && i + 1 < pairs->size(); i += 2)
+      keys.emplace(object.document->text((*pairs)[i]));
+  }
+  std::erase_if(catalog.objects, [&](const Object& object) {
+    if (object.name == gguf::kTypes) return true;
+    if (!keys.contains(object.name)) return false;
+    if (is_about_model(object.name)) left.push_back(object.name);
+    return true;
+  });
+  if (!left.empty())
+    catalog.problems.push_back(
+        remark("object_left_out", {catalog.path, {}},
+               "config.json has no place for {}",
+               text::printable(fmt::format("{}", fmt::join(left, ", ")))));
+}
+
+void narrow_gguf_tensors(Catalog& catalog) {
+  const DType dtype = model_dtype(catalog.tensors);
+  if (dtype != DType::bf16 && dtype != DType::f16) return;
+  for (Tensor& tensor : catalog.tensors) {
+    if (tensor.dtype != DType::f32 || tensor.kind != Kind::model) continue;
+    if (fits_in(catalog, tensor, dtype)) tensor.pinned = dtype;
+  }
+}
+
+namespace {
+
+// Bytes that live as long as the process, as a file in memory has to.
+const std::string& kept_bytes(std::string bytes) {
+  static std::mutex mutex;
+  static std::deque<std::string> kept;
+  const std::lock_guard lock(mutex);
+  return kept.emplace_back(std::move(bytes));
+}
+
+void put_numbers(const std::vector<float>& numbers, Catalog& catalog,
+                 Tensor& tensor) {
+  std::string bytes(4 * numbers.size(), '\0');
+  std::memcpy(bytes.data(), numbers.data(), bytes.size());
+  const std::string& kept = kept_bytes(std::move(bytes));
+  tensor.dtype = DType::f32;
+  tensor.pieces = {
+      {.box = Box::whole(tensor.shape),
+       .flat = {},
+       .extent = {.offset = 0,
+                  .strides = {},
+                  .file = static_cast<uint32_t>(catalog.files.size())}}};
+  catalog.files.push_back(
+      {.path = "made:" + tensor.name,
+       .size = kept.size(),
+       .codec = Codec::kMemory,
+       .memory = reinterpret_cast<const std::byte*>(kept.data())});
+}
+
+void add_rope_freqs(const Facts& facts, Catalog& catalog) {
+  const auto number = [&](const char* name) {
+    const auto found = facts.find(name);
+    if (found == facts.end() || !found->second.value.is_number())
+      throw unfaithful_error({catalog.path, {}}, "nothing says {}", name);
+    return found->second.value.get<double>();
+  };
+  const ScaledRope rope{.factor = number("rope_factor"),
+                        .low = number("rope_low_freq_factor"),
+                        .high = number("rope_high_freq_factor"),
+                        .original = number("rope_original_positions")};
+  const auto dims =
+      static_cast<uint64_t>(number("head_dim") * number("rope_fraction"));
+  const auto factors = rope_factors(rope, number("rope_theta"), dims);
+  Tensor tensor;
+  tensor.name = kGgufRope;
+  tensor.shape = {factors.size()};
+  put_numbers(factors, catalog, tensor);
+  catalog.tensors.insert(catalog.tensors.begin(), std::move(tensor));
+}
+
+const nlohmann::ordered_json* writer_of(const std::string& type) {
+  for (const auto& one : ordered_table().at("write").at("architectures"))
+    for (const auto& known : one.at("types"))
+      if (known == type) return &one;
+  return nullptr;
+}
+
+// Numbers that f32 holds alike are the same there.
+bool same_in_f32(const Json& a, const Json& b) {
+  return a.is_number() && b.is_number() &&
+         static_cast<float>(a.get<double>()) ==
+             static_cast<float>(b.get<double>());
+}
+
+// Reads the metadata back: facts that then differ could not be said.
+void check_said(const std::shared_ptr<const Family>& family, const Facts& facts,
+                const std::vector<std::string>& allow, Catalog& catalog) {
+  const Facts said = read_facts(family, "hf", values_of_gguf(catalog));
+  std::vector<FactDifference> allowed;
+  for (const FactDifference& one : differing(facts, said)) {
+    if (same_in_f32(one.a, one.b)) continue;
+    if (!is_allowed(allow, one.name))
+      throw unfaithful_error({catalog.path, {}},
+                             "{} is {} ({}), and llama.cpp's {} has {}",
+                             one.name, shown_fact(one.a), one.source_a,
+                             architecture_of(catalog), shown_fact(one.b))
+          .with_hint(fmt::format("--allow-unsaid {} writes it all the same",
+                                 one.name));
+    allowed.push_back(one);
+  }
+  warn_of_unsaid(allowed, "GGUF's metadata", catalog);
+}
+
+// Metadata in the order in which it is added.
+class Metadata {
+ public:
+  void add(const std::string& key, const std::string& type, const Json& value) {
+    const pickle::Id node = pickle::from_json(*document_, value);
+    types_->set(dict_, key, types_->add_string(type));
+    objects_.push_back({key, document_, node});
+  }
+  void put(Catalog& catalog) {
+    types_->set_root(dict_);
+    objects_.push_back({std::string(gguf::kTypes), types_, dict_});
+    catalog.objects = std::move(objects_);
+  }
+
+ private:
+  std::shared_ptr<pickle::Document> document_ =
+      std::make_shared<pickle::Document>();
+  std::shared_ptr<pickle::Document> types_ =
+      std::make_shared<pickle::Document>();
+  pickle::Id dict_ = types_->add_container(pickle::Type::kDict);
+  std::vector<Object> objects_;
+};
+
+void add_keys(const nlohmann::ordered_json& keys, ToldScope& scope,
+              const std::string& architecture, Metadata& metadata) {
+  for (const auto& [name, entry] : keys.items()) {
+    const Json made = scope.made({{"value", Json(entry.at(1))}});
+    if (!made.contains("value")) continue;
+    metadata.add(name.starts_with('.') ? architecture + name : name,
+                 entry.at(0).get<std::string>(), made.at("value"));
+  }
+}
+
+}  // namespace
+
+void widen_gguf_norms(Catalog& catalog) {
+  constexpr uint64_t kMost = 1 << 20;
+  for (Tensor& tensor : catalog.tensors) {
+    const bool narrow =
+        tensor.dtype == DType::bf16 || tensor.dtype == DType::f16;
+    if (!narrow || tensor.pieces.empty() || tensor.shape.size() != 1) continue;
+    const uint8_t transform = tensor.pieces[0].transform;
+    if (transform != kAddOne && transform != kSubtractOne) continue;
+    Tensor plain = tensor;
+    plain.pieces[0].transform = kNoTransform;
+    auto numbers = small_floats(catalog, plain, kMost);
+    if (!numbers) continue;
+    for (float& number : *numbers) number += transform == kAddOne ? 1 : -1;
+    put_numbers(*numbers, catalog, tensor);
+  }
+}
+
+void add_gguf_metadata(const std::shared_ptr<const Family>& family,
+                       const Facts& facts, const Json& config,
+                       const std::vector<std::string>& allow,
+                       Catalog& catalog) {
+  const Json text = config.value("text_config", config);
+  const std::string type = text.value("model_type", "");
+  const auto* writer = writer_of(type);
+  if (!writer)
+    throw unfaithful_error({catalog.path, {}},
+                           "no architecture of llama.cpp is known for {}",
+                           type.empty() ? family->name() : type)
+        .with_hint("docs/formats/gguf.md lists those that are");
+  const std::string architecture = writer->at("architecture");
+  Json values = {{"architecture", architecture}, {"config", text}};
+  for (const auto& [name, fact] : facts) values[name] = fact.value;
+  ToldScope scope(gguf_table(), values);
+  Metadata metadata;
+  add_keys(ordered_table().at("write").at("common"), scope, architecture,
+           metadata);
+  if (writer->contains("keys"))
+    add_keys(writer->at("keys"), scope, architecture, metadata);
+  metadata.put(catalog);
+  if (values.value("rope_type", Json()) == "llama3")
+    add_rope_freqs(facts, catalog);
+  check_said(family, facts, allow, catalog);
+}
+
+}  // namespace ckpt::families

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// GGUF's metadata and transformers' config.json, each from the other
+// (models/families/gguf.json).
+//
+//   llama.block_count, llama.rope.freq_base …   ◄─►   config.json
+//   rope_freqs.weight (Llama 3's scaled rope)   ◄─►   rope_scaling
+//   tokenizer.ggml.*                            ◄─►   tokenizer.json …
+#pragma once
+
+#include <string_view>
+
+#include "convert/facts.h"
+#include "convert/values.h"
+
+namespace ckpt::families {
+
+inline constexpr std::string_view kGguf = "gguf";
+// Llama 3's scaled rope, which config.json says in numbers.
+inline constexpr std::string_view kGgufRope = "rope_freqs.weight";
+
+// What a GGUF file says about its model, as config.json would. Nothing for a
+// file without an architecture. Throws unfaithful_error for what no model of
+// transformers that is known computes.
+Values values_of_gguf(const Catalog& catalog);
+
+// Gives the catalog, whose tensors have ggml's names already, the metadata of a
+// model with these facts, and rope_freqs.weight if its rope needs it; takes its
+// tokenizer from the sidecars. Throws unfaithful_error for a fact that the
+// metadata can't say and no glob of `allow` matches.
+void add_gguf_metadata(const std::shared_ptr<const Family>& family,
+                       const Facts& facts, const Json& config,
+                       const std::vector<std::string>& allow, Catalog& catalog);
+
+// Norms of 16 bits that one is added to: the sum in f32, as llama.cpp has it.
+// The engine's would be rounded to 16 bits first.
+void widen_gguf_norms(Catalog& catalog);
+
+// Takes the metadata out of a catalog that became another dialect's.
+void leave_gguf_metadata(Catalog& catalog);
+
+// Gives f32 tensors the dtype of the model where it holds their numbers.
+void narrow_gguf_tensors(Catalog& catalog);
+
+}  // namespace ckpt::families

@@ -1,0 +1,361 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""GGUF, both ways. Of each architecture a tiny random model of transformers:
+what ckpt writes is read by the gguf package and, where it knows the
+architecture, computed by transformers' own loader of GGUF files; it comes home
+bit for bit, with a configuration that computes the same. Files of llama.cpp's
+converter (tests/data/gguf) become the model that they were made of, and are
+written again with the same keys and bytes.
+"""
+
+import json
+import os
+import random
+import shutil
+import struct
+import sys
+from pathlib import Path
+
+import numpy
+import torch
+from support import DATA, Skip, Suite, check, check_equal
+
+HOMES = [Path(sys.prefix) / name for name in ("transformers_5.12.1", "loaders")]
+os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
+CKPT = None  # set by prepare
+
+TYPES = ["llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe",
+         "qwen3_moe", "gemma", "gemma2", "phi3", "starcoder2", "olmo", "olmo2",
+         "olmoe", "stablelm", "granite", "smollm3", "nemotron", "seed_oss",
+         "glm4", "glm4_moe"]
+# transformers 5.12's loader reads these, and computes the same. It has the gate
+# of Qwen 2 MoE's shared expert as llama.cpp's converter wrote it once.
+LOADED = ("llama", "qwen2", "qwen3", "qwen3_moe", "gemma2", "phi3",
+          "starcoder2", "stablelm")
+# Facts that llama.cpp's architecture lacks in the tiny model.
+UNSAID = {"starcoder2": ("window",), "mistral": ("window",),
+          "mixtral": ("window",)}
+
+
+# Numbers that llama.cpp's architectures fix, as published models have them.
+MORE = {"qwen3_moe": {"norm_topk_prob": True},
+        "gemma2": {"query_pre_attn_scalar": 8}}
+
+
+def tiny(model_type, **more):
+    from model_types import small_config
+    from transformers import AutoModelForCausalLM
+
+    model, _ = small_config(model_type)
+    config = model.config
+    more = {**MORE.get(model_type, {}), **more}
+    if more:
+        model = AutoModelForCausalLM.from_config(
+            type(config)(**{**config.to_dict(), **more}))
+    torch.manual_seed(len(model_type))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape) / 4
+                            + (parameter.dim() == 1))
+    return model.to(torch.bfloat16).eval()
+
+
+def tensors(path):
+    from safetensors.torch import load_file
+    return {key: value for file in sorted(path.glob("*.safetensors"))
+            for key, value in load_file(file).items()}
+
+
+def check_same(want, got):
+    check_equal(sorted(got), sorted(want), "names")
+    for key, tensor in want.items():
+        check_equal(got[key].dtype, tensor.dtype, f"dtype of {key}")
+        check(torch.equal(got[key].view(torch.uint8),
+                          tensor.view(torch.uint8)), f"bytes of {key}")
+
+
+def logits(model, vocabulary):
+    tokens = torch.arange(16)[None] * 7 % vocabulary
+    with torch.no_grad():
+        return model.float()(tokens).logits
+
+
+def loaded(path, **more):
+    from transformers import AutoModelForCausalLM
+    model, notes = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager",
+        output_loading_info=True, **more)
+    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        check_equal(sorted(notes[what]), [], what)
+    return model.eval()
+
+
+def check_near(want, got, what):
+    far = (want - got).abs().max() / want.abs().max()
+    check(far < 2e-5, f"{what}: logits differ by {far:.1e} of the largest")
+
+
+def unsaid(model_type):
+    return [word for fact in UNSAID.get(model_type, ())
+            for word in ("--allow-unsaid", fact)]
+
+
+def test_model(folder, model_type):
+    import gguf
+    try:
+        model = tiny(model_type)
+    except (ImportError, KeyError, ValueError) as error:
+        raise Skip(str(error)) from error
+    model.save_pretrained(folder / "in")
+    (folder / "gguf").mkdir()
+    CKPT.ok("convert", folder / "in", folder / "gguf/m.gguf",
+            *unsaid(model_type))
+    reader = gguf.GGUFReader(folder / "gguf/m.gguf")
+    check(len(reader.tensors) > 4, "tensors that the gguf package sees")
+    for tensor in reader.tensors:
+        known = tensor.tensor_type.name
+        check(known == ("F32" if len(tensor.shape) == 1 or "_norm" in
+                        tensor.name or "gate_inp" in tensor.name else "BF16"),
+              f"{tensor.name} is {known}")
+    CKPT.ok("convert", folder / "gguf/m.gguf", folder / "out", "--to",
+            "safetensors")
+    check_same(tensors(folder / "in"), tensors(folder / "out"))
+    for left, right in (("in", "gguf/m.gguf"), ("in", "out"),
+                        ("gguf/m.gguf", "out")):
+        if not UNSAID.get(model_type):
+            CKPT.ok("verify", folder / left, folder / right)
+    CKPT.ok("verify", folder / "gguf/m.gguf")
+    vocabulary = model.config.vocab_size
+    want = logits(loaded(folder / "in"), vocabulary)
+    if not UNSAID.get(model_type):
+        check_near(want, logits(loaded(folder / "out"), vocabulary), "home")
+    if model_type in LOADED:
+        found = loaded(folder / "gguf", gguf_file="m.gguf",
+                       config=model.config)
+        check_near(want, logits(found, vocabulary), "transformers' loader")
+
+
+def test_llama3(folder):
+    """Llama 3's scaled rope goes into rope_freqs.weight, and comes home."""
+    model = tiny("llama", max_position_embeddings=16384, rope_parameters={
+        "rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0,
+        "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192})
+    model.save_pretrained(folder / "in")
+    CKPT.ok("convert", folder / "in", folder / "m.gguf")
+    CKPT.ok("convert", folder / "m.gguf", folder / "out", "--to", "safetensors")
+    said = json.loads((folder / "out/config.json").read_text())
+    check_equal(said["rope_scaling"]["factor"], 32.0, "factor")
+    CKPT.ok("verify", folder / "in", folder / "m.gguf")
+    check_near(logits(loaded(folder / "in"), 64),
+               logits(loaded(folder / "out"), 64), "home")
+
+
+def test_refused(folder):
+    """What the architecture does not say: by the fact's name."""
+    for change, word in (({"sliding_window": 8}, "window"),):
+        model = tiny("mistral", **change)
+        source = folder / word
+        model.save_pretrained(source)
+        result = CKPT.run("convert", source, folder / "m.gguf")
+        check(result.code == 5 and word in result.err, str(result))
+        check(not (folder / "m.gguf").exists(), "nothing is written")
+
+
+def peer_files():
+    return sorted((DATA / "gguf").glob("*.json"))
+
+
+def test_peer(folder, facts):
+    """llama.cpp's own file of a model, by the digests of its tensors."""
+    import gguf
+    from gguf_rules import digests
+
+    said = json.loads(facts.read_text())
+    source = facts.with_suffix(".gguf")
+    CKPT.ok("convert", source, folder / "out", "--to", "safetensors")
+    check_equal(digests(tensors(folder / "out")), said["tensors"], "tensors")
+    (folder / "in").mkdir()
+    shutil.copy(folder / "out/model.safetensors", folder / "in")
+    (folder / "in/config.json").write_text(json.dumps(said["config"]))
+    CKPT.ok("verify", folder / "in", source)
+    CKPT.ok("convert", folder / "in", folder / "m.gguf")
+    want, got = (gguf.GGUFReader(path) for path in (source, folder / "m.gguf"))
+    bytes_of = [{t.name: (t.tensor_type, tuple(t.shape), t.data.tobytes())
+                 for t in reader.tensors} for reader in (want, got)]
+    check_equal(sorted(bytes_of[1]), sorted(bytes_of[0]), "tensors of the file")
+    for name, one in bytes_of[0].items():
+        check(bytes_of[1][name] == one, f"{name} is other than llama.cpp's")
+    keys = [{name: field.contents() for name, field in reader.fields.items()
+             if not name.startswith(("GGUF.", "general.name", "general.size",
+                                     "general.basename", "general.finetune",
+                                     "general.organization"))}
+            for reader in (want, got)]
+    for name, value in keys[0].items():
+        check(name in keys[1], f"llama.cpp's key {name} is missing")
+        check_equal(keys[1][name], value, name)
+
+
+def written(path, kinds, shape=(4, 256), more=None):
+    """A llama whose matrices are of these types, by the gguf package."""
+    import gguf
+    from gguf import quants
+
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(1)
+    writer.add_context_length(64)
+    writer.add_embedding_length(256)
+    writer.add_feed_forward_length(256)
+    writer.add_head_count(4)
+    writer.add_layer_norm_rms_eps(1e-5)
+    for key, value in (more or {}).items():
+        writer.add_string(key, value)
+    rng = numpy.random.default_rng(3)
+    want = {}
+    for kind in kinds:
+        data = rng.standard_normal(shape).astype("f4")
+        name = f"blk.0.{kind.name}.weight"
+        packed = quants.quantize(data, kind)
+        writer.add_tensor(name, packed, raw_dtype=kind)
+        want[name] = quants.dequantize(packed, kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return want
+
+
+def packable():
+    import gguf
+    from gguf import quants
+
+    found = []
+    for kind in gguf.GGMLQuantizationType:
+        try:
+            quants.quantize(numpy.zeros((1, 256), "f4"), kind)
+            found.append(kind)
+        except NotImplementedError:
+            pass
+    return found
+
+
+def test_blocks(folder):
+    """Blocks are read as the gguf package reads them, in f32, and rounded with
+    --dtype; written to GGUF again they stay as they are."""
+    import gguf
+
+    want = written(folder / "m.gguf", packable())
+    for dtype, kind in ((None, torch.float32), ("bf16", torch.bfloat16)):
+        out = folder / f"{dtype}.safetensors"
+        CKPT.ok("convert", folder / "m.gguf", out, "--dialect", "keep",
+                *(("--dtype", dtype) if dtype else ()))
+        from safetensors.torch import load_file
+        found = load_file(out)
+        for name, numbers in want.items():
+            tensor = torch.from_numpy(numbers.copy())
+            if dtype:
+                tensor = tensor.to(kind)
+            elif found[name].dtype != torch.float32:
+                tensor = tensor.to(found[name].dtype)
+            check(torch.equal(found[name], tensor), f"{name}, {dtype}")
+    CKPT.ok("convert", folder / "m.gguf", folder / "again.gguf")
+    old, new = (gguf.GGUFReader(folder / name)
+                for name in ("m.gguf", "again.gguf"))
+    check_equal([(t.name, t.tensor_type, t.data.tobytes()) for t in new.tensors],
+                [(t.name, t.tensor_type, t.data.tobytes()) for t in old.tensors],
+                "blocks")
+    CKPT.ok("verify", folder / "again.gguf")
+    CKPT.ok("verify", folder / "m.gguf", folder / "again.gguf")
+
+
+def test_parts(folder):
+    """The parts of llama-gguf-split: any of them opens all; one that is lost is
+    named."""
+    import gguf
+
+    tiny("llama").save_pretrained(folder / "in")
+    CKPT.ok("convert", folder / "in", folder / "m.gguf")
+    whole = gguf.GGUFReader(folder / "m.gguf")
+    for part in range(3):
+        writer = gguf.GGUFWriter(
+            folder / f"p-{part + 1:05}-of-00003.gguf", "llama")
+        for name, field in whole.fields.items():
+            if part == 0 and not name.startswith(("GGUF.",
+                                                  "general.architecture")):
+                writer.add_key_value(name, field.contents(), field.types[0])
+        writer.add_key_value("split.no", part, gguf.GGUFValueType.UINT16)
+        writer.add_key_value("split.count", 3, gguf.GGUFValueType.UINT16)
+        writer.add_key_value("split.tensors.count", len(whole.tensors),
+                             gguf.GGUFValueType.INT32)
+        for number, tensor in enumerate(whole.tensors):
+            if number % 3 == part:
+                writer.add_tensor(tensor.name, tensor.data,
+                                  raw_dtype=tensor.tensor_type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    for part in (1, 3):
+        out = folder / f"out{part}"
+        CKPT.ok("convert", folder / f"p-{part:05}-of-00003.gguf", out, "--to",
+                "safetensors")
+        check_same(tensors(folder / "in"), tensors(out))
+    (folder / "p-00002-of-00003.gguf").unlink()
+    result = CKPT.run("inspect", folder / "p-00001-of-00003.gguf")
+    check(result.code == 4 and "p-00002" in result.err, str(result))
+
+
+def test_broken(folder, seed):
+    """Damaged headers: named, and never a crash or a hang."""
+    want = written(folder / "m.gguf", packable()[:3], shape=(2, 256),
+                   more={"general.name": "tiny"})
+    check(want, "tensors")
+    whole = (folder / "m.gguf").read_bytes()
+    rng = random.Random(seed)
+    header = 700  # bytes, about
+    for _ in range(30):
+        data = bytearray(whole)
+        kind = rng.randrange(3)
+        if kind == 0:
+            data = data[:rng.randrange(len(data))]
+        elif kind == 1:
+            data[rng.randrange(header)] ^= 1 << rng.randrange(8)
+        else:
+            at = rng.randrange(header)
+            data[at:at + 8] = struct.pack("<Q", rng.choice(
+                (0, 2**63, 2**64 - 1, 2**32, 255)))
+        (folder / "x.gguf").write_bytes(data)
+        result = CKPT.run("verify", folder / "x.gguf")
+        check(result.code in (0, 1, 3, 4, 5, 7), f"{result.code}: {result.err}")
+
+
+def prepare(suite, ckpt):
+    global CKPT
+    CKPT = ckpt
+    sys.path[1:1] = [str(home) for home in HOMES]
+    sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "models"))
+    sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "generators"))
+    try:
+        import gguf  # noqa: F401
+        import transformers
+        # The folder of loaders isn't where it looks for packages.
+        transformers.utils.import_utils.PACKAGE_DISTRIBUTION_MAPPING.setdefault(
+            "gguf", ["gguf"])
+    except ImportError as error:
+        raise Skip(str(error)) from error
+    for model_type in TYPES:
+        suite.add(model_type, test_model, model_type)
+    suite.add("llama 3's rope", test_llama3)
+    suite.add("refused", test_refused)
+    suite.add("blocks", test_blocks)
+    suite.add("parts", test_parts)
+    for seed in range(4):
+        suite.add(f"broken {seed}", test_broken, seed)
+    for facts in peer_files():
+        suite.add(f"llama.cpp's {facts.stem}", test_peer, facts)
+    suite.always += ("llama", "blocks", "llama 3's rope", "refused", "parts",
+                     "broken 0")
+
+
+if __name__ == "__main__":
+    Suite(__doc__).main(prepare)

@@ -1,0 +1,293 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""How llama.cpp names and arranges the tensors of each family: prints the
+"gguf" section of its file, as llama.cpp's own converter makes it.
+
+    .venv/bin/python tests/generators/gguf_rules.py LLAMA_CPP TYPE [...]
+
+LLAMA_CPP is a checkout with conversion/ and gguf-py/. A tiny random model of
+the type, as transformers saves it, goes through the converter's class; each
+tensor that comes out is looked up by its bytes among those that went in, as
+they are, with rows in pairs, with 1 added, stacked over experts, joined or cut.
+Models with and without biases and tied embeddings are tried, and a rule has the
+condition that the family's rules for Megatron have.
+"""
+
+import argparse
+import hashlib
+import json
+import logging
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests/app/formats"), str(ROOT / "tests/app/models"), str(ROOT / "tests/app"),
+                str(ROOT / "tests/support"),
+                os.path.join(sys.prefix, "transformers_5.12.1")]
+os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
+BIASES = ("attention_bias", "mlp_bias", "use_bias", "bias", "qkv_bias",
+          "use_qkv_bias", "attention_out_bias", "add_bias_linear")
+
+
+def variants(model_type):
+    """Tiny models: as the configuration's class has them, with biases, and
+    with the other answer to tied embeddings."""
+    from model_types import small_config
+    from transformers import AutoModelForCausalLM
+
+    made, _ = small_config(model_type)
+    config = made.config
+    yield made
+    known = config.to_dict()
+    on = {key: True for key in BIASES if known.get(key) is False}
+    for change in (on, {"tie_word_embeddings":
+                        not known.get("tie_word_embeddings", True)}):
+        if not change:
+            continue
+        other = type(config)(**{**known, **change})
+        try:
+            yield AutoModelForCausalLM.from_config(other)
+        except Exception as error:  # a class that can't be made so
+            print(f"# {model_type} {change}: {error}", file=sys.stderr)
+
+
+def peer(llama):
+    for path in (llama / "gguf-py", llama):
+        if str(path) not in sys.path:
+            sys.path.insert(0, str(path))
+    logging.disable(logging.CRITICAL)
+
+
+def converted(llama, model, folder):
+    """What goes in, what comes out, and the metadata, of llama.cpp's class."""
+    from safetensors.torch import load_file
+
+    peer(llama)
+    import gguf
+    from conversion import ModelType, get_model_architecture, get_model_class
+    from conversion.base import ModelBase
+
+    for parameter in model.parameters():
+        parameter.data = torch.randn_like(parameter.data)
+    model.float().save_pretrained(folder)
+    before = load_file(folder / "model.safetensors")
+    hparams = ModelBase.load_hparams(folder, False)
+    arch = get_model_architecture(hparams, ModelType.TEXT)
+    made = get_model_class(arch)(
+        folder, gguf.LlamaFileType.ALL_F32, folder / "o.gguf", eager=True)
+    made.set_vocab = lambda: None
+    after = {}
+    made.gguf_writer.add_tensor = lambda name, data, **_: after.update(
+        {name: torch.from_numpy(data.copy())})
+    made.prepare_tensors()
+    made.set_gguf_parameters()
+    keys = {key: value.value for shard in made.gguf_writer.kv_data
+            for key, value in shard.items()}
+    return before, after, keys, hparams
+
+
+def pairs(tensor, heads):
+    rows = tensor.shape[0]
+    if rows % (2 * heads):
+        return None
+    return (tensor.reshape(heads, 2, rows // heads // 2, *tensor.shape[1:])
+            .swapaxes(1, 2).reshape(tensor.shape))
+
+
+def forms(name, tensor, hparams):
+    """A tensor in the ways in which it may come out: (operations, tensor)."""
+    yield None, tensor
+    yield {"name": "add", "value": 1}, tensor + 1
+    if tensor.dim() == 2:
+        yield "t", tensor.t()
+    for heads, text in ((hparams.get("num_attention_heads"), "$nh"),
+                        (hparams.get("num_key_value_heads"), "$ng")):
+        if heads and re.search(r"[qk]_proj|query|key", name):
+            turned = pairs(tensor, heads)
+            if turned is not None:
+                yield {"name": "rope_interleave", "heads": text}, turned
+
+
+def key_of(tensor):
+    tensor = tensor.contiguous()
+    return tensor.float().numpy().tobytes()
+
+
+def sources(before, hparams):
+    """bytes -> (hf names, operation)."""
+    found = {}
+    for name, tensor in before.items():
+        for op, form in forms(name, tensor, hparams):
+            found.setdefault(key_of(form), ([name], op))
+    return found
+
+
+def rule_of(name, tensor, found, before):
+    """The rule for one tensor that came out, or None."""
+    if (hit := found.get(key_of(tensor))) is not None:
+        names, op = hit
+        whole = before[names[0]]
+        if tuple(whole.shape) != tuple(tensor.shape) and op is None:
+            return names, {"name": "reshape", "to": list(tensor.shape),
+                           "from": list(whole.shape)}
+        return names, op
+    if tensor.dim() == 3:  # experts
+        slices = [found.get(key_of(one)) for one in tensor]
+        if all(slices) and all(op is None for _, op in slices):
+            return [names[0] for names, _ in slices], "experts"
+    for op, parts in (("cat", 2), ("cat", 3)):
+        for cut in cuts(tensor, before):
+            hits = [found.get(key_of(one)) for one in cut]
+            if all(hits) and len(hits) <= parts:
+                return [names[0] for names, _ in hits], op
+    # A part of a tensor that holds several.
+    for hf, whole in before.items():
+        if whole.dim() != tensor.dim() or tensor.dim() < 2:
+            continue
+        for dim in range(whole.dim()):
+            for sized in (whole, whole.transpose(-1, -2)):
+                for start in range(0, sized.shape[dim], tensor.shape[dim]):
+                    part = sized.narrow(dim, start, min(
+                        tensor.shape[dim], sized.shape[dim] - start))
+                    if part.shape == tensor.shape and torch.equal(part, tensor):
+                        return [hf], f"part {dim} {start}"
+    return None
+
+
+def cuts(tensor, before):
+    """Ways to cut rows that joined tensors of the model give."""
+    rows = sorted({t.shape[0] for t in before.values()
+                   if t.dim() == tensor.dim()})
+    total = tensor.shape[0]
+    for a in rows:
+        if total - a in rows:
+            yield tensor.split([a, total - a])
+        for b in rows:
+            if total - a - b in rows and total - a - b == b:
+                yield tensor.split([a, b, b])
+
+
+def abstract(text, index):
+    return re.sub(r"(?<=[._])(\d+)(?=\.|$)", "{" + index + "}", text, count=1)
+
+
+def conditions(family):
+    """hf name -> condition of the rule for it in the family's other dialects;
+    None where several rules have it, or where it has none."""
+    found = {}
+    for name, section in family.get("dialects", {}).items():
+        for rule in section.get("rules", ()) if name != "gguf" else ():
+            for hf in rule.get("hf") or ():
+                if not rule.get("alias"):
+                    found.setdefault(hf, set()).add(rule.get("when"))
+    return {hf: next(iter(whens)) if len(whens) == 1 else None
+            for hf, whens in found.items()}
+
+
+def family_of(model_type):
+    import subprocess
+    done = subprocess.run([ROOT / "build/bin/ckpt", "family", "show",
+                           "--json", model_type], capture_output=True,
+                          text=True)
+    return json.loads(done.stdout) if done.returncode == 0 else {}
+
+
+def section(llama, model_type):
+    rules, keys, unknown = {}, {}, []
+    for model in variants(model_type):
+        with tempfile.TemporaryDirectory() as folder:
+            before, after, keys, hparams = converted(llama, model, Path(folder))
+        found = sources(before, hparams)
+        for name, tensor in after.items():
+            to = re.sub(r"^blk\.\d+\.", "blk.{l}.", name)
+            if to == "rope_freqs.weight":
+                continue
+            hit = rule_of(name, tensor, found, before)
+            if hit is None:
+                unknown.append(name)
+                continue
+            names, op = hit
+            rule = {"to": to}
+            hf = [abstract(one, "l") if "blk." in name else one
+                  for one in names]
+            if op == "experts":
+                hf = [re.sub(r"experts\.\d+\.", "experts.{e}.", hf[0])]
+                rule.update(hf=hf, op="stack", each="e")
+            else:
+                rule["hf"] = hf
+                if op is not None:
+                    rule["op"] = op
+            rules.setdefault(to, rule)
+    return {"rules": list(rules.values())}, keys, sorted(set(unknown))
+
+
+def digests(tensors):
+    """Name -> dtype, shape and SHA-256 of the bytes."""
+    return {name: [str(tensor.dtype).removeprefix("torch."),
+                   list(tensor.shape), hashlib.sha256(
+                       tensor.contiguous().view(-1).view(torch.uint8)
+                       .numpy().tobytes()).hexdigest()]
+            for name, tensor in sorted(tensors.items())}
+
+
+def write_data(llama, model_type, folder):
+    """TYPE.gguf and TYPE.json: config.json and the tensors' digests."""
+    from gguf_test import tiny
+    from safetensors.torch import load_file
+
+    peer(llama)
+    import gguf
+    from conversion import ModelType, get_model_architecture, get_model_class
+    from conversion.base import ModelBase
+
+    folder.mkdir(exist_ok=True, parents=True)
+    with tempfile.TemporaryDirectory() as home:
+        source = Path(home) / model_type
+        tiny(model_type).save_pretrained(source)
+        hparams = ModelBase.load_hparams(source, False)
+        arch = get_model_architecture(hparams, ModelType.TEXT)
+        made = get_model_class(arch)(
+            source, gguf.LlamaFileType.MOSTLY_BF16,
+            folder / f"{model_type}.gguf", eager=True)
+        made.set_vocab = lambda: None
+        made.write()
+        config = json.loads((source / "config.json").read_text())
+        (folder / f"{model_type}.json").write_text(json.dumps({
+            "config": config,
+            "tensors": digests(load_file(source / "model.safetensors"))},
+            separators=(",", ":")) + "\n")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("llama", type=Path)
+    parser.add_argument("types", nargs="+")
+    parser.add_argument("--data", type=Path, help="write there, for each type, "
+                        "llama.cpp's file of a tiny model and what it was "
+                        "made of (tests/data/gguf)")
+    args = parser.parse_args()
+    for model_type in args.types:
+        made, keys, unknown = section(args.llama, model_type)
+        if args.data:
+            write_data(args.llama, model_type, args.data)
+            continue
+        made, keys, unknown = section(args.llama, model_type)
+        known = conditions(family_of(model_type))
+        # What no other dialect has, no model of the family has.
+        made["rules"] = [rule for rule in made["rules"]
+                         if rule["hf"][0] in known]
+        for rule in made["rules"]:
+            when = known[rule["hf"][0]]
+            if when:
+                rule["when"] = when
+        print(json.dumps({"type": model_type, "unknown": unknown, "keys": keys,
+                          "gguf": made}, default=str))
+
+
+if __name__ == "__main__":
+    main()
