@@ -68,7 +68,7 @@ void GgufMetadata::read_tokens() {
     const Json* value = find(key);
     if (value == nullptr) continue;
     if (!value->is_number_integer() || *value < 0 || *value >= tokens.size())
-      throw damaged(key, "no id of a token");
+      throw damaged(key, "not the id of a token");
     ids.emplace(name, value->get<uint64_t>());
   }
 }
@@ -123,7 +123,7 @@ Merges GgufMetadata::listed_merges() const {
     const auto& [left, right] = merges.back();
     if (!known.contains(left) || !known.contains(right) ||
         !known.contains(left + right))
-      throw damaged(key, "a merge of what are no tokens");
+      throw damaged(key, "a merge of what is not in the vocabulary");
   }
   return merges;
 }

@@ -206,6 +206,7 @@ std::vector<PreName> gguf_pres_of(const Json& pre_tokenizer, bool roberta,
     return std::pair(a.kind, a.like) > std::pair(b.kind, b.like);
   });
   std::vector<PreName> names;
+  names.reserve(found.size());
   for (Found& one : found) names.push_back(std::move(one.name));
   return names;
 }

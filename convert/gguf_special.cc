@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cctype>
 
+#include "ckpt/error.h"
 #include "lib/text/json.h"
 
 namespace ckpt::families {
@@ -205,7 +206,7 @@ GgufKeys chat_keys(const Json& templates) {
       first = content;
       continue;
     }
-    keys.push_back(GgufKey{key + '.' + name, "str", content});
+    keys.push_back(GgufKey{fmt::format("{}.{}", key, name), "str", content});
     if (std::ranges::count(names, Json(name)) == 0) names.push_back(name);
   }
   if (!names.empty())

@@ -24,6 +24,12 @@ Kind kind_of(const Json& tokenizer) {
   if (type == "WordPiece") return Kind::kWords;
   if (type == "Unigram") return Kind::kUnigram;
   if (type == "BPE") {
+    for (const char* mark : {"continuing_subword_prefix", "end_of_word_suffix"})
+      if (const Json& affix = part(tokenizer["model"], mark);
+          affix.is_string() && affix != "")
+        throw unfaithful_error({kFile, {}}, "model: {} {}: llama.cpp has none",
+                               mark, text::printable(affix.get<std::string>()))
+            .with_hint(kTokenizerHint);
     if (has_step(part(tokenizer, "pre_tokenizer"), "ByteLevel") ||
         has_step(part(tokenizer, "decoder"), "ByteLevel"))
       return Kind::kBytes;
@@ -70,9 +76,11 @@ class Writing {
         docs_.model.is_object() ? docs_.model.value("type_vocab_size", 1) : 1);
   }
 
+  void note_spaces();
   void write_bytes(const Json& tokenizer);
   void write_gemma4();
   void write_pieces(const std::optional<SentencePieceModel>& model);
+  void check_same(const SentencePieceModel& model);
   void write_unigram(const std::optional<SentencePieceModel>& model);
   void write_words(const Json& tokenizer);
   std::string pre_of(const Json& tokenizer);
@@ -100,6 +108,22 @@ std::optional<SentencePieceModel> Writing::pieces() const {
   return std::nullopt;
 }
 
+// GGUF has no place for it; llama.cpp knows a few by the model's name.
+void Writing::note_spaces() {
+  if (!docs_.tokenizer.is_object()) return;
+  uint64_t count = 0;
+  std::string first;
+  for (const Json& token : docs_.tokenizer.value("added_tokens", Json::array()))
+    if (token.value("lstrip", false) || token.value("rstrip", false) ||
+        token.value("single_word", false))
+      if (count++ == 0) first = token.value("content", "");
+  if (count > 0)
+    notes_.push_back(fmt::format(
+        "GGUF can't say that {} ({} …) take the space beside them, or are "
+        "whole words",
+        text::counted(count, "added token"), text::printable(first)));
+}
+
 GgufKeys Writing::keys() {
   Json tokenizer = docs_.tokenizer;
   if (tokenizer.is_null()) {
@@ -115,6 +139,7 @@ GgufKeys Writing::keys() {
     tokenizer = slow_tokenizer(files_, docs_.config);
     if (tokenizer.is_null()) return {};
   }
+  note_spaces();
   switch (kind_of(tokenizer)) {
     case Kind::kBytes:
       write_bytes(tokenizer);
@@ -327,7 +352,33 @@ void Writing::write_gemma4() {
   put("add_bos_token", "bool", true);
 }
 
+// tokenizer.model is what llama.cpp needs, tokenizer.json what transformers
+// loads: both have to be of one tokenizer. Added tokens may be new.
+void Writing::check_same(const SentencePieceModel& model) {
+  const AddedTokens added = added_tokens(files_, docs_);
+  uint64_t others = 0;
+  std::string first;
+  for (const auto& [token, id] : model_vocab(docs_.tokenizer, kFile)) {
+    if (id >= model.pieces.size() || added.contains(id) ||
+        model.pieces[id].type != TokenType::kNormal ||
+        model.pieces[id].text == token)
+      continue;
+    if (others++ == 0)
+      first = fmt::format("token {} is {} in tokenizer.model, {} in {}", id,
+                          text::printable(model.pieces[id].text),
+                          text::printable(token), kFile);
+  }
+  if (others > model.pieces.size() / 100)
+    throw unfaithful_error({kFile, {}},
+                           "of another tokenizer than tokenizer.model: {}, "
+                           "and {} more differ",
+                           first, others - 1)
+        .with_hint("leave the one out that is not this model's");
+  if (others > 0) notes_.push_back(first);
+}
+
 void Writing::write_pieces(const std::optional<SentencePieceModel>& model) {
+  if (model && docs_.tokenizer.is_object()) check_same(*model);
   const bool gemma = architecture_.starts_with("gemma");
   std::optional<bool> adds = prefix();
   if (docs_.tokenizer.is_object() &&

@@ -39,7 +39,7 @@ std::string with_spaces(std::string token) {
 
 uint64_t token_id(const Json& id, const std::string& file) {
   if (!id.is_number_unsigned() || id.get<uint64_t>() >= kMostTokens)
-    throw input_error({file, {}}, "a token's id is no number below {}",
+    throw input_error({file, {}}, "a token's id is not a number below {}",
                       kMostTokens);
   return id.get<uint64_t>();
 }
@@ -53,7 +53,7 @@ void each_in_config(const Json& config, const Take& take) {
     if (key.empty() || key.size() > 9 ||
         !std::ranges::all_of(key, text::is_digit))
       throw input_error({"tokenizer_config.json", {}},
-                        "added_tokens_decoder: {} is no id",
+                        "added_tokens_decoder: {} is not an id",
                         text::printable(key));
     const std::string& content =
         token.at("content").template get_ref<const std::string&>();
@@ -344,7 +344,7 @@ std::vector<std::pair<std::string, std::string>> merges_of(
     const auto both = merge.get<std::string>();
     const size_t space = both.find(' ', 1);
     if (space == both.npos || space + 1 == both.size())
-      throw input_error({"tokenizer.json", {}}, "merges: {} is no pair",
+      throw input_error({"tokenizer.json", {}}, "merges: {} is not a pair",
                         text::printable(both));
     merges.emplace_back(both.substr(0, space), both.substr(space + 1));
   }

@@ -294,6 +294,13 @@ def late_merge(value):
     raise AssertionError("no token is made in two ways")
 
 
+def turn(value):
+    vocab = value["model"]["vocab"]
+    value["model"]["vocab"] = {
+        token: 3 + len(vocab) - 1 - id if id > 2 else id
+        for token, id in vocab.items()}
+
+
 def refused(got, code, text):
     check_equal(got.get("code"), code, f"exit status of {got}")
     check(text in got["error"], got)
@@ -318,11 +325,12 @@ def test_refusals(home):
         ("llama2_json", lambda value: value["model"]["merges"].pop(), 5,
          "not all pairs"),
         ("bert", change(normalizer=None), 5, "not as BERT"),
+        ("gpt2", model(end_of_word_suffix="</w>"), 5, "end_of_word_suffix"),
         ("gpt2", model(type="Unknown"), 5, "not known to llama.cpp"),
         ("gpt2", model(vocab={"a": -1}), 4, "id"),
         ("gpt2", model(vocab={"a": 1 << 40}), 4, "id"),
         ("gpt2", model(vocab=7), 4, "another kind"),
-        ("gpt2", model(merges=["ab"]), 4, "no pair"),
+        ("gpt2", model(merges=["ab"]), 4, "not a pair"),
         ("gpt2", change(model=None), 4, "another kind"),
         ("gpt2", change(added_tokens=[{"id": 5, "content": "a"}]), 5, "both"),
     ]
@@ -332,6 +340,16 @@ def test_refusals(home):
             got = keys_of(case, folder, rows=0)
         refused(got, code, text)
         check(code == 4 or "--tokenizer-from" in got["hint"], got)
+    with tempfile.TemporaryDirectory(dir=home) as folder:
+        # The same ids for other texts.
+        refused(keys_of("llama2", folder_of("llama2", Path(folder),
+                                            tokenizer__json=turn)), 5,
+                "of another tokenizer than tokenizer.model")
+    with tempfile.TemporaryDirectory(dir=home) as folder:
+        got = keys_of("gpt2", folder_of(
+            "gpt2", Path(folder), tokenizer__json=lambda value: value[
+                "added_tokens"][0].update(lstrip=True)))
+        check("1 added token" in got["notes"][0], got["notes"])
     with tempfile.TemporaryDirectory(dir=home) as folder:
         refused(keys_of("qwen2", folder_of("qwen2", Path(folder)), rows=100), 5,
                 "has no row in an embedding of 100 rows")
