@@ -135,7 +135,16 @@ Json slow_tokenizer(const TokenizerFiles& files, const Json& config) {
     return made;
   }
   const auto words = files.find("vocab.txt");
-  if (words == files.end()) return nullptr;
+  if (words == files.end()) {
+    // Tokenizers all the same: nothing is not what comes of them.
+    for (const auto& [name, text] : files)
+      if (name == "tekken.json" || name == "tokenizer.jsonl" ||
+          name.ends_with("tiktoken.model") || name.ends_with(".tiktoken") ||
+          name == "vocab.json" || name.starts_with("rwkv_vocab"))
+        throw unfaithful_error({name, {}}, "a tokenizer without tokenizer.json")
+            .with_hint(kTokenizerHint);
+    return nullptr;
+  }
   Json vocab = Json::object();
   std::string_view rest = words->second;
   while (!rest.empty()) {

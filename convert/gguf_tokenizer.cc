@@ -473,7 +473,10 @@ void Writing::write_words(const Json& tokenizer) {
   for (uint64_t id = 0; id < vocabulary.tokens.size(); ++id) {
     std::string& token = vocabulary.tokens[id];
     if (vocabulary.types[id] == TokenType::kControl) continue;
-    token = token.starts_with("##") ? token.substr(2) : "\xE2\x96\x81" + token;
+    if (token.starts_with("##"))
+      token.erase(0, 2);
+    else
+      token.insert(0, "\xE2\x96\x81");
   }
   put_type_count();
   // llama.cpp reads `pre` for BPE alone.

@@ -295,7 +295,10 @@ Parts GgufReading::words() {
   for (uint64_t token = 0; token < data_.tokens.size(); ++token) {
     if (data_.is(token, TokenType::kControl) || data_.left_out(token)) continue;
     std::string& text = data_.tokens[token];
-    text = text.starts_with(kMetaspace) ? text.substr(3) : "##" + text;
+    if (text.starts_with(kMetaspace))
+      text.erase(0, 3);
+    else
+      text.insert(0, "##");
   }
   Parts parts;
   const std::optional<bool> accents = data_.flag("normalizer.strip_accents");

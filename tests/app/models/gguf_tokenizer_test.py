@@ -197,6 +197,35 @@ def test_back(home, case):
             check_equal(made.token_to_id(token), number, name)
 
 
+def test_auto(home, case):
+    """transformers' AutoTokenizer loads the files as they are."""
+    from transformers import AutoTokenizer
+
+    architecture, keys = golden(case)
+    keys = {key: value for key, _, value in keys}
+    got = TOOL.ask(op="in", metadata={
+        **keys, "tokenizer.chat_template": "{{ messages[0]['content'] }}!"})
+    for name, text in got["files"].items():
+        (home / name).parent.mkdir(exist_ok=True)
+        (home / name).write_text(text)
+    config = json.loads((CASES / case / "config.json").read_text())
+    (home / "config.json").write_text(json.dumps(
+        dict(model_type=config.get("model_type", "llama"))))
+    tokenizer = AutoTokenizer.from_pretrained(home)
+    own = load(got["files"]["tokenizer.json"])
+    for text in TEXTS:
+        check_equal(tokenizer(text)["input_ids"], own.encode(text).ids,
+                    f"ids of {text!r}")
+    said = [dict(role="user", content="Hi")]
+    check_equal(tokenizer.apply_chat_template(said, tokenize=False), "Hi!",
+                "chat")
+    for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"),
+                      ("pad", "padding"), ("mask", "mask")):
+        want = keys.get(f"tokenizer.ggml.{key}_token_id")
+        if want is not None and keys["tokenizer.ggml.model"] != "bert":
+            check_equal(getattr(tokenizer, f"{name}_token_id"), want, name)
+
+
 def check_pieces(case, keys):
     """Where transformers makes no tokenizer.json: sentencepiece's own ids, which
     the generator put beside the keys."""
@@ -354,6 +383,10 @@ def test_refusals(home):
         refused(keys_of("qwen2", folder_of("qwen2", Path(folder)), rows=100), 5,
                 "has no row in an embedding of 100 rows")
         (Path(folder) / "none").mkdir()
+        (Path(folder) / "tekken").mkdir()
+        (Path(folder) / "tekken/tekken.json").write_text("{}")
+        refused(TOOL.ask(op="out", folder=str(Path(folder) / "tekken"), rows=0,
+                         architecture="llama"), 5, "without tokenizer.json")
         check_equal(TOOL.ask(op="out", folder=str(Path(folder) / "none"),
                              rows=0, architecture="llama")["keys"], [], "keys")
 
@@ -380,6 +413,12 @@ def test_metadata(home):
     check_equal(json.loads(got["files"]["generation_config.json"])[
         "eos_token_id"], [2, 5], "ends")
     check_equal(TOOL.ask(op="in", metadata={})["files"], {}, "no tokenizer")
+    whole = (CASES / "llama2/tokenizer.json").read_text()
+    got = TOOL.ask(op="in", metadata={
+        **keys, "tokenizer.huggingface.json": whole})
+    check_equal(got["files"]["tokenizer.json"], whole, "the whole file")
+    refused(TOOL.ask(op="in", metadata={
+        **keys, "tokenizer.huggingface.json": whole[:-9]}), 4, "test.gguf")
 
 
 def test_hostile(home, seed):
@@ -406,6 +445,53 @@ def test_hostile(home, seed):
             check("keys" in got or got["code"] in (4, 5), got)
 
 
+ODD = [None, True, -1, 7, 1 << 40, 0.5, "", "x", "\u2581", [], [[]], {},
+       {"type": "Sequence"}, {"type": "ByteLevel"}, [["a", "b"]], ["a b"]]
+
+
+def turned(rng, value):
+    """The value with one inside of it replaced, left out or put in twice."""
+    value = json.loads(json.dumps(value))
+    at = value
+    while True:
+        inside = list(at) if isinstance(at, dict) else range(len(at))
+        key = rng.choice(list(inside))
+        below = at[key]
+        if isinstance(below, (dict, list)) and below and rng.random() < 0.8:
+            at = below
+            continue
+        kind = rng.randrange(4)
+        if kind == 0:
+            del at[key]
+        elif kind == 1 and isinstance(at, list):
+            at.append(below)
+        else:
+            at[key] = rng.choice(ODD)
+        return value
+
+
+def test_odd(home, case):
+    """Documents with a value of another kind somewhere: keys or files come of
+    them, or an error that says what is wrong."""
+    rng = random.Random(case)
+    keys = {key: value for key, _, value in golden(case)[1]}
+    for _ in range(60):
+        got = TOOL.ask(op="in", metadata=turned(rng, keys))
+        check("files" in got or got["code"] in (4, 5), got)
+    with tempfile.TemporaryDirectory(dir=home) as folder:
+        folder_of(case, Path(folder))
+        for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+            path = Path(folder) / name
+            if not path.exists():
+                continue
+            whole = json.loads(path.read_text())
+            for _ in range(60):
+                path.write_text(json.dumps(turned(rng, whole)))
+                got = keys_of(case, folder)
+                check("keys" in got or got["code"] in (4, 5), got)
+            path.write_text(json.dumps(whole))
+
+
 def prepare(suite, ckpt):
     global TOOL
     TOOL = Tool(str(Path(ckpt.path).with_name("gguf_tokenizer_tool")))
@@ -413,6 +499,9 @@ def prepare(suite, ckpt):
         suite.add(f"out {path.name}", test_out, path.name)
         suite.add(f"back {path.name}", test_back, path.name)
         suite.add(f"there and back {path.name}", test_there_and_back, path.name)
+        if path.name != "llama2_json":  # its scores say nothing
+            suite.add(f"auto {path.name}", test_auto, path.name)
+        suite.add(f"odd {path.name}", test_odd, path.name)
     suite.add("pre", test_pre)
     suite.add("refusals", test_refusals)
     suite.add("metadata", test_metadata)
