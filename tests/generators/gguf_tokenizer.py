@@ -434,6 +434,24 @@ TYPES = dict(UINT32="u32", BOOL="bool", STRING="str", INT32="i32",
              FLOAT32="f32", UINT8="u8")
 
 
+def typed(writer):
+    import gguf
+
+    keys = []
+    for key, value in writer.kv_data[0].items():
+        if key == "general.architecture":
+            continue
+        said, kind = value.value, TYPES.get(value.type.name)
+        if value.type.name == "ARRAY":
+            inner = (gguf.GGUFValueType.UINT8 if isinstance(said, bytes)
+                     else gguf.GGUFValueType.get_type(said[0]))
+            kind = "arr:" + TYPES[inner.name]
+            said = [one.decode() if isinstance(one, bytes) else
+                    int(one) if kind == "arr:i32" else one for one in said]
+        keys.append([key, kind, said])
+    return keys
+
+
 def keys_of(folder, architecture, module, name, pre):
     import importlib
 
@@ -447,19 +465,99 @@ def keys_of(folder, architecture, module, name, pre):
     model.origin_hf_arch = model.hf_arch = None
     model.get_vocab_base_pre = lambda tokenizer: pre
     model.set_vocab()
-    keys = []
-    for key, value in model.gguf_writer.kv_data[0].items():
-        if key == "general.architecture":
-            continue
-        said, kind = value.value, TYPES.get(value.type.name)
-        if value.type.name == "ARRAY":
-            inner = (gguf.GGUFValueType.UINT8 if isinstance(said, bytes)
-                     else gguf.GGUFValueType.get_type(said[0]))
-            kind = "arr:" + TYPES[inner.name]
-            said = [one.decode() if isinstance(one, bytes) else
-                    int(one) if kind == "arr:i32" else one for one in said]
-        keys.append([key, kind, said])
-    return keys
+    return typed(model.gguf_writer)
+
+
+# What tokenizer.json has beside the post_processor.
+BASE = dict(
+    added_tokens=[dict(id=at, content=text, special=True) for at, text in
+                  enumerate(["<s>", "</s>", "<pad>", "[CLS]", "[SEP]",
+                             "<|end|>"])],
+    pre_tokenizer=dict(type="ByteLevel", add_prefix_space=False),
+    normalizer=None,
+    model=dict(type="BPE", vocab={"a": 6, "b": 7, "ab": 8}, merges=["a b"]))
+
+
+def special_files(rng):
+    """A folder's files about special tokens, drawn: a value is JSON, or text."""
+    tokens = [token["content"] for token in BASE["added_tokens"]]
+
+    def around(first):
+        token = rng.choice(tokens[:2] + tokens[3:])
+        return [dict(SpecialToken=dict(id=token, type_id=0))] * (
+            rng.random() < (0.7 if first else 0.5))
+
+    def text(name):
+        return [dict(Sequence=dict(id=name, type_id=0))]
+
+    def processor(deep=True):
+        kind = rng.randrange(5 if deep else 4)
+        if kind == 0:
+            return dict(type="ByteLevel", trim_offsets=False)
+        if kind == 1:
+            return dict(type="RobertaProcessing", sep=["</s>", 1],
+                        cls=["<s>", 0])
+        if kind < 4:
+            first, last = around(True), around(False)
+            pair = (first + text("A") + last * (rng.random() < 0.8)
+                    + around(False) + around(False) + text("B") + last)
+            return dict(type="TemplateProcessing",
+                        single=first + text("A") + last,
+                        pair=pair if rng.random() < 0.8 else text("A"))
+        return dict(type="Sequence", processors=[
+            processor(False) for _ in range(rng.randint(1, 2))])
+
+    def token():
+        said = rng.choice(tokens + ["<none>"])
+        return rng.choice([said, said, dict(content=said), None])
+
+    def template():
+        return rng.choice(["{{ a }}", None, [
+            dict(name=rng.choice(["default", "tool use"]), template="{{ b }}"),
+            dict(name="rag", template="{{ c }}")]])
+
+    names = ["bos", "eos", "unk", "sep", "pad", "cls", "mask"]
+    config = {f"{name}_token": token() for name in names if rng.random() < 0.5}
+    config.update({f"add_{name}_token": rng.random() < 0.5
+                   for name in ("bos", "eos", "sep") if rng.random() < 0.3})
+    if rng.random() < 0.4:
+        config["chat_template"] = template()
+    ids = {f"{name}_token_id": rng.choice([0, 1, 4, [1, 5], None])
+           for name in names if rng.random() < 0.4}
+    files = {
+        "tokenizer.json": dict(
+            post_processor=processor() if rng.random() < 0.9 else None),
+        "config.json": dict(text_config=ids) if rng.random() < 0.2 else ids}
+    if rng.random() < 0.9:
+        files["tokenizer_config.json"] = config
+    if rng.random() < 0.2:
+        files["chat_template.jinja"] = "{{ d }}"
+    if rng.random() < 0.2:
+        files["chat_template.json"] = dict(chat_template="{{ e }}")
+    return files
+
+
+def special_keys():
+    """What SpecialVocab says of drawn folders."""
+    import random
+    import tempfile
+
+    import gguf
+    rng, cases = random.Random(1), []
+    for _ in range(200):
+        files = special_files(rng)
+        with tempfile.TemporaryDirectory() as folder:
+            for name, value in files.items():
+                if name == "tokenizer.json":
+                    value = BASE | value
+                (Path(folder) / name).write_text(
+                    value if isinstance(value, str) else json.dumps(value))
+            writer = gguf.GGUFWriter(None, "gpt2")
+            gguf.SpecialVocab(folder, load_merges=True).add_to_gguf(writer)
+        cases.append(dict(files=files, keys=typed(writer)))
+    (OUT.parent / "gguf_special.json").write_text(
+        f'{{"base": {json.dumps(BASE)}, "cases": [\n'
+        + ",\n".join(map(json.dumps, cases)) + "]}\n")
 
 
 def encoded(folder):
@@ -475,6 +573,8 @@ def encoded(folder):
 
 
 def main():
+    if not sys.argv[2:] or "special" in sys.argv[2:]:
+        special_keys()
     for case, (make, *peer) in CASES.items():
         if sys.argv[2:] and case not in sys.argv[2:]:
             continue

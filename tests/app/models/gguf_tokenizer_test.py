@@ -330,6 +330,37 @@ def turn(value):
         for token, id in vocab.items()}
 
 
+def test_special(home, part):
+    """Special tokens and chat templates of drawn folders, as SpecialVocab of
+    the gguf package reads them."""
+    drawn = json.loads((DATA / "gguf_special.json").read_text())
+    refusals = 0
+    for number, case in list(enumerate(drawn["cases"]))[part::4]:
+        with tempfile.TemporaryDirectory(dir=home) as folder:
+            for name, value in case["files"].items():
+                if name == "tokenizer.json":
+                    value = drawn["base"] | value
+                (Path(folder) / name).write_text(
+                    value if isinstance(value, str) else json.dumps(value))
+            got = TOOL.ask(op="out", folder=folder, rows=0, architecture="gpt2")
+        want = [key for key in case["keys"] if key[0] != "tokenizer.ggml.merges"]
+        by_name = {key[0].removeprefix("tokenizer.ggml."): key[2]
+                   for key in want}
+        # llama.cpp would add the token 11 for one without an id.
+        if any(by_name.get(f"add_{end}_token") and f"{end}_token_id"
+               not in by_name for end in ("bos", "eos")):
+            refused(got, 5, "neither tokenizer_config.json nor")
+            refusals += 1
+            continue
+        check("keys" in got, f"{number}: {got}")
+        keys = got["keys"][5:]
+        for key in keys + want:  # a set, there
+            if key[0] == "tokenizer.chat_templates":
+                key[2] = sorted(key[2])
+        check_equal(keys, want, f"case {number}: {case['files']}")
+    check(refusals < 25, f"{refusals} are refused")
+
+
 def refused(got, code, text):
     check_equal(got.get("code"), code, f"exit status of {got}")
     check(text in got["error"], got)
@@ -502,6 +533,8 @@ def prepare(suite, ckpt):
         if path.name != "llama2_json":  # its scores say nothing
             suite.add(f"auto {path.name}", test_auto, path.name)
         suite.add(f"odd {path.name}", test_odd, path.name)
+    for part in range(4):
+        suite.add(f"special {part}", test_special, part)
     suite.add("pre", test_pre)
     suite.add("refusals", test_refusals)
     suite.add("metadata", test_metadata)
