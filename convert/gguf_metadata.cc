@@ -6,6 +6,7 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "convert/gguf_vocabulary.h"
 #include "lib/text/utf8.h"
 
 namespace ckpt::families {
@@ -62,8 +63,8 @@ void GgufMetadata::read_tokens() {
       throw damaged(kGgmlPrefix + "tokens", "two tokens are the same");
   }
   read_types();
-  for (const char* name : {"bos", "eos", "eot", "eom", "unknown", "seperator",
-                           "padding", "mask"}) {
+  for (const char* name : {"bos", "eos", "cls", "eot", "eom", "unknown",
+                           "seperator", "padding", "mask"}) {
     const std::string key = kGgmlPrefix + name + "_token_id";
     const Json* value = find(key);
     if (value == nullptr) continue;
@@ -91,10 +92,9 @@ void GgufMetadata::read_types() {
 }
 
 bool GgufMetadata::left_out(uint64_t token) const {
-  return is(token, TokenType::kUnused) &&
-         (tokens[token] == "[PAD" + std::to_string(token) + "]" ||
-          tokens[token] ==
-              std::string(kMetaspace) + "[PAD" + std::to_string(token) + "]");
+  std::string_view text = tokens[token];
+  if (text.starts_with(kMetaspace)) text.remove_prefix(3);
+  return is(token, TokenType::kUnused) && is_padding(text);
 }
 
 std::string GgufMetadata::vocab_text() const {

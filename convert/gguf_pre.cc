@@ -93,15 +93,17 @@ std::optional<Regexes> step_of(const Json& step) {
   if (type == "Split") {
     const std::string behavior = step.value("behavior", "");
     const bool invert = step.value("invert", false);
-    // What is removed is what lies between the words: nothing.
-    if (!(behavior == "Isolated" && !invert) &&
-        !(behavior == "Removed" && invert))
-      return std::nullopt;
     const Json pattern = step.value("pattern", Json::object());
     if (!pattern.is_object() || !pattern.contains("Regex") ||
         !pattern["Regex"].is_string())
       return std::nullopt;
-    return Regexes{canonical(pattern["Regex"].get<std::string>())};
+    const auto regex = pattern["Regex"].get<std::string>();
+    // What is removed is what lies between the words: nothing, where the last
+    // choice is any space.
+    const bool all =
+        behavior == "Removed" && invert && regex.ends_with("\\s+(?!\\S)|\\s+");
+    if (!all && !(behavior == "Isolated" && !invert)) return std::nullopt;
+    return Regexes{canonical(regex)};
   }
   return std::nullopt;
 }
@@ -184,6 +186,7 @@ std::vector<PreName> gguf_pres_of(const Json& pre_tokenizer, bool roberta,
   const std::optional<Regexes> regexes = regexes_of(pre_tokenizer);
   if (!regexes) return {};
   const Regexes wanted = canonical(*regexes);
+  if (wanted.empty()) return {};  // a text is one word
   struct Found {
     PreName name;
     size_t like;

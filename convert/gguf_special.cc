@@ -5,6 +5,7 @@
 #include <cctype>
 
 #include "ckpt/error.h"
+#include "convert/gguf_steps.h"
 #include "lib/text/json.h"
 
 namespace ckpt::families {
@@ -274,6 +275,31 @@ GgufSpecial gguf_special(const TokenizerFiles& files, const TokenizerDocs& docs,
     special.set_id(type, id, below);
   }
   return special;
+}
+
+void settle_ends(GgufSpecial& special, const TokenizerDocs& docs, bool bos,
+                 bool eos, std::vector<std::string>& notes) {
+  const bool silent = docs.tokenizer.is_object() &&
+                      part(docs.tokenizer, "post_processor").is_null();
+  for (const auto& [type, does] : {std::pair("bos", bos), {"eos", eos}}) {
+    if (special.adds(type).value_or(false) &&
+        std::ranges::count(special.ids, type,
+                           &std::pair<std::string, uint64_t>::first) == 0)
+      throw unfaithful_error({"tokenizer.json", {}},
+                             "post_processor adds a {} token, and neither "
+                             "tokenizer_config.json nor config.json says which",
+                             type)
+          .with_hint(kTokenizerHint);
+    if (!silent || !does || special.adds(type)) continue;
+    // tokenizer.json adds nothing that it doesn't say, but for classes that are
+    // named after SentencePiece's models: in transformers 4 they do.
+    if (class_has(docs.config, "Llama") || class_has(docs.config, "Gemma"))
+      notes.push_back(fmt::format(
+          "no file says whether a {} token is added to a text: llama.cpp does",
+          type));
+    else
+      special.add.emplace_back(type, false);
+  }
 }
 
 void append_keys(GgufKeys& keys, const GgufSpecial& special) {

@@ -34,6 +34,12 @@ struct GgufSpecial {
 GgufSpecial gguf_special(const TokenizerFiles& files, const TokenizerDocs& docs,
                          std::optional<uint64_t> below);
 
+// Says whether a token comes before and after a text where llama.cpp, without a
+// key, does otherwise (`bos`, `eos`) than the files say. Throws
+// unfaithful_error for one that has no id.
+void settle_ends(GgufSpecial& special, const TokenizerDocs& docs, bool bos,
+                 bool eos, std::vector<std::string>& notes);
+
 // All keys of it but for merges, which come first.
 void append_keys(GgufKeys& keys, const GgufSpecial& special);
 

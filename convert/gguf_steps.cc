@@ -102,7 +102,7 @@ GgufVocabulary unigram_vocabulary(const TokenizerDocs& docs,
       made.types[id] = TokenType::kByte;
     if (unk == Json(id)) made.types[id] = TokenType::kUnknown;
     // The list has no holes: what fills it up.
-    if (made.tokens[id] == "[PAD" + std::to_string(id) + "]")
+    if (is_padding(made.tokens[id]) && made.scores[id] <= -1000)
       made.types[id] = TokenType::kUnused;
   }
   return made;

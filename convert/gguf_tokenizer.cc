@@ -125,8 +125,8 @@ void Writing::note_spaces() {
 }
 
 GgufKeys Writing::keys() {
-  Json tokenizer = docs_.tokenizer;
-  if (tokenizer.is_null()) {
+  Json slow;
+  if (docs_.tokenizer.is_null()) {
     if (const std::optional<SentencePieceModel> model = pieces()) {
       if (files_.contains("sentencepiece.bpe.model"))
         throw unfaithful_error({"sentencepiece.bpe.model", {}},
@@ -136,9 +136,10 @@ GgufKeys Writing::keys() {
       model->unigram ? write_unigram(model) : write_pieces(model);
       return std::move(keys_);
     }
-    tokenizer = slow_tokenizer(files_, docs_.config);
-    if (tokenizer.is_null()) return {};
+    slow = slow_tokenizer(files_, docs_.config);
+    if (slow.is_null()) return {};
   }
+  const Json& tokenizer = slow.is_null() ? docs_.tokenizer : slow;
   note_spaces();
   switch (kind_of(tokenizer)) {
     case Kind::kBytes:
@@ -201,24 +202,7 @@ void Writing::put_merges(const Json& tokenizer) {
 // `bos`, `eos`: what llama.cpp adds where no key says so.
 void Writing::put_special(std::optional<uint64_t> below, bool bos, bool eos) {
   GgufSpecial special = gguf_special(files_, docs_, below);
-  // tokenizer.json adds nothing that it doesn't say; classes of transformers
-  // that are named after SentencePiece's models do.
-  const bool says_all = docs_.tokenizer.is_object() &&
-                        part(docs_.tokenizer, "post_processor").is_null() &&
-                        !named_class("Llama") && !named_class("Gemma");
-  if (says_all && bos && !special.adds("bos"))
-    special.add.emplace_back("bos", false);
-  if (says_all && eos && !special.adds("eos"))
-    special.add.emplace_back("eos", false);
-  for (const char* type : {"bos", "eos"})
-    if (special.adds(type).value_or(false) &&
-        std::ranges::count(special.ids, type,
-                           &std::pair<std::string, uint64_t>::first) == 0)
-      throw unfaithful_error({kFile, {}},
-                             "post_processor adds a {} token, and neither "
-                             "tokenizer_config.json nor config.json says which",
-                             type)
-          .with_hint(kTokenizerHint);
+  settle_ends(special, docs_, bos, eos, notes_);
   add_glm(special, below);
   append_keys(keys_, special);
 }

@@ -290,6 +290,8 @@ Parts GgufReading::words() {
                                                  {"seperator", 102},
                                                  {"padding", 0},
                                                  {"mask", 103}};
+  // Older converters have a key for what begins a text.
+  if (data_.id("cls")) data_.ids.try_emplace("bos", *data_.id("cls"));
   for (const auto& [name, token] : usual)
     if (token < data_.tokens.size()) data_.ids.try_emplace(name, token);
   for (uint64_t token = 0; token < data_.tokens.size(); ++token) {

@@ -197,6 +197,11 @@ std::unordered_map<std::string, float> scores_of(
 
 }  // namespace
 
+bool is_padding(std::string_view token) {
+  return token.size() > 5 && token.starts_with("[PAD") && token.back() == ']' &&
+         std::ranges::all_of(token.substr(4, token.size() - 5), text::is_digit);
+}
+
 GgufVocabulary::GgufVocabulary(uint64_t size, float score) {
   if (size > kMostTokens)
     throw input_error({}, "a vocabulary of {} tokens", size);

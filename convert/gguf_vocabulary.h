@@ -6,12 +6,17 @@
 #include <map>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "convert/gguf_special.h"
 #include "convert/sentencepiece.h"
 
 namespace ckpt::families {
+
+// "[PAD7]": what fills up a vocabulary to the rows of an embedding. Older
+// converters counted from 1.
+bool is_padding(std::string_view token);
 
 struct GgufVocabulary {
   std::vector<std::string> tokens;

@@ -377,7 +377,19 @@ def test_refusals(home):
         {"type": "Split", "pattern": {"Regex": r"\w+"}, "behavior": "Isolated",
          "invert": False},
         {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]}
+    whole = dict(type="ByteLevel", add_prefix_space=False, use_regex=False)
+    prefix = dict(type="ByteLevel", add_prefix_space=True, use_regex=True)
+    late = {"type": "Sequence", "pretokenizers": [
+        dict(whole, use_regex=True), {"type": "Digits",
+                                      "individual_digits": True}]}
+    removed = {"type": "Sequence", "pretokenizers": [
+        {"type": "Split", "pattern": {"Regex": "'s|'t|'re|'ve|'m|'ll|'d| ?"
+                                      "\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+"
+                                      "|\\s+(?!\\S)"},
+         "behavior": "Removed", "invert": True}, whole]}
     cases = [
+        *(("gpt2", change(pre_tokenizer=one), 5, "no tokenizer.ggml.pre")
+          for one in (whole, prefix, late, removed)),
         ("qwen2", change(pre_tokenizer=split), 5, "no tokenizer.ggml.pre"),
         ("qwen2", change(pre_tokenizer=None), 5, "no tokenizer.ggml.pre"),
         ("qwen2", change(normalizer={"type": "Lowercase"}), 5, "Lowercase"),
@@ -405,6 +417,20 @@ def test_refusals(home):
         refused(keys_of("llama2", folder_of("llama2", Path(folder),
                                             tokenizer__json=turn)), 5,
                 "of another tokenizer than tokenizer.model")
+    # What is silent adds nothing; llama.cpp would.
+    for case, config, said in (
+            ("llama2", {}, None), ("tekken", {}, False),
+            ("llama2", {"tokenizer_class": "PreTrainedTokenizerFast"}, False),
+            ("llama2", {"add_bos_token": True}, True)):
+        with tempfile.TemporaryDirectory(dir=home) as folder:
+            got = keys_of(case, folder_of(
+                case, Path(folder), tokenizer__json=change(post_processor=None),
+                tokenizer_config__json=change(**config)))
+        check_equal({key: value for key, _, value in got["keys"]}.get(
+            "tokenizer.ggml.add_bos_token"), said, f"{case} {config}")
+        check_equal([note for note in got["notes"] if "no file says" in note],
+                    [] if said is not None else ["no file says whether a bos "
+                    "token is added to a text: llama.cpp does"], "notes")
     with tempfile.TemporaryDirectory(dir=home) as folder:
         got = keys_of("gpt2", folder_of(
             "gpt2", Path(folder), tokenizer__json=lambda value: value[
@@ -420,6 +446,39 @@ def test_refusals(home):
                          architecture="llama"), 5, "without tokenizer.json")
         check_equal(TOOL.ask(op="out", folder=str(Path(folder) / "none"),
                              rows=0, architecture="llama")["keys"], [], "keys")
+
+
+def test_slow(home):
+    """vocab.json and merges.txt, or vocab.txt, are what tokenizer.json is."""
+    for case in ("gpt2", "qwen2", "bert"):
+        with tempfile.TemporaryDirectory(dir=home) as folder:
+            folder = folder_of(case, Path(folder))
+            want = keys_of(case, folder)["keys"]
+            whole = json.loads((folder / "tokenizer.json").read_text())
+            (folder / "tokenizer.json").unlink()
+            vocab, added = whole["model"]["vocab"], whole["added_tokens"]
+            if case == "bert":
+                (folder / "vocab.txt").write_text(
+                    "".join(f"{token}\n" for token in sorted(
+                        vocab, key=vocab.get)))
+            else:
+                (folder / "vocab.json").write_text(json.dumps(vocab))
+                (folder / "merges.txt").write_text(
+                    "#version: 0.2\n" + "".join(
+                        f"{a} {b}\n" for a, b in whole["model"]["merges"]))
+            config = json.loads((folder / "tokenizer_config.json").read_text())
+            config.setdefault("added_tokens_decoder", {
+                str(token["id"]): token for token in added})
+            config["tokenizer_class"] = dict(
+                gpt2="GPT2Tokenizer", qwen2="Qwen2Tokenizer").get(
+                    case, "BertTokenizer")
+            (folder / "tokenizer_config.json").write_text(json.dumps(config))
+            got = keys_of(case, folder)
+        check("keys" in got, got)
+        names = [f"tokenizer.ggml.{name}" for name in (
+            "model", "pre", "tokens", "token_type", "merges")]
+        check_equal([key for key in got["keys"] if key[0] in names],
+                    [key for key in want if key[0] in names], case)
 
 
 def test_metadata(home):
@@ -537,6 +596,7 @@ def prepare(suite, ckpt):
         suite.add(f"special {part}", test_special, part)
     suite.add("pre", test_pre)
     suite.add("refusals", test_refusals)
+    suite.add("slow", test_slow)
     suite.add("metadata", test_metadata)
     for seed in range(2):
         suite.add(f"hostile {seed}", test_hostile, seed)
