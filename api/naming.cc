@@ -50,6 +50,7 @@ void check_unused(const Naming& naming, const std::string& to_format,
         std::pair{"--drop", !naming.drop.empty()},
         std::pair{"--allow-missing", !naming.allow_missing.empty()},
         std::pair{"--allow-unsaid", !naming.allow_unsaid.empty()},
+        std::pair{"--tokenizer-from", !naming.tokenizer_from.empty()},
         std::pair{"--vocab-size", naming.vocab_size != 0 && !takes_size}}) {
     if (!given) continue;
     if (from.empty())
@@ -211,6 +212,7 @@ families::TranslateOptions options_of(const Naming& naming,
       .allow_missing = naming.allow_missing,
       .strict_config = naming.strict_config,
       .allow_unsaid = naming.allow_unsaid,
+      .tokenizer_from = naming.tokenizer_from,
       .dtype = naming.dtype};
   if (naming.vocab_size) options.set["V"] = std::to_string(naming.vocab_size);
   if (naming.partial) options.allow_missing.emplace_back("*");

@@ -15,6 +15,7 @@
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "convert/config_parts.h"
+#include "convert/gguf_sources.h"
 #include "convert/told_config.h"
 #include "formats/gguf/gguf.h"
 #include "lib/embedded.h"
@@ -94,8 +95,12 @@ std::vector<float> rope_factors(const ScaledRope& rope, double theta,
 // Llama 3's scaling from its factors. All models of it that are published have
 // 1, 4 and 8192 beside the factor, which is the largest number.
 Json told_rope(const Catalog& catalog, const Tensor& tensor, double theta) {
+  if (tensor.pieces.empty()) return nullptr;  // names alone are looked at
   const auto stored = small_floats(catalog, tensor, kMostFreqs);
-  if (!stored || stored->empty()) return nullptr;
+  if (!stored || stored->empty())
+    throw unfaithful_error({catalog.path, tensor.name},
+                           "{} {} is not a list of factors of a scaled rope",
+                           name(tensor.dtype), to_string(tensor.shape));
   const ScaledRope rope{.factor = *std::ranges::max_element(*stored),
                         .low = 1,
                         .high = 4,
@@ -413,8 +418,7 @@ void widen_gguf_norms(Catalog& catalog) {
 
 void add_gguf_metadata(const std::shared_ptr<const Family>& family,
                        const Facts& facts, const Json& config,
-                       const std::vector<std::string>& allow,
-                       Catalog& catalog) {
+                       const TranslateOptions& options, Catalog& catalog) {
   const Json text = config.value("text_config", config);
   const std::string type = text.value("model_type", "");
   const auto* writer = writer_of(type);
@@ -432,10 +436,13 @@ void add_gguf_metadata(const std::shared_ptr<const Family>& family,
            metadata);
   if (writer->contains("keys"))
     add_keys(writer->at("keys"), scope, architecture, metadata);
+  for (const GgufKey& key :
+       tokenizer_keys(catalog, options, config, facts, architecture))
+    metadata.add(key.key, key.type, key.value);
   metadata.put(catalog);
   if (values.value("rope_type", Json()) == "llama3")
     add_rope_freqs(facts, catalog);
-  check_said(family, facts, allow, catalog);
+  check_said(family, facts, options.allow_unsaid, catalog);
 }
 
 }  // namespace ckpt::families

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "convert/facts.h"
+#include "convert/options.h"
 #include "convert/values.h"
 
 namespace ckpt::families {
@@ -25,11 +26,15 @@ Values values_of_gguf(const Catalog& catalog);
 
 // Gives the catalog, whose tensors have ggml's names already, the metadata of a
 // model with these facts, and rope_freqs.weight if its rope needs it; takes its
-// tokenizer from the sidecars. Throws unfaithful_error for a fact that the
-// metadata can't say and no glob of `allow` matches.
+// tokenizer from the sidecars, or from --tokenizer-from. Throws
+// unfaithful_error for a fact that the metadata can't say and --allow-unsaid
+// does not name.
 void add_gguf_metadata(const std::shared_ptr<const Family>& family,
                        const Facts& facts, const Json& config,
-                       const std::vector<std::string>& allow, Catalog& catalog);
+                       const TranslateOptions& options, Catalog& catalog);
+
+// Adds the files of the tokenizer that the metadata have.
+void add_gguf_tokenizer(Catalog& catalog);
 
 // Norms of 16 bits that one is added to: the sum in f32, as llama.cpp has it.
 // The engine's would be rounded to 16 bits first.

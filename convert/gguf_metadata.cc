@@ -110,8 +110,8 @@ std::string GgufMetadata::vocab_text() const {
 Merges GgufMetadata::listed_merges() const {
   const std::string key = kGgmlPrefix + "merges";
   const Json* list = find(key);
-  if (list == nullptr || !list->is_array())
-    throw damaged(key, "expected a list of strings");
+  if (list == nullptr) return {};  // every token is a character
+  if (!list->is_array()) throw damaged(key, "expected a list of strings");
   const std::set<std::string_view> known(tokens.begin(), tokens.end());
   Merges merges;
   for (const Json& merge : *list) {

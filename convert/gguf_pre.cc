@@ -84,7 +84,6 @@ Regexes canonical(Regexes regexes) {
 std::optional<Regexes> step_of(const Json& step) {
   const std::string type = step.value("type", "");
   if (type == "ByteLevel") {
-    if (step.value("add_prefix_space", true)) return std::nullopt;
     return step.value("use_regex", true) ? Regexes{std::string(kGpt2)}
                                          : Regexes{};
   }

@@ -266,6 +266,12 @@ std::string Writing::pre_of(const Json& tokenizer) {
                            "pre_tokenizer: it cuts text into words as no "
                            "tokenizer.ggml.pre that llama.cpp knows does")
         .with_hint(kTokenizerHint);
+  if (part(tokenizer, "pre_tokenizer")
+          .dump()
+          .find("\"add_prefix_space\":true") != std::string::npos)
+    notes_.push_back(
+        "the tokenizer puts a space before each text, and llama.cpp's does "
+        "not: a first word without one is another token");
   const bool ignores = tokenizer.at("model").value("ignore_merges", false);
   for (const PreName& one : names)
     if (one.pre->ignore_merges == ignores) {

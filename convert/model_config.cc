@@ -268,7 +268,11 @@ void Configuration::finish(Catalog& catalog) const {
                       options_.set.contains("V"));
   if (from_ == "mcore" && options_.to != "mcore")
     std::erase_if(catalog.objects, is_told_otherwise);
-  if (from_ == kGguf && options_.to != kGguf) leave_gguf_metadata(catalog);
+  if (from_ == kGguf && options_.to != kGguf) {
+    if (!options_.lenient && options_.config_from.empty())
+      add_gguf_tokenizer(catalog);
+    leave_gguf_metadata(catalog);
+  }
   if (!options_.lenient) note_unread(catalog);
   if (options_.to == "hf") {
     for (const FactDifference& one : near_)
@@ -289,8 +293,7 @@ void Configuration::finish(Catalog& catalog) const {
   if (options_.to == "fairseq2") return write_yaml(catalog);
   if (options_.to == "olmo_core") return write_olmo(catalog);
   if (options_.to == kGguf)
-    add_gguf_metadata(family_, facts_, hf_config(catalog),
-                      options_.allow_unsaid, catalog);
+    add_gguf_metadata(family_, facts_, hf_config(catalog), options_, catalog);
 }
 
 }  // namespace ckpt::families

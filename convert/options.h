@@ -26,7 +26,8 @@ struct TranslateOptions {
   bool strict_config = false;  // unknown keys of config.json are refused
   // Globs of facts that the target may lose.
   std::vector<std::string> allow_unsaid;
-  std::optional<DType> dtype;  // --dtype: what config.json is to say
+  std::string tokenizer_from = {};  // --tokenizer-from
+  std::optional<DType> dtype;       // --dtype: what config.json is to say
   // For comparisons: tensors that don't fit stay as they are, under their own
   // names.
   bool lenient = false;

@@ -51,7 +51,9 @@ std::shared_ptr<const Family> need_family(const Catalog& source,
     check_named(source, options, *family);
     return family;
   }
-  if (dialect_of(source) == kLitgpt) (void)values_of(source, kLitgpt);
+  // They say why.
+  for (const std::string_view told : {kLitgpt, kGguf})
+    if (dialect_of(source) == told) (void)values_of(source, told);
   if (const std::string why = why_not_megatron(source.family);
       options.to == "mcore" && !why.empty())
     throw unfaithful_error({source.path, {}},

@@ -15,6 +15,7 @@
 #include "convert/codes.h"
 #include "convert/dialects.h"
 #include "convert/facts.h"
+#include "convert/gguf.h"
 #include "convert/sizes.h"
 #include "convert/structure.h"
 #include "convert/values.h"
@@ -50,8 +51,9 @@ Catalog names_of(const Catalog& source) {
   names.run = source.run;
   names.topology = source.topology;
   names.sidecars = source.sidecars;
+  const bool gguf = formats::traits_of(source.format).dialect == kGguf;
   for (const Object& object : source.objects)
-    if (object.name == "args" || object.name == "params")
+    if (gguf || object.name == "args" || object.name == "params")
       names.objects.push_back(object);
   for (const Tensor& tensor : source.tensors) {
     if (tensor.kind != Kind::model) continue;

@@ -69,6 +69,10 @@ void add_dialect_options(CLI::App& app, DialectOptions& options) {
           "Directory with the config.json and tokenizer of the model"))
       ->type_name("DIR")
       ->group(group);
+  app.add_option("--tokenizer-from", options.tokenizer_from,
+                 "Tokenizer of a GGUF target: a directory, a GGUF file, none")
+      ->type_name("PATH")
+      ->group(group);
   app.add_flag("--strict-config", options.strict_config,
                "Refuse a config.json with keys that are not known")
       ->group(group);
@@ -112,6 +116,7 @@ Naming naming_of(const DialectOptions& options, const std::string& family,
           .with_optimizer = options.with_optimizer,
           .dtype = dtype,
           .names = options.names,
+          .tokenizer_from = options.tokenizer_from,
           .note = log_notes};
 }
 

@@ -20,7 +20,7 @@ class App;
 namespace ckpt::app {
 
 // --dialect --names --family-file --config-from --set --drop --allow-missing
-// --allow-unsaid
+// --allow-unsaid --tokenizer-from
 struct DialectOptions {
   std::string dialect;  // "": what the target's format is for; "keep"
   std::string names;    // of transformers' two ways; "": the source's
@@ -33,6 +33,7 @@ struct DialectOptions {
   bool with_optimizer = false;
   std::vector<std::string> allow_missing;
   std::vector<std::string> allow_unsaid;
+  std::string tokenizer_from;
 };
 
 // --set by name. Throws usage_error for one without a value.

@@ -61,7 +61,8 @@ class Cursor {
   }
 
   [[noreturn]] void fail(const std::string& why) const {
-    throw input_error({file_.path(), about_}, "byte {}: {}", at_, why);
+    throw input_error({file_.path(), about_}, "byte {}: {}", at_, why)
+        .with_hint("the file is damaged: fetch or copy it again");
   }
 
   // `count` bytes in one piece, valid until the next call.

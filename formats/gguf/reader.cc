@@ -250,6 +250,8 @@ class GgufReader final : public formats::Reader {
     std::string first = path;
     if (io::is_directory(path)) {
       const auto names = models_in(path);
+      if (names.empty())
+        throw missing_error({path, {}}, "there is no .gguf file in it");
       if (names.size() != 1) {
         std::string list;
         for (const std::string& one : names)

@@ -65,6 +65,12 @@ class Builder {
       described.push_back(describe(tensor));
     Encoded encoded = encode_header(*document_, keys_, described);
     place(std::move(encoded), described);
+    const bool tokens = std::ranges::any_of(keys_, [](const Key& key) {
+      return key.name == "tokenizer.ggml.tokens";
+    });
+    for (const SourceFile& file : source_.file_list)
+      if (tokens && file.part == "tokenizer")
+        target_.fates.push_back({file.path, Fate::kConverted, {}});
     return std::move(target_);
   }
 
@@ -80,8 +86,8 @@ class Builder {
                              "nothing says the keys of a GGUF file: the "
                              "architecture and its numbers")
           .with_hint(
-              "--config-from DIR names a directory with the model's "
-              "config.json");
+              "`ckpt convert SRC DST.gguf` makes them of the model's "
+              "configuration");
     for (const Object& object : source_.objects) {
       if (object.name == kTypes || object.name == kBlocks) continue;
       const auto type = types.find(object.name);

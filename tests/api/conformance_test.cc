@@ -96,6 +96,7 @@ const std::vector<Row>& rows() {
       {"nemo", "", "hf/llama/expected_mcore.safetensors", make_nemo},
       {"orbax", "orbax/pytree_zarr2/ckpt",
        "orbax/pytree_zarr2/expected.safetensors"},
+      {"gguf", "gguf/llama.gguf", "gguf/llama_expected.safetensors"},
       {"fairseq2", "fairseq2_native/llama_tp2dp1_blocking/ckpt",
        "fairseq2_native/llama_tp2dp1_blocking/expected.safetensors"},
       {"megatron_legacy", "megatron_legacy/lm_llama_pp2_bf16/ckpt",

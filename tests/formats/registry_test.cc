@@ -40,7 +40,7 @@ TEST_CASE("registry: formats by name") {
   CHECK(hint("hf").find("safetensors --dialect hf") != std::string::npos);
   CHECK(hint("mcore").find("megatron_torch_dist") != std::string::npos);
   CHECK(hint("pt") == "did you mean torch?");
-  CHECK(hint("gguf").find("llama.cpp") != std::string::npos);
+  CHECK(hint("ollama").find("gguf") != std::string::npos);
   CHECK(hint("xyz").starts_with("formats: "));
   CHECK(hint("xyz").find(" fairseq2, ") != std::string::npos);
   for (const Format& format : all_formats()) {
@@ -89,12 +89,12 @@ TEST_CASE("registry: what it says about everything else") {
       {"empty", kMissing, "an empty file (0 bytes)"},
       {"noise", kMissing, "not a recognized checkpoint"},
       {"noise", kMissing, "-v shows what was tried"},
-      {"model.gguf", kMissing, "this is a GGUF file, which ckpt does not read"},
+      {"model.gguf", kDamaged, "byte 8: version"},
       {"pointer", kMissing, "git lfs pull"},
       {"arrays.npz", kDamaged, "by its name this is a NumPy archive (.npz)"},
       {"page", kMissing, "an HTML page"},
       {"run", kMissing, "below it is: step_10 (safetensors)"},
-      {"quantized", kMissing, "m.gguf is a GGUF file"},
+      {"quantized", kDamaged, "m.gguf"},
       {"model.safetensors", kDamaged, "file of 7 bytes"},
   };
   for (const Row& row : rows) {

@@ -59,6 +59,8 @@ def seeds():
     """(target, bytes)"""
     for data in PICKLES:
         yield "pickle", data
+    for path in files("*.gguf"):
+        yield "gguf", path.read_bytes()[:4096]
     for path in files("*.safetensors"):
         yield "safetensors", header(path)
     for path in files("*.index.json"):

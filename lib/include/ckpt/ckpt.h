@@ -161,6 +161,9 @@ struct Naming {
   // writes them; also transformers4) or transformers5 (its modules', experts
   // stacked); "": the source's.
   std::string names;
+  // For a GGUF target: a folder with a tokenizer, or a GGUF file with one;
+  // "none": it gets no tokenizer; "": the source's.
+  std::string tokenizer_from = {};
   // Called with what was found and assumed on the way, and what can't be done.
   std::function<void(const std::vector<Problem>& problems)> note = {};
 };

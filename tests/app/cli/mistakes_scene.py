@@ -54,7 +54,7 @@ def make_scene(at):
         archive.writestr("model.weights.h5", "x")
     write(at / "a.onnx", b"\x08\x08\x12\x07pytorch" + bytes(100))
     write(at / "flax_model.msgpack", b"\x82\xa6params\x81" + bytes(50))
-    write(at / "a.gguf", b"GGUF\x03\0\0\0" + bytes(100))
+    write(at / "a.gguf", b"GGUF\x03\0\0\0" + b"\xff" * 100)
     write(at / "frozen.pb", b"\x08\x01" + bytes(100))
     write(at / "orbax/_METADATA", "{}")
     write(at / "orbax/manifest.ocdbt", "x")

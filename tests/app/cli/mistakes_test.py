@@ -97,7 +97,6 @@ ROWS = (
     # formats
     ("convert tp4 out", 2, "--to FORMAT is required", "--to safetensors"),
     ("convert llama out --to hf", 2, 'unknown format "hf"', "--dialect hf"),
-    ("convert llama out --to gguf", 2, 'unknown format "gguf"', "llama.cpp"),
     ("convert llama out --to magatron_legacy", 2, "unknown format",
      "did you mean megatron_legacy?"),
     ("convert llama out --to safetensor", 2, "unknown format",
@@ -115,8 +114,8 @@ ROWS = (
     # targets
     ("unshard tp4 -", 2, "-: a checkpoint can't be written to a pipe", "./-"),
     ("unshard tp4 /dev/stdout", 2, "/dev/stdout: a checkpoint can't", ""),
-    ("unshard tp4 out.gguf", 2, "out.gguf: ckpt does not write GGUF",
-     "convert_hf_to_gguf.py"),
+    ("unshard tp4 out.gguf", 5, "nothing says the keys of a GGUF file",
+     "ckpt convert SRC DST.gguf"),
     ("unshard tp4 out.npz", 2, "out.npz: ckpt does not write NumPy", ".pt"),
     ("unshard tp4 out.h5", 2, "out.h5: ckpt does not write HDF5", ".pt"),
     ("unshard tp4 out.onnx", 2, "out.onnx: ckpt does not write ONNX", "optimum"),
@@ -177,8 +176,8 @@ ROWS = (
      "onnx.numpy_helper"),
     ("inspect flax_model.msgpack", 3, "this is a Flax checkpoint",
      "from_flax=True"),
-    ("inspect a.gguf", 3, "a.gguf: not a checkpoint: this is a GGUF file",
-     "gguf_file=FILE"),
+    ("inspect a.gguf", 4, "more than a file of 108 bytes can have",
+     "fetch or copy it again"),
     ("inspect frozen.pb", 3, "frozen.pb: not a checkpoint: this is a TensorFlow",
      "from_tf=True"),
     ("inspect a.nemo", 3, "a.nemo: has no model_weights", "save_to"),
@@ -298,7 +297,7 @@ NAMES = {
     "mp_rank megatron_torch": "megatron_legacy",
     "hf HF huggingface HuggingFace transformers st safetensor safe_tensors "
     "SafeTensors .safetensors mlx sglang tensorrt_llm": "safetensors",
-    "gguf .gguf llama.cpp ollama": "convert_hf_to_gguf.py",
+    "llama.cpp ollama lmstudio": "gguf",
     "onnx": "optimum-cli", "npz numpy h5 keras tf tflite": "safetensors",
     "jax flax maxtext orbx": "orbax",
     "pt pth bin ckpt .pt pytorch torch.save pickle": "torch",

@@ -27,7 +27,7 @@ CKPT = None  # set by prepare
 TYPES = ["llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe",
          "qwen3_moe", "gemma", "gemma2", "phi3", "starcoder2", "olmo", "olmo2",
          "olmoe", "stablelm", "granite", "smollm3", "nemotron", "seed_oss",
-         "glm4", "glm4_moe"]
+         "glm4", "glm4_moe", "arcee", "ernie4_5"]
 # transformers 5.12's loader reads these, and computes the same. It has the gate
 # of Qwen 2 MoE's shared expert as llama.cpp's converter wrote it once.
 LOADED = ("llama", "qwen2", "qwen3", "qwen3_moe", "gemma2", "phi3",
@@ -197,11 +197,11 @@ def test_peer(folder, facts):
 
 
 def written(path, kinds, shape=(4, 256), more=None):
-    """A llama whose matrices are of these types, by the gguf package."""
+    """A file whose matrices are of these types, by the gguf package."""
     import gguf
     from gguf import quants
 
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, "mystery")
     writer.add_block_count(1)
     writer.add_context_length(64)
     writer.add_embedding_length(256)
@@ -305,6 +305,58 @@ def test_parts(folder):
     check(result.code == 4 and "p-00002" in result.err, str(result))
 
 
+def changed(source, path, skip="", rename="", keys=None):
+    """The file with a tensor left out or renamed, or with other keys."""
+    import gguf
+
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, field in reader.fields.items():
+        if name.startswith(("GGUF.", "general.architecture")):
+            continue
+        value = (keys or {}).get(name, field.contents())
+        if value is not None:
+            writer.add_key_value(name, value, field.types[0])
+    for tensor in reader.tensors:
+        if not skip or not tensor.name.startswith(skip):
+            writer.add_tensor(
+                "blk.0.other.weight" if tensor.name == rename else tensor.name,
+                tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_whole(folder):
+    """verify asks whether all of the model is there, by the metadata; what it
+    does not call whole does not become a model."""
+    tiny("llama").save_pretrained(folder / "in")
+    CKPT.ok("convert", folder / "in", folder / "m.gguf")
+    for number, change in enumerate((
+            {"skip": "blk.1."}, {"skip": "blk.1.attn_q"}, {"skip": "output."},
+            {"skip": "output_norm"}, {"rename": "blk.0.attn_k.weight"},
+            {"keys": {"llama.attention.head_count": 8}},
+            {"keys": {"llama.attention.head_count_kv": 1}},
+            {"keys": {"llama.block_count": 3}},
+            {"keys": {"llama.embedding_length": 64}},
+            {"keys": {"llama.feed_forward_length": 96}})):
+        path = folder / f"{number}x.gguf"
+        changed(folder / "m.gguf", path, **change)
+        result = CKPT.run("verify", path)
+        # Without a head the embedding is it.
+        tied = change == {"skip": "output."}
+        check_equal(result.code, 0 if tied else 1, f"{change}: {result}")
+        result = CKPT.run("convert", path, folder / f"out{number}", "--to",
+                          "safetensors")
+        check_equal(result.code, 0 if tied else 5, f"{change}: {result}")
+    changed(folder / "m.gguf", folder / "eps.gguf",
+            keys={"llama.attention.layer_norm_rms_epsilon": None})
+    result = CKPT.run("convert", folder / "eps.gguf", folder / "eps", "--to",
+                      "safetensors")
+    check(result.code == 5 and "epsilon" in result.err, str(result))
+
+
 def test_broken(folder, seed):
     """Damaged headers: named, and never a crash or a hang."""
     want = written(folder / "m.gguf", packable()[:3], shape=(2, 256),
@@ -349,12 +401,13 @@ def prepare(suite, ckpt):
     suite.add("refused", test_refused)
     suite.add("blocks", test_blocks)
     suite.add("parts", test_parts)
+    suite.add("whole", test_whole)
     for seed in range(4):
         suite.add(f"broken {seed}", test_broken, seed)
     for facts in peer_files():
         suite.add(f"llama.cpp's {facts.stem}", test_peer, facts)
     suite.always += ("llama", "blocks", "llama 3's rope", "refused", "parts",
-                     "broken 0")
+                     "whole", "broken 0")
 
 
 if __name__ == "__main__":
