@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Elements that no file holds: a quantized weight's numbers, computed from its
-// codes and scales as they are read. A File that is_decoded() has one; its
-// bytes are
+// codes and scales as they are read, or what ranks' vectors amount to together.
+// A File that is_decoded() has one; its bytes are
 //
 //   [batch][rows][columns] elements of `dtype`, row-major
 //
@@ -46,6 +46,9 @@ enum class Coding : uint8_t {
   // `columns` count numbers in both. Nothing is transposed.
   kGgml,
   kGgmlBlocks,
+  // No codes: a row of `columns` numbers from each of codes.shape[0] ranks,
+  // which are added up in f64, and rounded once.
+  kSum,
 };
 
 struct Decoding {
@@ -66,7 +69,8 @@ struct Decoding {
   bool packed_zeros = false;
   // kPacked: zeros are added instead, code * scale + zero.
   bool adds_zeros = false;
-  float factor = 1;  // of each number, after its scale
+  float factor = 1;   // of each number, after its scale
+  bool mean = false;  // kSum: divided by the number of ranks
   // What each number is rounded to before it becomes `dtype`.
   std::optional<DType> rounds;
   std::shared_ptr<const std::vector<float>> table;

@@ -89,6 +89,9 @@ class DecodeReader {
                          uint64_t first, uint64_t rows);
   void round_line(const Decoding& made, uint64_t count);
   void add_zeros(const Decoding& made, const Tile& tile, uint64_t row);
+  // decode_sum.cc
+  void read_sum(const Decoding& made, uint64_t first, uint64_t count,
+                std::byte* out);
   // decode_fp8.cc
   void read_fp8(const Decoding& made, uint64_t first, uint64_t count,
                 std::byte* out);
