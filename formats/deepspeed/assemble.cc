@@ -142,11 +142,6 @@ Tensor Assembler::make(const std::string& name, const Joined& joined) {
   tensor.name = name;
   tensor.shape = joined.shape;
   tensor.tp = joined.tp;
-  if (joined.averaged)
-    catalog_.problems.push_back(warning(
-        "averaged", {catalog_.path, name},
-        "DeepSpeed averages it over the tensor-parallel ranks; ckpt takes "
-        "rank 0's (verify compares them)"));
   return tensor;
 }
 
@@ -220,6 +215,7 @@ void Assembler::add_states(const std::string& name, const Joined& joined,
     Tensor tensor = make(name, joined);
     if (!state.empty()) tensor.name += "." + state;
     std::optional<DType> dtype;
+    std::vector<std::vector<Piece>> merged;
     for (size_t t = 0; t < stage.size(); ++t) {
       Cutter cutter(stage[t], joined, t, locals[t].shape, tensor.name, state);
       if (third)
@@ -230,6 +226,10 @@ void Assembler::add_states(const std::string& name, const Joined& joined,
         throw input_error({stage[t].model().path, printable(tensor.name)},
                           "has another dtype than on tensor-parallel rank 0");
       if (!dtype) dtype = cutter.dtype;
+      if (joined.merge != Merge::kNone) {
+        merged.push_back(std::move(cutter.pieces));
+        continue;
+      }
       if (t > 0 && joined.replicated) {
         if (!add_replicas(tensor.pieces, std::move(cutter.pieces)))
           note_replicas(tensor.name, t);
@@ -239,6 +239,9 @@ void Assembler::add_states(const std::string& name, const Joined& joined,
                            cutter.pieces.end());
     }
     tensor.dtype = dtype.value_or(DType::f32);
+    // Each rank's gradient is that of the sum, and so are its moments.
+    if (!merged.empty())
+      merge(tensor, state.empty() ? joined.merge : Merge::kMean, merged);
     if (state.empty()) {
       tensor.requires_grad = true;
       add_model(std::move(tensor));
@@ -339,7 +342,7 @@ void Assembler::add_rounding(const std::string& name,
   }
   const Tensor& main = catalog_.tensors[places_.at(name)];
   const Joined joined = rules_.join(name, shapes);
-  if (joined.shape != main.shape || joined.averaged) return;
+  if (joined.shape != main.shape || joined.merge != Merge::kNone) return;
   Tensor tensor;
   tensor.name = name;
   tensor.shape = joined.shape;
@@ -392,13 +395,21 @@ void Assembler::add_slices(std::span<const Named* const> ranks,
     tensor.dtype = first.dtype;
     tensor.dp_replicated = buffer;
     std::vector<size_t> owners;  // of each piece
+    std::vector<std::vector<Piece>> merged;
+    const bool merges = joined.merge == Merge::kSum ||
+                        (joined.merge == Merge::kMean && !equal_bytes(refs));
     for (size_t t = 0; t < ranks.size(); ++t) {
       std::vector<Piece> pieces;
       add_slice(pieces, joined, t, shapes[t], refs[t]->dtype, refs[t]->extent,
                 refs[t]->transform);
+      if (merges) {
+        merged.push_back(std::move(pieces));
+        continue;
+      }
       tensor.pieces.insert(tensor.pieces.end(), pieces.begin(), pieces.end());
       owners.resize(tensor.pieces.size(), t);
     }
+    if (merges) merge(tensor, joined.merge, merged);
     if (joined.unruled && !tensor.shape.empty())
       set_aside(tensor, owners, catalog_);
     add_model(std::move(tensor));
@@ -507,6 +518,7 @@ void Assembler::finish() {
     catalog_.tensors.push_back(std::move(tensor));
   }
   optim_.clear();
+  if (merged_of_) say_merged();
 }
 
 }  // namespace ckpt::deepspeed

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <span>
@@ -65,6 +66,10 @@ class Assembler {
   void add_states(const std::string& name, const Joined& joined,
                   std::span<const Column> stage, std::span<const Local> locals);
   bool equal_bytes(std::span<const torch::TensorRef* const> refs) const;
+  // merge.cc: one tensor, computed as it is read.
+  void merge(Tensor& tensor, Merge how,
+             const std::vector<std::vector<Piece>>& ranks);
+  void say_merged();
   Joined join_module(const std::string& name, const std::vector<Shape>& shapes,
                      std::span<const torch::TensorRef* const> refs,
                      bool buffer);
@@ -75,6 +80,10 @@ class Assembler {
   std::map<std::string, size_t> places_;  // of model tensors
   std::vector<Tensor> optim_;
   uint32_t ties_ = 0;
+  // Those whose elements merged ones are made of; filled at the end.
+  std::shared_ptr<std::vector<File>> merged_of_;
+  std::string first_mean_;
+  size_t sums_ = 0, means_ = 0;
 };
 
 }  // namespace ckpt::deepspeed

@@ -63,11 +63,24 @@ bool parse_layer(Scanner scan, FileName& out) {
          scan.take("-model_states.pt") && scan.done();
 }
 
-bool is_expert(std::string_view name) {
-  if (!name.ends_with("_states.pt")) return false;
-  return name.starts_with("expp_rank_") ||
-         (name.starts_with("layer_") &&
-          name.find("expert_") != std::string_view::npos);
+// Old versions had one file for an expert of all layers.
+bool parse_expert(Scanner scan, FileName& out) {
+  out.kind = FileKind::kExpert;
+  if (scan.take("layer_") && !(scan.number(out.layer) && scan.take("_")))
+    return false;
+  return scan.take("expert_") && scan.number(out.expert) &&
+         scan.take("_mp_rank_") && scan.number(out.mp) &&
+         scan.take("_model_states.pt") && scan.done();
+}
+
+// Without ZeRO: the optimizer of an expert-parallel rank.
+bool parse_expert_optim(Scanner scan, FileName& out) {
+  out.kind = FileKind::kExpertOptim;
+  uint32_t rank = 0;
+  if (!scan.take("expp_rank_") || !scan.number(rank)) return false;
+  out.dp = rank;
+  return scan.take("_mp_rank_") && scan.number(out.mp) &&
+         scan.take("_optim_states.pt") && scan.done();
 }
 
 bool is_plain(std::string_view tag) {
@@ -155,15 +168,13 @@ std::optional<TagParts> parse_tag(std::string_view tag) {
 
 std::optional<FileName> parse_name(std::string_view name) {
   if (!name.ends_with("states.pt")) return std::nullopt;
-  FileName out;
-  out.name = name;
-  if (parse_ranks(Scanner(name), out)) return out;
-  out = {};
-  out.name = name;
-  if (parse_layer(Scanner(name), out)) return out;
-  if (!is_expert(name)) return std::nullopt;
-  out.kind = FileKind::kExpert;
-  return out;
+  for (const auto parse :
+       {parse_ranks, parse_layer, parse_expert, parse_expert_optim}) {
+    FileName out;
+    out.name = name;
+    if (parse(Scanner(name), out)) return out;
+  }
+  return std::nullopt;
 }
 
 Found locate(const std::string& path) {
@@ -215,12 +226,11 @@ std::vector<FileName> list_files(const std::string& directory) {
   for (const std::string& name : io::list_directory(directory))
     if (auto parsed = parse_name(name)) files.push_back(std::move(*parsed));
   const auto key = [](const FileName& file) {
-    return std::tuple(file.kind, file.mp, file.dp, file.layer);
+    return std::tuple(file.kind, file.mp, file.dp, file.layer, file.expert);
   };
   std::ranges::stable_sort(files, {}, key);
   for (size_t i = 1; i < files.size(); ++i)
-    if (files[i].kind != FileKind::kExpert &&
-        key(files[i - 1]) == key(files[i]))
+    if (key(files[i - 1]) == key(files[i]))
       throw input_error({directory, {}}, "{} and {} are the same rank's",
                         printable(files[i - 1].name), printable(files[i].name))
           .with_hint("two saves were mixed in this directory");

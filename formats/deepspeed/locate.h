@@ -11,14 +11,15 @@
 
 namespace ckpt::deepspeed {
 
-enum class FileKind : uint8_t { kModel, kOptim, kLayer, kExpert };
+enum class FileKind : uint8_t { kModel, kOptim, kLayer, kExpert, kExpertOptim };
 
 struct FileName {
   FileKind kind = FileKind::kModel;
-  std::optional<uint32_t> dp;
+  std::optional<uint32_t> dp;  // kExpertOptim: the expert-parallel rank
   uint32_t mp = 0;
-  uint32_t layer = 0;  // kLayer
-  std::string name;    // in the directory
+  uint32_t layer = 0;   // kLayer; kExpert: the how many-th MoE layer
+  uint32_t expert = 0;  // kExpert, among all ranks'
+  std::string name;     // in the directory
 };
 
 // Nothing for a name that DeepSpeed does not write.
@@ -41,7 +42,7 @@ Found locate(const std::string& path);
 // (or of a run that `latest` was not copied from).
 std::vector<std::string> newer_tags(const Found& found);
 
-// The files of a tag's directory, by kind, then mp, dp, layer. Throws
+// The files of a tag's directory, by kind, then mp, dp, layer, expert. Throws
 // input_error if two files belong to the same rank.
 std::vector<FileName> list_files(const std::string& directory);
 

@@ -5,6 +5,7 @@
 
 #include "ckpt/error.h"
 #include "containers/torch/tensors.h"
+#include "formats/megatron/model/facts.h"
 #include "lib/text/format.h"
 
 namespace ckpt::deepspeed {
@@ -66,6 +67,10 @@ void read_sizes(ModelRank& rank) {
   const Id sizes = rank.find("checkpoint_parallel_dimensions");
   rank.tp = as_size(document, document.find(sizes, "tp_degree"));
   rank.pp = as_size(document, document.find(sizes, "pp_degree"));
+  // A world of pipelines counts stages, too; args say it alone.
+  const Id args = megatron::args_dict(document, rank.find("args"));
+  for (const char* key : {"tensor_model_parallel_size", "model_parallel_size"})
+    if (!rank.tp) rank.tp = as_size(document, document.find(args, key));
   if (!rank.tp) rank.tp = as_size(document, rank.find("mp_world_size"));
   rank.dp_world = as_size(document, rank.find("dp_world_size"));
   const Id zero = document.find(rank.find("ds_config"), "zero_optimization");

@@ -6,9 +6,11 @@
 #include "ckpt/note.h"
 #include "containers/torch/many.h"
 #include "containers/torch/tree.h"
+#include "formats/deepspeed/apart.h"
 #include "formats/deepspeed/assemble.h"
 #include "formats/deepspeed/deepspeed.h"
 #include "formats/deepspeed/locate.h"
+#include "formats/deepspeed/neox.h"
 #include "formats/deepspeed/universal.h"
 #include "formats/megatron/model/old_names.h"
 #include "formats/megatron/model/rules.h"
@@ -38,8 +40,8 @@ class Reading {
 
   void read() {
     const std::vector<FileName> files = list_files(directory_);
-    refuse_experts(files);
     open_models(files);
+    open_apart(files);
     open_optims(files);
     find_sizes();
     rules_ =
@@ -57,7 +59,7 @@ class Reading {
       if (!stage[0].optims.empty()) assembler.add_masters(stage);
       assembler.add_module(stage);
     }
-    add_layers(files, assembler);
+    add_apart(assembler);
     for (const Column& column : columns_) assembler.add_shared(column.model());
     check_trainable(assembler);
     add_rest(assembler);
@@ -72,6 +74,7 @@ class Reading {
   // Megatron's modules, as they were before DeepSpeed's clients described their
   // slices. Their names alone don't say it: numbers of the args have to agree.
   void ask_modules() {
+    if (Neox::is_one(layers_, first())) return ask_neox();
     if (tp_ < 2 || rules_.any()) return;
     const pickle::Document& document = *first().container.document;
     megatron::Facts facts =
@@ -89,8 +92,19 @@ class Reading {
                    "Megatron's modules cut them, with which the sizes in args "
                    "agree"));
       }
-      return rule;
+      return Said{.rule = rule};
     });
+  }
+
+  void ask_neox() {
+    const auto neox = std::make_shared<Neox>(directory_, first(), options_.set);
+    neox->check_layers(layers_, columns_);
+    if (tp_ < 2 || rules_.any()) return;
+    rules_.set_modules([=, this](const std::string& name, const Shape& local) {
+      return neox->rule(name, local, this->tp_);
+    });
+    catalog_.assumptions.push_back(
+        "slices are joined as GPT-NeoX's modules cut them");
   }
 
   void find_gated(megatron::Facts& facts) const {
@@ -103,17 +117,6 @@ class Reading {
     megatron::Facts shapes;
     megatron::infer_facts(tensors, shapes);
     if (shapes.gated) facts.gated = shapes.gated;
-  }
-
-  void refuse_experts(const std::vector<FileName>& files) const {
-    for (const FileName& file : files)
-      if (file.kind == FileKind::kExpert)
-        throw unfaithful_error({io::join(directory_, file.name), {}},
-                               "holds experts in files of their own, which "
-                               "ckpt does not read")
-            .with_hint(
-                "convert the checkpoint with DeepSpeed's "
-                "ds_to_universal, and open the result");
   }
 
   // Parts of two ranks are alike in all but their values.
@@ -160,6 +163,19 @@ class Reading {
                       "has no *_model_states.pt, which say the names and "
                       "shapes of parameters")
               .with_hint("copy them from where the checkpoint was written"));
+  }
+
+  void open_apart(const std::vector<FileName>& files) {
+    open_all(files, FileKind::kLayer, [&](const FileName& file, auto one) {
+      layers_[file.layer].take(file, one, fmt::format("{}.", file.layer));
+    });
+    open_all(files, FileKind::kExpert, [&](const FileName& file, auto one) {
+      experts_[{file.layer, file.expert}].take(file, one, {});
+    });
+    open_all(files, FileKind::kExpertOptim, [&](const FileName&, auto one) {
+      torch::Tree tree = torch::walk(one, one.document->root());
+      apart_.emplace_back(std::move(one), std::move(tree));
+    });
   }
 
   [[noreturn]] void missing_rank(const char* what, size_t rank) const {
@@ -257,41 +273,22 @@ class Reading {
     return out;
   }
 
-  void add_layers(const std::vector<FileName>& files, Assembler& assembler) {
-    std::map<uint32_t, std::vector<const FileName*>> layers;
-    for (const FileName& file : files)
-      if (file.kind == FileKind::kLayer) layers[file.layer].push_back(&file);
+  void add_apart(Assembler& assembler) {
     std::set<std::string> buffers;
     for (const Column& column : columns_)
       buffers.insert(column.model().buffers.begin(),
                      column.model().buffers.end());
-    for (const auto& [layer, names] : layers) {
-      std::vector<Assembler::Named> ranks;
-      std::vector<const Assembler::Named*> pointers;
-      std::vector<std::string> paths;
-      for (const FileName* file : names) {
-        if (file->mp != paths.size())
-          throw input_error({directory_, {}},
-                            "layer {}: the file of tensor-parallel rank {} is "
-                            "missing",
-                            layer, paths.size());
-        const torch::Container container = open(*file);
-        const torch::Tree tree =
-            torch::walk(container, container.document->root());
-        paths.push_back(container.path);
-        auto& named = ranks.emplace_back();
-        for (const torch::NamedTensor& found : tree.tensors)
-          named.emplace_back(fmt::format("{}.{}", layer, found.name),
-                             found.ref);
-      }
-      if (ranks.size() != tp_)
-        throw input_error({directory_, {}},
-                          "layer {}: {} files, there are {} tensor-parallel "
-                          "ranks",
-                          layer, ranks.size(), tp_);
-      for (const auto& named : ranks) pointers.push_back(&named);
-      assembler.add_slices(pointers, buffers, paths);
-    }
+    const auto add = [&](const Slices& slices, const std::string& what) {
+      slices.check(tp_, what);
+      std::vector<const Assembler::Named*> ranks;
+      for (const auto& named : slices.ranks) ranks.push_back(&named);
+      assembler.add_slices(ranks, buffers, slices.paths);
+    };
+    for (const auto& [layer, slices] : layers_)
+      add(slices, fmt::format("layer {}", layer));
+    for (const auto& [place, slices] : experts_)
+      add(slices, fmt::format("expert {}", place.second));
+    if (!universal_) check_experts(experts_, catalog_);
   }
 
   // Checks that every trainable parameter came from somewhere.
@@ -315,26 +312,28 @@ class Reading {
   // Adds tensors that the trainer stored beside module and optimizer.
   void add_rest(Assembler& assembler) {
     bool numbered = false;
-    for (const Column& column : columns_)
-      for (const ModelRank& rank : column.models) {
-        for (const torch::NamedTensor& found : rank.tree.tensors) {
-          if (found.path.empty() || found.path[0] == "module" ||
-              found.path[0] == "frozen_param_fragments")
-            continue;
-          Tensor tensor =
-              torch::make_tensor(prefix_of(rank) + found.name, found.ref);
-          tensor.kind = found.path[0] == "optimizer" ? Kind::optim
-                        : found.kind == Kind::model  ? Kind::other
-                                                     : found.kind;
-          tensor.param = found.param;
-          tensor.state = found.state;
-          numbered = numbered || found.path[0] == "optimizer";
-          assembler.add_optim(std::move(tensor));
-        }
-        catalog_.problems.insert(catalog_.problems.end(),
-                                 rank.tree.problems.begin(),
-                                 rank.tree.problems.end());
+    const auto add = [&](const torch::Tree& tree, const std::string& prefix) {
+      for (const torch::NamedTensor& found : tree.tensors) {
+        if (found.path.empty() || found.path[0] == "module" ||
+            found.path[0] == "frozen_param_fragments")
+          continue;
+        Tensor tensor = torch::make_tensor(prefix + found.name, found.ref);
+        tensor.kind = found.path[0].starts_with("optimizer") ? Kind::optim
+                      : found.kind == Kind::model            ? Kind::other
+                                                             : found.kind;
+        tensor.param = found.param;
+        tensor.state = found.state;
+        numbered = numbered || found.path[0] == "optimizer";
+        assembler.add_optim(std::move(tensor));
       }
+      catalog_.problems.insert(catalog_.problems.end(), tree.problems.begin(),
+                               tree.problems.end());
+    };
+    for (const Column& column : columns_)
+      for (const ModelRank& rank : column.models)
+        add(rank.tree, prefix_of(rank));
+    for (const auto& [container, tree] : apart_)
+      add(tree, stem_of(container.path, "_states.pt"));
     if (numbered)
       catalog_.problems.push_back(remark(
           "numbered_state", {first().path, {}},
@@ -344,9 +343,12 @@ class Reading {
 
   // Anything not rank 0's gets its file's name as a prefix.
   std::string prefix_of(const ModelRank& rank) const {
-    if (&rank == &first()) return {};
-    std::string stem = io::base_name(rank.path);
-    stem.resize(stem.rfind("_model_states.pt"));
+    return &rank == &first() ? "" : stem_of(rank.path, "_model_states.pt");
+  }
+
+  static std::string stem_of(const std::string& path, const char* ending) {
+    std::string stem = io::base_name(path);
+    stem.resize(stem.rfind(ending));
     return stem + ".";
   }
 
@@ -365,6 +367,11 @@ class Reading {
           catalog_.objects.push_back({prefix_of(rank) + object.name,
                                       rank.container.document, object.node});
         }
+    for (const auto& [container, tree] : apart_)
+      for (const torch::NamedObject& object : tree.objects)
+        catalog_.objects.push_back(
+            {stem_of(container.path, "_states.pt") + object.name,
+             container.document, object.node});
     if (!optim_first_) return;
     for (const torch::NamedObject& object : optim_tree_.objects) {
       // The pieces say where fragments are.
@@ -401,6 +408,10 @@ class Reading {
   const bool universal_;
   Catalog& catalog_;
   std::vector<Column> columns_;  // by mp
+  Layers layers_;
+  Experts experts_;
+  // Kept as they are, under their files' names.
+  std::vector<std::pair<torch::Container, torch::Tree>> apart_;
   std::optional<torch::Container> optim_first_;
   torch::Tree optim_tree_;
   Rules rules_;

@@ -215,9 +215,10 @@ struct Rules::Data {
   OfModule of_module;
 
   // As --shard-dims or, where the file has no patterns, the module says.
-  TpRule said_rule(const std::string& name, const Shape& local) const {
+  Said said_rule(const std::string& name, const Shape& local) const {
     const TpRule rule = user.tp(name);
-    if (rule.state != TpRule::State::kUnknown || any || !of_module) return rule;
+    if (rule.state != TpRule::State::kUnknown || any || !of_module)
+      return {.rule = rule};
     return of_module(name, local);
   }
   bool is_said(const std::string& name) const {
@@ -237,6 +238,8 @@ struct Rules::Data {
                    Joined& out) const;
   void check_same(const std::string& name,
                   const std::vector<Shape>& locals) const;
+  Widths rank_parts(const std::string& name, const std::vector<Shape>& locals,
+                    const std::vector<uint64_t>& parts, Joined& out) const;
   Widths halves(const std::string& name,
                 const std::vector<Shape>& locals) const;
   Widths said(const std::string& name, const std::vector<Shape>& locals,
@@ -270,7 +273,7 @@ bool Rules::is_vocabulary(const std::string& name) const {
 bool Rules::any() const { return data_->any; }
 
 bool Rules::is_of_module(const std::string& name, const Shape& local) const {
-  return data_->said_rule(name, local).state != TpRule::State::kUnknown;
+  return data_->said_rule(name, local).rule.state != TpRule::State::kUnknown;
 }
 
 void Rules::set_modules(OfModule rule) { data_->of_module = std::move(rule); }
@@ -371,12 +374,12 @@ Widths Rules::Data::widths_of(const std::string& name,
                               const std::vector<Shape>& locals,
                               Joined& out) const {
   if (locals.size() > 1 &&
-      said_rule(name, locals[0]).state != TpRule::State::kUnknown)
+      said_rule(name, locals[0]).rule.state != TpRule::State::kUnknown)
     return said(name, locals, out);
   const Pattern* pattern = nullptr;
   const bool is_average = first_match(average, name) != nullptr;
   if (is_average || first_match(replicated, name)) {
-    out.averaged = is_average && locals.size() > 1;
+    if (is_average && locals.size() > 1) out.merge = Merge::kMean;
     out.tp = TpRule::replicated();
     check_same(name, locals);
     return {};
@@ -412,12 +415,15 @@ void Rules::Data::check_same(const std::string& name,
 // As --shard-dims says.
 Widths Rules::Data::said(const std::string& name,
                          const std::vector<Shape>& locals, Joined& out) const {
-  out.tp = said_rule(name, locals[0]);
+  const Said how = said_rule(name, locals[0]);
+  out.tp = how.rule;
+  out.merge = how.merge;
   if (out.tp.state == TpRule::State::kReplicated) {
     check_same(name, locals);
     return {};
   }
   out.dim = out.tp.dim;
+  if (!how.parts.empty()) return rank_parts(name, locals, how.parts, out);
   std::vector<uint64_t> group;
   for (const Shape& shape : locals) {
     if (out.dim >= shape.size() || shape[out.dim] % out.tp.groups != 0)
@@ -429,6 +435,23 @@ Widths Rules::Data::said(const std::string& name,
     group.push_back(shape[out.dim] / out.tp.groups);
   }
   return Widths(out.tp.groups, group);
+}
+
+// Parts of unequal sizes, which no rule of a catalog can say.
+Widths Rules::Data::rank_parts(const std::string& name,
+                               const std::vector<Shape>& locals,
+                               const std::vector<uint64_t>& parts,
+                               Joined& out) const {
+  out.tp = {};
+  check_same(name, locals);
+  const uint64_t sum = std::accumulate(parts.begin(), parts.end(), uint64_t{0});
+  if (locals[0].empty() || locals[0][0] != sum)
+    throw input_error({path, printable(name)},
+                      "has {} rows on each rank, its parts have {}",
+                      locals[0].empty() ? 0 : locals[0][0], sum);
+  Widths widths;
+  for (const uint64_t part : parts) widths.emplace_back(locals.size(), part);
+  return widths;
 }
 
 Widths Rules::Data::halves(const std::string& name,
@@ -504,7 +527,7 @@ Joined Rules::join(const std::string& name,
   const Data& data = *data_;
   const size_t ranks = locals.size();
   if (ranks > 1 && !data.any &&
-      data.said_rule(name, locals[0]).state == TpRule::State::kUnknown)
+      data.said_rule(name, locals[0]).rule.state == TpRule::State::kUnknown)
     throw unfaithful_error({data.path, printable(name)},
                            "{} tensor-parallel ranks, and no "
                            "universal_checkpoint_info says how their slices "

@@ -4,7 +4,7 @@
 // parameters, else what the modules of that name do.
 //
 //   tp_replicated_parameter_patterns           all slices are equal
-//   parameter_to_average_patterns              they are to be averaged
+//   parameter_to_average_patterns              their mean
 //   parameter_with_row_parallelism_patterns    joined on dimension 1
 //   parameter_with_2_sub_params_cat_dim_0      [a|b] each: a's, then b's
 //   parameter_with_sub_params                  any number of such parts
@@ -34,12 +34,24 @@ struct Segment {
   uint64_t length = 0;
 };
 
+// What becomes of vectors that each rank has whole, and not alike.
+enum class Merge : uint8_t { kNone, kMean, kSum };
+
+// What a client's module says.
+struct Said {
+  TpRule rule;
+  Merge merge = Merge::kNone;  // with a rule of replicas
+  // With a split: what a rank has one after the other, each joined with that
+  // of the other ranks.
+  std::vector<uint64_t> parts = {};
+};
+
 struct Joined {
   Shape shape;  // of the whole, without vocabulary padding
   TpRule tp;
   uint32_t dim = 0;
   bool replicated = false;  // every rank holds the whole
-  bool averaged = false;
+  Merge merge = Merge::kNone;
   bool unruled = false;  // replicated for all that is known (lib/unruled.h)
   std::vector<std::vector<Segment>> ranks;  // not if replicated
 };
@@ -61,7 +73,7 @@ class Rules {
 
   // Asked for what neither says: the client's modules.
   using OfModule =
-      std::function<TpRule(const std::string& name, const Shape& local)>;
+      std::function<Said(const std::string& name, const Shape& local)>;
   void set_modules(OfModule rule);
 
   // `locals`: the shapes of all ranks' slices. Throws unfaithful_error if there

@@ -15,7 +15,7 @@ TEST_CASE("deepspeed: names of files") {
     const char* name;
     FileKind kind;
     std::optional<uint32_t> dp;
-    uint32_t mp, layer;
+    uint32_t mp, layer, expert = 0;
   };
   const Row rows[] = {
       {"mp_rank_00_model_states.pt", FileKind::kModel, {}, 0, 0},
@@ -32,8 +32,17 @@ TEST_CASE("deepspeed: names of files") {
        FileKind::kExpert,
        {},
        0,
+       0,
+       3},
+      {"layer_12_expert_7_mp_rank_01_model_states.pt",
+       FileKind::kExpert,
+       {},
+       1,
+       12,
+       7},
+      {"expert_5_mp_rank_00_model_states.pt", FileKind::kExpert, {}, 0, 0, 5},
+      {"expp_rank_2_mp_rank_00_optim_states.pt", FileKind::kExpertOptim, 2, 0,
        0},
-      {"expp_rank_0_mp_rank_00_optim_states.pt", FileKind::kExpert, {}, 0, 0},
   };
   for (const Row& row : rows) {
     CAPTURE(row.name);
@@ -41,17 +50,19 @@ TEST_CASE("deepspeed: names of files") {
     REQUIRE(name);
     CHECK(name->kind == row.kind);
     CHECK(name->name == row.name);
-    if (row.kind == FileKind::kExpert) continue;
     CHECK(name->dp == row.dp);
     CHECK(name->mp == row.mp);
     CHECK(name->layer == row.layer);
+    CHECK(name->expert == row.expert);
   }
   for (const char* name :
        {"", "model_states.pt", "mp_rank_00_model_states.pt.tmp",
         "mp_rank__model_states.pt", "mp_rank_-1_model_states.pt",
         "mp_rank_99999999999_model_states.pt", "mp_rank_00_optim_states.pt",
         "zero_pp_rank_mp_rank_00_optim_states.pt",
-        "layer_-model_00-model_states.pt", "mp_rank_00model_states.pt"}) {
+        "layer_-model_00-model_states.pt", "mp_rank_00model_states.pt",
+        "layer_0_expert_mp_rank_00_model_states.pt",
+        "layer_0_expert_1_model_states.pt", "expp_rank_0_optim_states.pt"}) {
     CAPTURE(name);
     CHECK_FALSE(parse_name(name));
   }
