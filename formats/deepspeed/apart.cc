@@ -8,6 +8,7 @@
 
 #include "ckpt/error.h"
 #include "containers/torch/tree.h"
+#include "formats/deepspeed/expert_names.h"
 #include "lib/io/file.h"
 #include "lib/lost_file.h"
 #include "lib/text/format.h"
@@ -21,25 +22,6 @@ using text::printable;
 constexpr std::string_view kGate = ".deepspeed_moe.gate.wg.weight";
 constexpr std::string_view kExperts =
     ".deepspeed_moe.experts.deepspeed_experts.";
-
-// "a.mlp.deepspeed_moe.experts.deepspeed_experts.3.fc.weight"
-struct ExpertName {
-  std::string_view layer;  // "a.mlp"
-  uint64_t expert = 0;
-  std::string_view rest;  // ".fc.weight"
-};
-
-std::optional<ExpertName> parse_expert_name(std::string_view name) {
-  const size_t at = name.find(kExperts);
-  if (at == name.npos) return std::nullopt;
-  ExpertName out{.layer = name.substr(0, at)};
-  name.remove_prefix(at + kExperts.size());
-  const auto number = text::take_number(name, UINT32_MAX);
-  if (!number || !name.starts_with('.')) return std::nullopt;
-  out.expert = *number;
-  out.rest = name;
-  return out;
-}
 
 // What is in one MoE layer.
 struct MoeLayer {
@@ -108,6 +90,23 @@ void check_layer(const Experts& experts, const Catalog& catalog,
 
 }  // namespace
 
+std::optional<ExpertName> parse_expert_name(std::string_view name) {
+  const size_t at = name.find(kExperts);
+  if (at == name.npos) return std::nullopt;
+  ExpertName out{.layer = name.substr(0, at)};
+  name.remove_prefix(at + kExperts.size());
+  const auto number = text::take_number(name, UINT32_MAX);
+  if (!number || !name.starts_with('.')) return std::nullopt;
+  out.expert = *number;
+  out.rest = name;
+  return out;
+}
+
+std::string expert_name(std::string_view layer, uint64_t expert,
+                        std::string_view rest) {
+  return fmt::format("{}{}{}{}", layer, kExperts, expert, rest);
+}
+
 void Slices::take(const FileName& file, const torch::Container& container,
                   const std::string& prefix) {
   if (file.mp != paths.size())
@@ -132,18 +131,23 @@ void Slices::check(uint64_t tp, const std::string& what) const {
 }
 
 void check_experts(const Experts& experts, const Catalog& catalog) {
+  const auto check = [](const std::string& path, const std::string& name,
+                        uint64_t expert) {
+    const auto one = parse_expert_name(name);
+    if (!one)
+      throw unfaithful_error({path, printable(name)},
+                             "is of an expert, and not of DeepSpeed's own MoE "
+                             "layers: how such ones are joined is not known");
+    if (one->expert != expert)
+      throw input_error({path, printable(name)},
+                        "is of expert {}, and this is the file of expert {}",
+                        one->expert, expert)
+          .with_hint("two files were exchanged");
+  };
   for (const auto& [place, slices] : experts)
     for (size_t rank = 0; rank < slices.ranks.size(); ++rank)
       for (const auto& [name, ref] : slices.ranks[rank])
-        if (const auto one = parse_expert_name(name);
-            !one || one->expert != place.second)
-          throw input_error({slices.paths[rank], printable(name)},
-                            "is not a parameter of expert {}, whose file "
-                            "this is",
-                            place.second)
-              .with_hint(one ? "two files were exchanged"
-                             : "ckpt reads DeepSpeed's own MoE layers, whose "
-                               "experts are ….deepspeed_experts.N");
+        check(slices.paths[rank], name, place.second);
   for (const auto& [name, layer] : layers_of(catalog))
     check_layer(experts, catalog, name, layer);
 }

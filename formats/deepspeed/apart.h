@@ -6,10 +6,17 @@
 //                                                  layer; its names say E, too
 //   expp_rank_X_mp_rank_MM_optim_states.pt         an expert-parallel rank's
 //                                                  optimizer, without ZeRO
+//
+// ZeRO cuts the groups of experts over those ranks alone that hold the same
+// ones, under the numbers that they have there:
+//
+//   2 ranks hold 4 experts   group 0   partition 0     partition 1
+//                            group 1   experts 0, 1    experts 0, 1 (2, 3)
 #pragma once
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,5 +45,10 @@ using Experts = std::map<std::pair<uint32_t, uint32_t>, Slices>;  // layer, one
 // Throws input_error for a file whose names are of another expert, LostFile if
 // a gate chooses among experts that no file has.
 void check_experts(const Experts& experts, const Catalog& catalog);
+
+// A stage as Assembler takes it: the groups that all ranks share, then those of
+// each expert-parallel rank, under the experts' own numbers. Throws
+// unfaithful_error for groups that are cut in another way.
+std::vector<std::vector<Column>> expert_parts(std::span<const Column> stage);
 
 }  // namespace ckpt::deepspeed

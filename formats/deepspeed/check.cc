@@ -25,9 +25,7 @@ void check_counts(const Column& column) {
                           "partition_count is {}, there are files of {} "
                           "partitions",
                           count, ranks)
-            .with_hint(
-                "fetch the files that are missing; groups that are cut "
-                "over fewer ranks (experts) are not read");
+            .with_hint("fetch the files that are missing");
     if (rank.stage / 3 != column.optims[0].stage / 3)
       throw input_error({rank.path, {}}, "zero_stage {}, in rank 0's file {}",
                         rank.stage, column.optims[0].stage);

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/deepspeed/neox.h"
 
+#include <fmt/ranges.h>
+#include <yaml-cpp/yaml.h>
+
 #include <algorithm>
 #include <set>
 
@@ -17,6 +20,7 @@ namespace ckpt::deepspeed {
 namespace {
 
 using families::Config;
+constexpr uint64_t kMostYaml = uint64_t{16} << 20;
 using text::printable;
 
 // "2.attention.dense.weight", "sequential.2.attention.dense.weight"
@@ -39,6 +43,8 @@ void each_name(const Layers& layers, const ModelRank& first, Visit visit) {
   for (const auto& [number, slices] : layers)
     for (const auto& [name, ref] : slices.ranks.front()) visit(name);
   for (const auto& [name, ref] : first.module) visit(name);
+  for (const auto& group : first.groups)
+    for (const NamedShape& one : group) visit(one.name);
 }
 
 bool is_listed(const char* list, std::string_view name) {
@@ -61,6 +67,24 @@ std::optional<bool> truth(const Config& config, const char* key) {
   return value ? std::optional(*value) : std::nullopt;
 }
 
+// [[["global"], 12], [["local", "global"], 6]]: the kinds of attention, "global
+// local"; flat values have no lists of lists. "?" for another form.
+std::optional<std::string> attention_kinds(const std::string& path) {
+  try {
+    const YAML::Node file = YAML::Load(io::read_file(path, kMostYaml));
+    const YAML::Node with_hyphen = file["attention-config"];
+    const YAML::Node list =
+        with_hyphen ? with_hyphen : file["attention_config"];
+    if (!list || list.IsNull()) return std::nullopt;
+    std::set<std::string> kinds;
+    for (const YAML::Node& part : list)
+      for (const YAML::Node& kind : part[0]) kinds.insert(kind.Scalar());
+    return kinds.empty() ? "?" : fmt::format("{}", fmt::join(kinds, " "));
+  } catch (const YAML::Exception&) {
+    return "?";
+  }
+}
+
 // A module whose output is what the ranks' amount to.
 Said copies(Merge merge) {
   return {.rule = TpRule::replicated(), .merge = merge};
@@ -75,7 +99,11 @@ Config neox_config(const std::string& directory) {
   for (const std::string& name : io::list_directory(folder)) {
     if (!is_yaml(name)) continue;
     const std::string path = io::join(folder, name);
-    for (const auto& [key, value] : fairseq2::read_flat_yaml(path)) {
+    // It accepts no aliases, and few values: YAML's own tree is small, too.
+    const Config flat = fairseq2::read_flat_yaml(path);
+    if (auto kinds = attention_kinds(path))
+      all["attention_config"] = std::move(*kinds);
+    for (const auto& [key, value] : flat) {
       std::string word = key;
       std::ranges::replace(word, '-', '_');
       if (!all.emplace(word, value).second)
@@ -111,6 +139,24 @@ bool Neox::is_one(const Layers& layers, const ModelRank& first) {
     found = found || (one && one->rest == "attention.query_key_value.weight");
   });
   return found;
+}
+
+void Neox::name_tied(std::vector<Column>& columns) {
+  constexpr std::string_view kTied = "tied_modules.embed.";
+  const auto own = [&](const std::string& name) {
+    return name.starts_with(kTied) ? "0." + name.substr(kTied.size()) : name;
+  };
+  for (Column& column : columns) {
+    for (ModelRank& model : column.models)
+      for (auto& group : model.groups)
+        for (NamedShape& one : group) one.name = own(one.name);
+    for (OptimRank& rank : column.optims)
+      for (auto& map : rank.mappings) {
+        std::map<std::string, Fragment> named;
+        for (const auto& [name, at] : map) named.emplace(own(name), at);
+        map = std::move(named);
+      }
+  }
 }
 
 std::optional<uint64_t> Neox::number(const char* key) const {

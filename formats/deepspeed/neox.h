@@ -38,6 +38,10 @@ class Neox {
   // True if a layer, or a model that is not cut into layers, is NeoX's.
   static bool is_one(const Layers& layers, const ModelRank& first);
 
+  // ZeRO's name of a tied embedding, "tied_modules.embed.…", becomes that of
+  // its module, as in the layer's file.
+  static void name_tied(std::vector<Column>& columns);
+
   // Throws unfaithful_error for a bias that nobody says the meaning of.
   Said rule(const std::string& name, const Shape& local, uint64_t tp) const;
   // Throws LostFile for a layer that is in no file.

@@ -55,8 +55,7 @@ class Reading {
       add_universal(directory_, whole_shapes(), options_, assembler, catalog_);
     for (size_t pp = 0; pp < pp_; ++pp) {
       const auto stage = std::span(columns_).subspan(pp * tp_, tp_);
-      for (const Column& column : stage) check_column(column);
-      if (!stage[0].optims.empty()) assembler.add_masters(stage);
+      if (!stage[0].optims.empty()) add_masters(stage, assembler);
       assembler.add_module(stage);
     }
     add_apart(assembler);
@@ -98,6 +97,7 @@ class Reading {
 
   void ask_neox() {
     const auto neox = std::make_shared<Neox>(directory_, first(), options_.set);
+    Neox::name_tied(columns_);
     neox->check_layers(layers_, columns_);
     if (tp_ < 2 || rules_.any()) return;
     rules_.set_modules([=, this](const std::string& name, const Shape& local) {
@@ -179,11 +179,11 @@ class Reading {
   }
 
   [[noreturn]] void missing_rank(const char* what, size_t rank) const {
-    throw input_error({directory_, {}},
-                      "the model states of {} {} are missing, higher ranks "
-                      "are there",
-                      what, rank)
-        .with_hint("fetch all files of the checkpoint");
+    throw LostFile(input_error({directory_, {}},
+                               "the model states of {} {} are missing, higher "
+                               "ranks are there",
+                               what, rank)
+                       .with_hint("fetch all files of the checkpoint"));
   }
 
   void open_optims(const std::vector<FileName>& files) {
@@ -243,11 +243,12 @@ class Reading {
     tp_ = first().tp.value_or(all);
     pp_ = all / std::max<uint64_t>(1, tp_);
     if (tp_ * pp_ != all || (first().pp && *first().pp != pp_))
-      throw input_error({first().path, {}},
-                        "says tp_degree {} and pp_degree {}, there are model "
-                        "states of {} ranks",
-                        tp_, first().pp.value_or(1), all)
-          .with_hint("fetch all *_model_states.pt files");
+      throw LostFile(
+          input_error({first().path, {}},
+                      "says tp_degree {} and pp_degree {}, there are model "
+                      "states of {} ranks",
+                      tp_, first().pp.value_or(1), all)
+              .with_hint("fetch all *_model_states.pt files"));
     catalog_.topology.tp = static_cast<uint32_t>(tp_);
     catalog_.topology.pp = static_cast<uint32_t>(pp_);
     const size_t dp =
@@ -271,6 +272,15 @@ class Reading {
           out.emplace(name, rules_.join(name, shapes).shape);
     }
     return out;
+  }
+
+  void add_masters(std::span<const Column> stage, Assembler& assembler) const {
+    const auto add = [&](std::span<const Column> part) {
+      for (const Column& column : part) check_column(column);
+      assembler.add_masters(part);
+    };
+    if (experts_.empty()) return add(stage);
+    for (const auto& part : expert_parts(stage)) add(part);
   }
 
   void add_apart(Assembler& assembler) {

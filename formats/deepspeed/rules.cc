@@ -407,7 +407,7 @@ void Rules::Data::check_same(const std::string& name,
   for (const Shape& shape : locals)
     if (shape != locals[0])
       throw input_error({path, printable(name)},
-                        "is the same on all tensor-parallel ranks by its "
+                        "is of one shape on all tensor-parallel ranks by its "
                         "rule, but {} and {} are its shapes",
                         to_string(locals[0]), to_string(shape));
 }
@@ -418,6 +418,8 @@ Widths Rules::Data::said(const std::string& name,
   const Said how = said_rule(name, locals[0]);
   out.tp = how.rule;
   out.merge = how.merge;
+  // Modules cut equal slices; a user's may be of any size.
+  if (!is_said(name)) check_same(name, locals);
   if (out.tp.state == TpRule::State::kReplicated) {
     check_same(name, locals);
     return {};
@@ -443,7 +445,6 @@ Widths Rules::Data::rank_parts(const std::string& name,
                                const std::vector<uint64_t>& parts,
                                Joined& out) const {
   out.tp = {};
-  check_same(name, locals);
   const uint64_t sum = std::accumulate(parts.begin(), parts.end(), uint64_t{0});
   if (locals[0].empty() || locals[0][0] != sum)
     throw input_error({path, printable(name)},

@@ -319,6 +319,11 @@ class UniversalWriter {
                          std::make_move_iterator(loose_.begin()),
                          std::make_move_iterator(loose_.end()));
     for (const FileName& name : list_files(source_.path)) {
+      if (name.kind == FileKind::kExpert)
+        throw unfaithful_error({source_.path, {}},
+                               "has experts in files of their own, and "
+                               "DeepSpeed loads no universal checkpoint of "
+                               "such a model");
       if (name.kind != FileKind::kModel && name.kind != FileKind::kLayer)
         continue;
       TargetFile file;
