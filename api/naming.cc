@@ -17,7 +17,7 @@
 #include "containers/hf/hf.h"
 #include "convert/check_source.h"
 #include "convert/dialects.h"
-#include "convert/litgpt.h"
+#include "convert/trainer_config.h"
 #include "convert/translate.h"
 #include "convert/values.h"
 #include "convert/whole.h"
@@ -199,9 +199,10 @@ std::string wanted_dialect(const std::string& asked,
 
 families::TranslateOptions options_of(const Naming& naming,
                                       const std::string& to_format) {
-  // Its rules work both ways; a model_config.yaml is made of nothing.
-  if (naming.dialect == families::kLitgpt)
-    throw usage_error({}, "litgpt's names are read, and not written");
+  // Its rules work both ways; its configuration is made of nothing.
+  if (const auto* own = families::TrainerConfig::of(naming.dialect);
+      own != nullptr && !own->is_written())
+    throw usage_error({}, "{}'s names are read, and not written", own->owner());
   families::TranslateOptions options{
       .to = wanted_dialect(naming.dialect, to_format),
       .family = naming.family,
@@ -316,12 +317,15 @@ class Renaming {
     return target_.unwraps_names || hf;
   }
 
-  // A folder of transformers' weights has no place for Megatron's optimizer,
-  // whose groups then need not be known either.
+  // A folder of transformers' weights has no place for the optimizer of
+  // Megatron or of a trainer's step, whose groups then need not be known
+  // either.
   bool leaves_optimizer() const {
+    const std::string_view dialect = families::dialect_of(source_);
     return to_format_ == formats::usual_container() &&
            !naming_.with_optimizer &&
-           families::dialect_of(source_) == kMegatron && has_optimizer(source_);
+           (dialect == kMegatron || (source_.run && dialect != "hf")) &&
+           has_optimizer(source_);
   }
 
   void leave_foreign_optimizer() {

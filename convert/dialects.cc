@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "ckpt/error.h"
+#include "convert/trainer_config.h"
 #include "convert/values.h"
 #include "formats/traits.h"
 #include "lib/text/glob.h"
@@ -16,6 +17,10 @@ struct NameRow {
   std::string_view glob, dialect;
 };
 constexpr NameRow kNames[] = {
+    {"model.layers.*.attention.wqkv.weight", "internevo"},
+    {"model.layers.*.attention.wq.weight", "internevo"},
+    {"model.blocks.*.mixer.Wqkv.weight", "internevo"},
+    {"decoder.layers.*.self_attn.qkv_proj.weight", "metaseq"},
     {"*embedding.word_embeddings.weight", "mcore"},
     {"*decoder.layers.*self_attention.linear_*", "mcore"},
     {"*encoder.layers.*self_attention.linear_*", "mcore"},
@@ -62,6 +67,7 @@ std::string_view owner_of(std::string_view dialect) {
   if (dialect == "olmo_core") return "OLMo-core";
   if (dialect == "olmo_legacy") return "OLMo";
   if (dialect == "vllm") return "vLLM";
+  if (dialect == "internevo") return "InternEvo";
   if (dialect == "meta") return "Meta";
   if (dialect == "gguf") return "llama.cpp";
   return dialect;
@@ -93,6 +99,8 @@ std::string foreign_prefix(const Catalog& catalog) {
       "tok_embeddings.weight", "embedding.word_embeddings.weight",
       "decoder_frontend.embed.weight", "transformer.h.0.attn.qkv.weight",
       "transformer.h.0.attn.attn.weight"};
+  // InternEvo's names begin with "model.", as Meta's do in some files.
+  if (TrainerConfig::of(dialect_of(catalog))) return {};
   std::string prefix;
   for (const Tensor& tensor : catalog.tensors)
     for (const std::string_view first : kFirst)

@@ -11,7 +11,7 @@
 #include "ckpt/error.h"
 #include "convert/dialects.h"
 #include "convert/facts_table.h"
-#include "convert/litgpt.h"
+#include "convert/trainer_config.h"
 
 namespace ckpt::families {
 namespace {
@@ -256,7 +256,7 @@ Facts facts_of(const Catalog& catalog) {
   const std::string side(dialect_of(catalog));
   const auto family = find_family(catalog, {});
   if (side.empty() || !family) return {};
-  if (side != "hf" && side != "vllm" && side != kLitgpt) {
+  if (side != "hf" && side != "vllm" && !TrainerConfig::of(side)) {
     const Values own = values_of(catalog, side);
     if (!own.source.empty()) return read_facts(family, side, own);
   }

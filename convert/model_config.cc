@@ -11,8 +11,8 @@
 #include "convert/config_parts.h"
 #include "convert/facts_table.h"
 #include "convert/gguf.h"
-#include "convert/litgpt.h"
 #include "convert/sizes.h"
+#include "convert/trainer_config.h"
 #include "convert/warnings.h"
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"
@@ -39,7 +39,7 @@ bool is_told_otherwise(const Object& object) {
 // True for a dialect whose configuration is read as the config.json that it
 // amounts to.
 bool is_told(std::string_view dialect) {
-  return dialect == kLitgpt || dialect == kGguf;
+  return TrainerConfig::of(dialect) != nullptr || dialect == kGguf;
 }
 
 // The file that holds a model's numbers in each dialect.
@@ -47,8 +47,9 @@ std::string_view file_of(std::string_view dialect) {
   if (dialect == "mcore") return "args";
   if (dialect == "meta") return kParams;
   if (dialect == "fairseq2") return kYaml;
-  if (dialect == kLitgpt) return kLitgptConfig;
   if (dialect == kGguf) return "general.architecture among its keys";
+  if (const TrainerConfig* own = TrainerConfig::of(dialect))
+    return own->source();
   return kHfConfig;
 }
 
@@ -64,9 +65,10 @@ Configuration::Configuration(const Catalog& source,
   carried_ = options.config_from.empty()
                  ? values_of(source, "hf")
                  : values_of_file(options.config_from, "hf");
+  if (is_told(from_)) trainer_ = values_of(source, from_);
   if (from_.starts_with("olmo") && options.config_from.empty() &&
       !carried_.values.contains("model_type"))
-    carried_ = {};  // OLMo-core's own file has the same name
+    carried_ = trainer_;  // OLMo-core's own file has the same name
   if (own_.source.empty() && carried_.source.empty() && options.set.empty())
     throw unfaithful_error({source.path, {}},
                            "nothing says the model's numbers (layers, heads "
@@ -75,7 +77,18 @@ Configuration::Configuration(const Catalog& source,
         .with_hint(
             "--config-from DIR names a directory with the model's "
             "config.json; --set NAME=VALUE gives single ones");
+  check_told(source);
   read_all_facts(source);
+}
+
+// What only the trainer's own configuration says of its names.
+void Configuration::check_told(const Catalog& source) const {
+  const TrainerConfig* table = TrainerConfig::of(from_);
+  if (table == nullptr) return;
+  for (const auto& [key, what] : table->told_by())
+    if (!trainer_.told.contains(key) && !options_.set.contains(key))
+      throw unfaithful_error({source.path, {}}, "nothing says {}", what)
+          .with_hint(fmt::format("say it: --set {}=true or false", key));
 }
 
 void Configuration::read_all_facts(const Catalog& source) {
@@ -84,7 +97,7 @@ void Configuration::read_all_facts(const Catalog& source) {
   if (!options_.lenient) check_types(facts_, source.path);
   settle_vocabulary();
   if (own && from_ != "hf") note_unknown(source, from_, own_);
-  if (is_told(from_)) check_told(source);
+  check_trainer(source);
   if (carried_.source.empty()) return;
   note_unknown(source, "hf", carried_);
   if (from_ == "hf" && options_.config_from.empty()) return;
@@ -103,15 +116,20 @@ void Configuration::read_all_facts(const Catalog& source) {
   facts_.merge(other);
 }
 
-// What litgpt and llama.cpp build their models from; config.json beside it may
-// be another model's.
-void Configuration::check_told(const Catalog& source) {
-  const Values own = values_of(source, from_);
-  if (own.source.empty()) return;
-  note_keys(source, own.source, own.unknown);
-  if (own.source == carried_.source || options_.lenient) return;
-  check_agreement(read_facts(family_, "hf", own, options_.set),
-                  read_facts(family_, "hf", carried_, options_.set), "hf",
+// What the trainer, or llama.cpp, builds its model from; config.json beside it
+// is that of the model which training began from.
+void Configuration::check_trainer(const Catalog& source) {
+  if (trainer_.source.empty()) return;
+  note_keys(source, trainer_.source, trainer_.unknown);
+  if (trainer_.source == carried_.source || options_.lenient) return;
+  Facts own = read_facts(family_, "hf", trainer_, options_.set);
+  const TrainerConfig* table = TrainerConfig::of(from_);
+  if (table != nullptr && table->is_partial())
+    std::erase_if(own, [](const auto& fact) {
+      return fact.second.value.is_null() ||
+             fact.second.source.ends_with("by default");
+    });
+  check_agreement(own, read_facts(family_, "hf", carried_, options_.set), "hf",
                   source.path);
 }
 
@@ -174,7 +192,9 @@ const Numbers& Configuration::numbers(const Dialect& dialect) {
   // The source's own numbers are the model's; config.json may be another's.
   const bool own = !own_.source.empty() || carried_.source.empty();
   const Values& values = own ? own_ : carried_;
-  in_.emplace(family_, dialect, own ? from_ : "hf", values.values,
+  Json numbers = values.values;
+  if (trainer_.told.is_object()) numbers.update(trainer_.told);
+  in_.emplace(family_, dialect, own ? from_ : "hf", std::move(numbers),
               values.source, options_.set);
   if (own && !carried_.source.empty()) complete(dialect);
   if (!own)

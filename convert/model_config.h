@@ -55,7 +55,8 @@ class Configuration {
                  const char* program) const;
   void write_olmo(Catalog& catalog) const;
   Json token_ids() const;
-  void check_told(const Catalog& source);
+  void check_told(const Catalog& source) const;
+  void check_trainer(const Catalog& source);
   void note_keys(const Catalog& source, const std::string& file,
                  const std::vector<std::string>& keys);
   void note_unknown(const Catalog& source, const std::string& side,
@@ -67,6 +68,7 @@ class Configuration {
   const TranslateOptions& options_;
   Values own_;      // the source's, of its dialect
   Values carried_;  // config.json beside it, or from --config-from
+  Values trainer_;  // what its trainer's own configuration amounts to
   Facts facts_;     // what either of them says
   std::vector<std::string> unknown_;    // keys of config.json
   std::vector<FactDifference> unsaid_;  // what config.json need not say

@@ -367,6 +367,16 @@ View rolled(const Op& op, const View& view, uint64_t rows, bool forward) {
   return View::concat(parts, 0);
 }
 
+// Turns the rows of q and k between halves of a head and pairs, if the rule
+// says that the dialect's are pairs.
+void turn_pairs(const Op& op, const Params& params, std::vector<View>& qkv,
+                bool forward) {
+  if (params("pairs", "0") == 0) return;
+  const Heads h = heads_of(op, params);
+  qkv[0] = swap_rows(op, qkv[0], h.heads, forward);
+  if (qkv.size() > 1) qkv[1] = swap_rows(op, qkv[1], h.groups, forward);
+}
+
 std::vector<View> step(const Op& op, const Params& params,
                        const Instance& instance, std::vector<View> views) {
   const std::string& name = op.name;
@@ -376,6 +386,7 @@ std::vector<View> step(const Op& op, const Params& params,
     if (views.size() == 2) views.push_back(views[1]);  // keys are the values
     if (views.size() != 3)
       throw unfaithful_error({}, "qkv of {} tensors", views.size());
+    turn_pairs(op, params, views, true);
     return {group_heads(op, heads_of(op, params), views)};
   }
   if (name == "qkv_gated" && views.size() == 3)
@@ -420,6 +431,7 @@ std::vector<View> undo(const Op& op, const Params& params, const View& view,
   if (name == "stack") return unstacked(view, count);
   if (name == "qkv") {
     std::vector<View> parts = ungroup_heads(op, heads_of(op, params), view);
+    turn_pairs(op, params, parts, false);
     parts.resize(std::min(count, parts.size()));
     return parts;
   }

@@ -10,6 +10,13 @@ namespace {
 
 constexpr int64_t kMostTold = 1 << 20;
 
+Json named_shapes(const Catalog& catalog) {
+  Json shapes = Json::object();
+  for (const Tensor& tensor : catalog.tensors)
+    if (tensor.kind == Kind::model) shapes[tensor.name] = tensor.shape;
+  return shapes;
+}
+
 // The names of all expressions in a table.
 class Names {
  public:
@@ -43,6 +50,10 @@ const Json& ToldScope::value(const std::string& name) const {
   if (name.starts_with('$'))
     return held_ =
                eval(table_.at("vars").at(name).get_ref<const std::string&>());
+  if (name == "shapes" && catalog_ != nullptr) {
+    if (shapes_.is_null()) shapes_ = named_shapes(*catalog_);
+    return shapes_;
+  }
   const Json* at = &file_;
   for (size_t begin = 0; begin <= name.size();) {
     const size_t dot = std::min(name.find('.', begin), name.size());
@@ -110,6 +121,7 @@ std::set<std::string> told_keys(const Json& table, bool whole) {
     names.add(pair[0].get<std::string>());
   for (const Json& text : table.at("vars")) names.add(text.get<std::string>());
   names.add_all(table.at("common"));
+  names.add_all(table.value("told", Json()));
   for (const Json& model : table.at("models")) {
     names.add(model.at("when").get<std::string>());
     names.add_all(model.at("config"));

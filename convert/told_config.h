@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // config.json as another program's configuration tells it, by a table that is
-// data (models/families/litgpt.json, gguf.json):
+// data (models/families/litgpt.json, gguf.json …):
 //
 //   keys       of the file, that change nothing
 //   requires   [condition, what else holds]: no model of transformers does that
@@ -13,16 +13,20 @@
 #include <set>
 #include <string>
 
+#include "ckpt/catalog.h"
 #include "models/expr.h"
 #include "models/numbers.h"
 
 namespace ckpt::families {
 
 // The names in the table's expressions: keys of the file (a dot goes into an
-// object), the table's own variables, and l, the number of a layer.
+// object), the table's own variables, l, the number of a layer, and shapes,
+// those of the checkpoint's tensors by name.
 class ToldScope : public Expr::Scope {
  public:
-  ToldScope(const Json& table, const Json& file) : table_(table), file_(file) {}
+  ToldScope(const Json& table, const Json& file,
+            const Catalog* catalog = nullptr)
+      : table_(table), file_(file), catalog_(catalog) {}
 
   const Json& table() const { return table_; }
   const Json& value(const std::string& name) const override;
@@ -39,8 +43,9 @@ class ToldScope : public Expr::Scope {
 
   const Json& table_;
   const Json& file_;
+  const Catalog* catalog_;
   Json layer_;
-  mutable Json held_;
+  mutable Json held_, shapes_;
 };
 
 // Null if it tells none; `unmet` then says what it requires, if it does.

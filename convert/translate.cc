@@ -11,11 +11,11 @@
 #include "convert/check_source.h"
 #include "convert/dialects.h"
 #include "convert/gguf.h"
-#include "convert/litgpt.h"
 #include "convert/model_config.h"
 #include "convert/optimizer.h"
 #include "convert/quantized.h"
 #include "convert/sizes.h"
+#include "convert/trainer_config.h"
 #include "convert/translation.h"
 #include "convert/values.h"
 #include "convert/warnings.h"
@@ -51,9 +51,10 @@ std::shared_ptr<const Family> need_family(const Catalog& source,
     check_named(source, options, *family);
     return family;
   }
-  // They say why.
-  for (const std::string_view told : {kLitgpt, kGguf})
-    if (dialect_of(source) == told) (void)values_of(source, told);
+  // It says what is wrong with the numbers that would tell.
+  const std::string_view dialect = dialect_of(source);
+  if (TrainerConfig::of(dialect) || dialect == kGguf)
+    (void)values_of(source, dialect);
   if (const std::string why = why_not_megatron(source.family);
       options.to == "mcore" && !why.empty())
     throw unfaithful_error({source.path, {}},

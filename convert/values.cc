@@ -6,7 +6,7 @@
 #include "ckpt/error.h"
 #include "containers/hf/hf.h"
 #include "convert/gguf.h"
-#include "convert/litgpt.h"
+#include "convert/trainer_config.h"
 #include "convert/yaml_values.h"
 #include "formats/fairseq2/model_yaml.h"
 #include "formats/megatron/model/facts.h"
@@ -27,7 +27,6 @@ constexpr uint64_t kMaxArgs = 100'000;  // values
 std::string file_name(std::string_view side) {
   if (side == "meta") return "params.json";
   if (side == "fairseq2") return "model.yaml";
-  if (side == kLitgpt) return std::string(kLitgptConfig);
   return "config.json";
 }
 
@@ -58,11 +57,6 @@ Values parse_side(const std::string& text, const std::string& path,
   if (side == "meta") return unwrapped(parse_json(text, path));
   if (side == "fairseq2")
     return values_of_yaml(fairseq2::model_yaml_of(path, text), path);
-  if (side == kLitgpt)
-    return is_litgpt_config(text)
-               ? Values{litgpt_config(text, path), io::base_name(path), "",
-                        unknown_litgpt_keys(text, path)}
-               : Values();
   return parse_json(text, path);
 }
 
@@ -100,12 +94,47 @@ std::string find_beside(const Catalog& catalog, const std::string& name) {
   return name == formats::kConfig && io::is_file(foreign) ? foreign : "";
 }
 
+// The text of a file of the checkpoint, or of the one beside it; its path, for
+// messages, in `path`. Nothing if there is none.
+std::optional<std::string> text_of(const Catalog& catalog,
+                                   const std::string& name, std::string& path) {
+  path = name;
+  for (const Sidecar& sidecar : catalog.sidecars)
+    if (sidecar.name == name && sidecar.text) return *sidecar.text;
+  path = find_beside(catalog, name);
+  if (path.empty()) return std::nullopt;
+  return io::read_file(path, kMaxConfig);
+}
+
+Values values_of_trainer(const Catalog& catalog, const TrainerConfig& table) {
+  Json numbers;
+  std::string path = catalog.path;
+  if (!table.file().empty()) {
+    if (const auto text = text_of(catalog, table.file(), path))
+      numbers = table.numbers_of(*text, path);
+  } else {
+    for (const Object& object : catalog.objects)
+      if (object.name == table.object() && object.document)
+        numbers = table.numbers_in(*object.document, object.node);
+  }
+  if (!numbers.is_object()) return {};
+  TrainerConfig::Said said = table.read(numbers, catalog, path);
+  return {.values = std::move(said.config),
+          .source = table.source(),
+          .unknown = table.unknown(numbers),
+          .told = std::move(said.told)};
+}
+
 // Where no config.json is beside it: what another program's amounts to.
-Values told_values_of(const Catalog& catalog) {
+Values values_of_names(const Catalog& catalog) {
   const bool gguf = formats::traits_of(catalog.format).dialect == kGguf;
-  if (!gguf && !has_litgpt_names(catalog)) return {};
+  const TrainerConfig* table =
+      gguf ? nullptr : TrainerConfig::of_names(catalog);
+  if (!gguf && table == nullptr) return {};
   try {
-    return values_of(catalog, gguf ? kGguf : kLitgpt);
+    if (gguf) return values_of_gguf(catalog);
+    Values values = values_of_trainer(catalog, *table);
+    return table->is_whole(values.values) ? values : Values();
   } catch (const Error& error) {
     if (error.code() != ExitCode::kUnfaithful) throw;
     return {};  // whoever needs the numbers says why
@@ -115,8 +144,11 @@ Values told_values_of(const Catalog& catalog) {
 }  // namespace
 
 Values values_of(const Catalog& catalog, std::string_view side) {
-  if (side == kLitgpt && !has_litgpt_names(catalog)) return {};
   if (side == kGguf) return values_of_gguf(catalog);
+  if (const TrainerConfig* table = TrainerConfig::of(side))
+    return TrainerConfig::of_names(catalog) == table
+               ? values_of_trainer(catalog, *table)
+               : Values();
   if (side == "mcore") {
     Values args = read_object(catalog, "args", "args");
     if (!args.source.empty()) return args;
@@ -129,12 +161,10 @@ Values values_of(const Catalog& catalog, std::string_view side) {
     if (Values params = read_object(catalog, "params", name);
         !params.source.empty())
       return unwrapped(std::move(params));
-  for (const Sidecar& sidecar : catalog.sidecars)
-    if (sidecar.name == name && sidecar.text)
-      return parse_side(*sidecar.text, name, side);
-  if (const std::string path = find_beside(catalog, name); !path.empty())
-    return read_side(path, side);
-  return side == "hf" ? told_values_of(catalog) : Values();
+  std::string path;
+  if (const auto text = text_of(catalog, name, path))
+    return parse_side(*text, path, side);
+  return side == "hf" ? values_of_names(catalog) : Values();
 }
 
 std::optional<Sidecar> config_sidecar(const Catalog& catalog) {

@@ -20,13 +20,15 @@ struct Values {
   std::string family{};  // model.yaml's model_family
   // Keys of a file from which these were made.
   std::vector<std::string> unknown{};
+  // What a trainer's names depend on and config.json has no word for.
+  Json told{};
   // Keys that the file has in other words, and those.
   std::map<std::string, std::string> written{};
 };
 // What a checkpoint says about its model: config.json or params.json beside it,
-// Megatron's args, model.yaml; of litgpt's model_config.yaml the config.json
-// that it amounts to. Without one, `source` is empty; throws input_error if it
-// is damaged, unfaithful_error for a model_config.yaml that amounts to none.
+// Megatron's args, model.yaml; of a trainer's own (trainer_config.h) the
+// config.json that it amounts to. Without one, `source` is empty; throws
+// input_error if it is damaged, unfaithful_error for one that amounts to none.
 Values values_of(const Catalog& catalog, std::string_view side);
 // config.json: a sidecar, or beside the checkpoint.
 std::optional<Sidecar> config_sidecar(const Catalog& catalog);

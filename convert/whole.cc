@@ -18,6 +18,7 @@
 #include "convert/gguf.h"
 #include "convert/sizes.h"
 #include "convert/structure.h"
+#include "convert/trainer_config.h"
 #include "convert/values.h"
 #include "convert/whole_dialect.h"
 #include "formats/peft/settings.h"
@@ -51,9 +52,11 @@ Catalog names_of(const Catalog& source) {
   names.run = source.run;
   names.topology = source.topology;
   names.sidecars = source.sidecars;
+  std::vector<std::string> said = trainer_config_objects();
+  said.insert(said.end(), {"args", "params"});
   const bool gguf = formats::traits_of(source.format).dialect == kGguf;
   for (const Object& object : source.objects)
-    if (gguf || object.name == "args" || object.name == "params")
+    if (gguf || std::ranges::find(said, object.name) != said.end())
       names.objects.push_back(object);
   for (const Tensor& tensor : source.tensors) {
     if (tensor.kind != Kind::model) continue;

@@ -28,7 +28,7 @@ const std::vector<Shape>& shapes() {
       {"vocab", {}, {}},
       {"cat", {}, {"dim", "sizes[]"}},
       {"stack", {}, {}},
-      {"qkv", {}, {"heads", "groups", "head_dim"}},
+      {"qkv", {}, {"heads", "groups", "head_dim", "pairs"}},
       {"qkv_cat", {}, {"heads", "groups", "head_dim"}},
       {"qkv_gated", {}, {"heads", "groups", "head_dim"}},
       {"kv", {}, {"groups", "head_dim"}},

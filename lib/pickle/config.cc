@@ -59,11 +59,22 @@ class Config {
 
   Value call(Id id, size_t depth) {
     if (const auto pairs = doc_.as_pairs(id)) return object(id, *pairs, depth);
+    if (is_own_dict(id)) {
+      const auto pairs = doc_.call(id).pairs;
+      return object(id, {pairs.begin(), pairs.end()}, depth);
+    }
     if (doc_.known(id) == Known::kSize)
       if (const auto items = sequence(doc_, id)) return list(*items, depth);
     Value shown = as_shown(id);
     if (shown.contains("!ndarray")) return numbers_of(id);
     return shown;
+  }
+
+  // A dict of a class of its own: made of nothing, then set item by item.
+  bool is_own_dict(Id id) const {
+    if (!doc_.is(id, Type::kCall)) return false;
+    const Call call = doc_.call(id);
+    return !call.pairs.empty() && call.items.empty() && call.state == kNoId;
   }
 
   Value object(Id id, const std::vector<Id>& pairs, size_t depth) {
