@@ -25,6 +25,7 @@
 #include "formats/runs/objects.h"
 #include "formats/runs/optimizer.h"
 #include "formats/runs/order.h"
+#include "formats/runs/parts.h"
 #include "formats/runs/pattern.h"
 #include "formats/runs/ranks.h"
 #include "formats/runs/reading.h"
@@ -196,8 +197,12 @@ std::vector<Numbers> StepReading::numbers_of(const Source& source) const {
 
 Catalog StepReading::read_container(const Source& source,
                                     const Numbers& numbers) {
+  if (!source.refused.empty())
+    throw unfaithful_error({folder_, {}}, "{}", source.refused)
+        .with_hint(source.hint);
   if (source.read == "nanotron")
     return nanotron::read(folder_, options_).catalog;
+  if (source.read == "parts") return read_parts(folder_, source, options_);
   const std::string at = fill(source.at, numbers);
   const std::string path = at.empty() ? folder_ : io::join(folder_, at);
   return formats::find_format(source.read).reader->read_catalog(path, options_);
@@ -258,7 +263,7 @@ void StepReading::read_model(const Source& source, const Numbers& numbers,
     if (source.read == "nanotron") catalog_.dialect = "nanotron";
     pickled = one.format == "torch";
     const bool kept = one.format == "dcp" || one.format == "deepspeed" ||
-                      source.read == "nanotron";
+                      source.read == "nanotron" || source.read == "parts";
     sort_unread(one);
     if (!kept) one.objects.clear();
     if (one.object_opener) lazy_ = true;

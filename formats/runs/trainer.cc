@@ -19,7 +19,12 @@ using Strings = std::vector<std::string>;
 Source read_source(const Json& json) {
   return {.file = json.at("file"),
           .at = json.value("at", ""),
-          .read = json.at("read"),
+          .read = json.value("read", ""),
+          .rules = json.value("rules", ""),
+          .config = json.value("config", ""),
+          .world = json.value("world", ""),
+          .refused = json.value("refused", ""),
+          .hint = json.value("hint", ""),
           .order = json.value("order", "names"),
           .prefixes = json.value("prefixes", Strings{""}),
           .optimizers = json.value("optimizers", Strings{}),

@@ -24,7 +24,13 @@ inline constexpr std::string_view kFuseQkv = "fuse-qkv";
 struct Source {
   std::string file;  // a pattern: the source exists if this does
   std::string at;    // what is opened; "": the folder itself
-  std::string read;  // a format's name, "ranks" or "nanotron"
+  std::string read;  // a format's name, "ranks", "parts" or "nanotron"
+  // "parts": the family and the dialect that say how ranks share tensors
+  // ("llama.internevo"), the file with the numbers for that, and where in an
+  // object of the files the number of ranks is.
+  std::string rules, config, world;
+  std::string refused;  // not "": why such files are not read …
+  std::string hint;     // … and what to do instead
   // How an optimizer's numbers become names: "names", "decay", "module".
   std::string order;
   // Prefixes of names, in the order they are tried. Model tensors: what is
