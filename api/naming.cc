@@ -324,8 +324,13 @@ class Renaming {
     const std::string_view dialect = families::dialect_of(source_);
     return to_format_ == formats::usual_container() &&
            !naming_.with_optimizer &&
-           (dialect == kMegatron || (source_.run && dialect != "hf")) &&
-           has_optimizer(source_);
+           ((dialect == kMegatron && has_optimizer(source_)) ||
+            (source_.run && dialect != "hf" &&
+             std::ranges::any_of(source_.tensors, is_state)));
+  }
+
+  static bool is_state(const Tensor& tensor) {
+    return tensor.kind != Kind::model;
   }
 
   void leave_foreign_optimizer() {

@@ -225,7 +225,7 @@ class PartsReader {
                                    dict == pickle::kNoId ? object.node : dict);
       }
       if (!values.is_object() || pickle::is_foreign(values))
-        throw input_error({path, {}}, "is no configuration");
+        throw input_error({path, {}}, "holds no configuration");
       said = source_.config;
     }
     Json shapes = Json::object();
@@ -283,7 +283,7 @@ class PartsReader {
           found.prefix + fill(found.rule->to, {{"l", first + *found.layer}});
     else if (found.rule == nullptr)
       throw unfaithful_error({part.file, printable(tensor.name)},
-                             "is no name that is known, and stage {} counts "
+                             "has no rule under that name, and stage {} counts "
                              "its layers by itself",
                              stage)
           .with_hint(source_.hint);

@@ -492,6 +492,20 @@ def test_internevo_pairs(folder):
     check(result.code != 0 and "model_config.pt" in result.err, str(result))
 
 
+def test_internevo_optimizer(folder):
+    """Vectors too large to stay inside a value: told, and left out."""
+    torch, _, _ = libraries()
+    model, step = internevo_run(folder)
+    torch.save({"base_optim_states": {"state": {0: {
+        "exp_avg": torch.zeros(5 << 20)}}}},
+        step / "optimizer_tp0_pp0_zo0.pt")
+    for more in ((), ("--dialect", "hf")):
+        out = folder / f"out{len(more)}"
+        result = CKPT.ok("convert", step, out, "--to", "safetensors", *more)
+        check("1 tensors of the optimizer's" in result.err, result.err)
+        check_same(model, out)
+
+
 def test_internevo_class(folder):
     """model_config.pt as InternEvo's own dict class pickles itself."""
     import pickle
@@ -664,6 +678,7 @@ def prepare(suite, ckpt):
                       kind, tp, pp, groups, pairs, way)
     suite.add("internevo without adapt_hf", test_internevo_pairs)
     suite.add("internevo's own class", test_internevo_class)
+    suite.add("internevo's optimizer", test_internevo_optimizer)
     for key in INTERNEVO_CHANGES:
         suite.add(f"internevo with {key}", test_internevo_change, key)
     for name, word in (
