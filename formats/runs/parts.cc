@@ -225,7 +225,7 @@ class PartsReader {
                                    dict == pickle::kNoId ? object.node : dict);
       }
       if (!values.is_object() || pickle::is_foreign(values))
-        throw input_error({path, {}}, "holds no configuration");
+        throw input_error({path, {}}, "expected a dict of the model's numbers");
       said = source_.config;
     }
     Json shapes = Json::object();
