@@ -35,6 +35,7 @@ constexpr NameRow kNames[] = {
     {"transformer.blocks.*.att_proj.weight", "olmo_legacy"},
     {"transformer.h.*.attn.qkv.weight", "litgpt"},
     {"transformer.h.*.attn.attn.weight", "litgpt"},  // of older releases
+    {"0.word_embeddings.weight", "neox"},
     {"*model.embed_tokens.weight", "hf"},
     {"*model.layers.*", "hf"},
     {"transformer.h.*", "hf"},
@@ -70,6 +71,7 @@ std::string_view owner_of(std::string_view dialect) {
   if (dialect == "internevo") return "InternEvo";
   if (dialect == "meta") return "Meta";
   if (dialect == "gguf") return "llama.cpp";
+  if (dialect == "neox") return "GPT-NeoX";
   return dialect;
 }
 
@@ -95,10 +97,12 @@ std::string_view dialect_of(const Catalog& catalog) {
 
 std::string foreign_prefix(const Catalog& catalog) {
   // One name of each dialect that begins with nothing.
-  constexpr std::string_view kFirst[] = {
-      "tok_embeddings.weight", "embedding.word_embeddings.weight",
-      "decoder_frontend.embed.weight", "transformer.h.0.attn.qkv.weight",
-      "transformer.h.0.attn.attn.weight"};
+  constexpr std::string_view kFirst[] = {"tok_embeddings.weight",
+                                         "embedding.word_embeddings.weight",
+                                         "decoder_frontend.embed.weight",
+                                         "transformer.h.0.attn.qkv.weight",
+                                         "transformer.h.0.attn.attn.weight",
+                                         "0.word_embeddings.weight"};
   // InternEvo's names begin with "model.", as Meta's do in some files.
   if (TrainerConfig::of(dialect_of(catalog))) return {};
   std::string prefix;

@@ -26,7 +26,8 @@ TrainerConfig::TrainerConfig(const std::string& name)
 const std::vector<TrainerConfig>& TrainerConfig::all() {
   static const std::vector<TrainerConfig> tables = [] {
     std::vector<TrainerConfig> made;
-    for (const char* name : {"litgpt", "olmo_legacy", "internevo", "metaseq"})
+    for (const char* name :
+         {"litgpt", "olmo_legacy", "internevo", "metaseq", "neox"})
       made.push_back(TrainerConfig(name));
     return made;
   }();

@@ -7,6 +7,7 @@
 //   olmo_legacy  config.yaml, "model" in it  d_model: 32, n_layers: 2 …
 //   internevo    model_config.pt             num_layers, no_bias …
 //   metaseq      cfg.model in each file      decoder_layers …
+//   neox         configs/*.yml, all of them  num-layers, norm, pos-emb …
 #pragma once
 
 #include <map>
@@ -38,6 +39,8 @@ class TrainerConfig {
   const std::string& object() const { return object_; }
   // For messages: "model_config.yaml".
   const std::string& source() const { return file_.empty() ? object_ : file_; }
+  // Whether the file is several, which the format's reader puts together.
+  bool is_several() const { return file_.find('*') != file_.npos; }
 
   // The numbers in a YAML file; null if another program's has that name.
   Json numbers_of(const std::string& text, const std::string& path) const;

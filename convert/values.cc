@@ -8,6 +8,7 @@
 #include "convert/gguf.h"
 #include "convert/trainer_config.h"
 #include "convert/yaml_values.h"
+#include "formats/deepspeed/neox.h"
 #include "formats/fairseq2/model_yaml.h"
 #include "formats/megatron/model/facts.h"
 #include "formats/megatron/model/forks.h"
@@ -106,10 +107,22 @@ std::optional<std::string> text_of(const Catalog& catalog,
   return io::read_file(path, kMaxConfig);
 }
 
+// configs/*.yml of GPT-NeoX, with the numbers that its model states hold.
+Json numbers_of_neox(const Catalog& catalog) {
+  if (!io::is_directory(catalog.path)) return nullptr;
+  const Config config = deepspeed::neox_config(catalog.path);
+  if (config.empty()) return nullptr;
+  Json numbers = listed_values(config);
+  numbers["args"] = read_object(catalog, "args", "args").values;
+  return numbers;
+}
+
 Values values_of_trainer(const Catalog& catalog, const TrainerConfig& table) {
   Json numbers;
   std::string path = catalog.path;
-  if (!table.file().empty()) {
+  if (table.is_several()) {
+    numbers = numbers_of_neox(catalog);
+  } else if (!table.file().empty()) {
     if (const auto text = text_of(catalog, table.file(), path))
       numbers = table.numbers_of(*text, path);
   } else {

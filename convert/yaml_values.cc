@@ -33,9 +33,9 @@ Json as_parsed(Json value) {
 }
 
 // {"0": a, "1": b}, which is how flat values have a list.
-Json listed_values(Json value) {
+Json as_lists(Json value) {
   if (!value.is_object()) return as_parsed(std::move(value));
-  for (Json& item : value) item = listed_values(std::move(item));
+  for (Json& item : value) item = as_lists(std::move(item));
   Json list = Json::array();
   for (size_t i = 0; i < value.size(); ++i) {
     const auto item = value.find(std::to_string(i));
@@ -54,8 +54,10 @@ Json nested_values(const Config& flat) {
   return values;
 }
 
+Json listed_values(const Config& flat) { return as_lists(nested_values(flat)); }
+
 Json yaml_values(const std::string& text, const std::string& path) {
-  return listed_values(nested_values(fairseq2::flat_yaml(path, text)));
+  return listed_values(fairseq2::flat_yaml(path, text));
 }
 
 }  // namespace ckpt::families

@@ -11,6 +11,8 @@ namespace ckpt::families {
 
 // "experts.num_experts" -> {"experts": {"num_experts": …}}
 Json nested_values(const Config& flat);
+// The same, with lists as lists.
+Json listed_values(const Config& flat);
 
 // Of a whole file, with lists as lists. Throws input_error for a damaged one;
 // `path` is for messages.

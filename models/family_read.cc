@@ -222,7 +222,7 @@ void check_older(const Value& older, const std::vector<Rule>& rules) {
 const std::vector<std::string>& known_dialects() {
   static const std::vector<std::string> known = {
       "mcore",       "meta",   "fairseq2",  "olmo_core", "gguf",
-      "olmo_legacy", "litgpt", "internevo", "metaseq"};
+      "olmo_legacy", "litgpt", "internevo", "metaseq",   "neox"};
   return known;
 }
 
