@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "lib/rounded.h"
 #include "models/numbers.h"
 
 namespace ckpt::families {
@@ -107,7 +108,8 @@ std::optional<BufferProof> buffer_proof(const Tensor& tensor, double theta) {
 }
 
 bool is_unproven(const Redundant& redundant) {
-  return !redundant.value && !redundant.same_as;
+  return !redundant.value && !redundant.same_as &&
+         !is_rounded_weight(redundant);
 }
 
 }  // namespace ckpt::families

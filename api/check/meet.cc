@@ -12,6 +12,7 @@
 
 #include "api/buffers.h"
 #include "api/edit/parts.h"
+#include "ckpt/ckpt.h"
 #include "ckpt/error.h"
 #include "containers/hf/hf.h"
 #include "convert/dialects.h"
@@ -309,6 +310,13 @@ bool models_meet(Catalog& a, Catalog& b, const std::string& family,
   bool met = names_of(a) != names_of(b) && models_found(a, b);
   if (names_of(a) != names_of(b))
     for (Catalog* catalog : {&a, &b}) met = unwrap(*catalog) || met;
+  if (names_of(a) != names_of(b))
+    for (Catalog* catalog : {&a, &b})
+      if (const std::string prefix = families::foreign_prefix(*catalog);
+          !prefix.empty()) {
+        apply_prefix_mapping(*catalog, {{prefix, ""}});
+        met = true;
+      }
   if (take_hf_names(a, b, engine)) met = true;
   if (take_hf_names(b, a, engine)) met = true;
   if (is_fused(a) != is_fused(b)) {
