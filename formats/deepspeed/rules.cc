@@ -450,9 +450,9 @@ Widths Rules::Data::rank_parts(const std::string& name,
     throw input_error({path, printable(name)},
                       "has {} rows on each rank, its parts have {}",
                       locals[0].empty() ? 0 : locals[0][0], sum);
-  Widths widths;
-  for (const uint64_t part : parts) widths.emplace_back(locals.size(), part);
-  return widths;
+  Widths each;
+  for (const uint64_t part : parts) each.emplace_back(locals.size(), part);
+  return each;
 }
 
 Widths Rules::Data::halves(const std::string& name,
