@@ -93,11 +93,6 @@ std::vector<FlatRange> minus(const std::vector<FlatRange>& a,
   return rest;
 }
 
-std::vector<FlatRange> common(const std::vector<FlatRange>& a,
-                              const std::vector<FlatRange>& b) {
-  return minus(a, minus(a, b));
-}
-
 std::vector<FlatRange> united(const std::vector<FlatRange>& a,
                               const std::vector<FlatRange>& b) {
   std::vector<FlatRange> both = a, all;

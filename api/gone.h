@@ -12,15 +12,10 @@
 
 namespace ckpt::library {
 
-// By the index of a file in a catalog; normalized.
-using GoneBytes = std::vector<std::vector<salvage::Range>>;
-
 // The elements of a piece that lost a byte: row-major in its box, counted from
 // the first one it holds (flat->begin). Sorted, joined.
 std::vector<FlatRange> gone_elements(const Tensor& tensor, const Piece& piece,
                                      const std::vector<salvage::Range>& gone);
-std::vector<FlatRange> common(const std::vector<FlatRange>& a,
-                              const std::vector<FlatRange>& b);
 std::vector<FlatRange> minus(const std::vector<FlatRange>& a,
                              const std::vector<FlatRange>& b);
 std::vector<FlatRange> united(const std::vector<FlatRange>& a,

@@ -93,11 +93,6 @@ void free_large_blocks_at_once() {
 
 const char* Full::what() const noexcept { return "the bound of the heap"; }
 
-uint64_t live() {
-  const int64_t bytes = all_live.load(std::memory_order_relaxed);
-  return bytes > 0 ? static_cast<uint64_t>(bytes) : 0;
-}
-
 Bound::Bound(uint64_t bytes) {
   if (bytes < kTight) free_large_blocks_at_once();
   bound = bytes < INT64_MAX ? static_cast<int64_t>(bytes) : INT64_MAX;

@@ -16,9 +16,6 @@ class Full : public std::bad_alloc {
   const char* what() const noexcept override;
 };
 
-// Bytes allocated now, to within some KiB for each thread.
-uint64_t live();
-
 // While it lives, allocations that would pass `bytes` throw Full, those of less
 // than kLeast bytes only a MiB beyond it: mostly a list that grows is refused
 // first, and is left as it was. The process's resident set counts too, but for

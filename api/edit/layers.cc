@@ -147,11 +147,6 @@ void check_layers(const std::string& text) {
   if (!last_layers(text)) parse_layer_order(text);
 }
 
-std::set<uint32_t> parse_layers(const std::string& text) {
-  const std::vector<uint32_t> order = parse_layer_order(text);
-  return {order.begin(), order.end()};
-}
-
 std::string keep_rows(Catalog& catalog, const std::set<uint32_t>& layers,
                       const LayerCount& count, Edits& edits) {
   // A piece of an archive can't be cut before its place in the archive is

@@ -18,8 +18,6 @@ namespace ckpt::library {
 // No model has more: a bound on what is read or typed.
 inline constexpr uint32_t kMostLayers = 100'000;
 
-// "0-15,20" -> {0, …, 15, 20}
-std::set<uint32_t> parse_layers(const std::string& text);
 // "0-2,1-3" -> {0, 1, 2, 1, 2, 3}: as it was typed.
 std::vector<uint32_t> parse_layer_order(const std::string& text);
 

@@ -14,6 +14,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
+struct WrittenOption {
+  std::string_view name;
+  std::string_view kind;
+  std::string_view mark;  // see io::NoteRules
+};
+
 constexpr WrittenOption kWritten[] = {
     {"--trace", "trace", trace::kMark},    {"--html", "page", kPageMark},
     {"--plan-file", "plan", kPlanMark},    {"--draft", "draft", ""},
@@ -63,8 +69,6 @@ void check_apart(const std::vector<std::string>& targets,
 }
 
 }  // namespace
-
-std::span<const WrittenOption> written_options() { return kWritten; }
 
 void add_overwrite(CLI::App& app, OutputOptions& output) {
   const auto options = app.get_options();

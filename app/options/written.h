@@ -4,7 +4,6 @@
 // file is written.
 #pragma once
 
-#include <span>
 #include <string>
 #include <string_view>
 
@@ -23,13 +22,6 @@ inline constexpr std::string_view kPageMark =
 inline constexpr std::string_view kPlanMark = "\"ckpt/plan/1\"";
 inline constexpr std::string_view kManualMark = " 1 \"\" \"ckpt ";
 
-struct WrittenOption {
-  std::string_view name;
-  std::string_view kind;
-  std::string_view mark;  // see io::NoteRules
-};
-std::span<const WrittenOption> written_options();
-
 // Adds --overwrite to a command that writes a file and doesn't have it yet.
 void add_overwrite(CLI::App& app, OutputOptions& output);
 
@@ -37,7 +29,8 @@ void add_overwrite(CLI::App& app, OutputOptions& output);
 // is in the way, and begins a trace.
 void guard_written(const CLI::App& app, OutputOptions& output);
 
-// Of an option of written_options(); of another kind of file if that is given.
+// Of an option in the table of written.cc; of another kind of file if that is
+// given.
 io::NoteRules note_rules(std::string_view option, const OutputOptions& output);
 
 // Writes the file of an option, and adds it to the list of what was written.

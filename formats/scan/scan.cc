@@ -273,10 +273,6 @@ std::vector<FileScan> scan_all(const std::vector<Found>& files,
 
 }  // namespace
 
-FileScan scan_file(const std::string& path, bool asked) {
-  return scan_one({path, false, {}}, asked, {});
-}
-
 std::vector<FileScan> scan_path(const std::string& path, Heads* heads) {
   if (!io::is_directory(path))
     return {scan_one({path, false, {}}, true, {}, heads)};

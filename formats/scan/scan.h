@@ -60,17 +60,15 @@ struct FileScan {
   bool absent = false;          // a link that leads to no file, a FIFO
 };
 
-// Scans one file. An unknown file is unreadable if `asked` (the user named this
-// very file); otherwise it is not a pickle, unless it is named like one. Throws
-// kMissing for a missing file; other faults become its verdict.
-FileScan scan_file(const std::string& path, bool asked);
-
-// The same of several files, many at a time where they are on a server. `heads`
-// (heads.h): takes what need not be read now.
+// Scans several files, many at a time where they are on a server. An unknown
+// file is no pickle, unless it is named like one. Throws kMissing for a missing
+// file; other faults become its verdict. `heads` (heads.h): takes what need not
+// be read now.
 std::vector<FileScan> scan_files(const std::vector<std::string>& paths,
                                  Heads* heads = nullptr);
 
-// Scans a file, or all files in and below a directory, by path. Follows links,
+// Scans a file, which is unreadable if it is unknown (the user named this very
+// file), or all files in and below a directory, by path. Follows links,
 // but enters each directory once.
 std::vector<FileScan> scan_path(const std::string& path,
                                 Heads* heads = nullptr);

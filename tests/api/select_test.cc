@@ -163,12 +163,13 @@ TEST_CASE("select: the layer of a name") {
 }
 
 TEST_CASE("select: lists of layers") {
-  CHECK(parse_layers("0-2,7") == std::set<uint32_t>{0, 1, 2, 7});
-  CHECK(parse_layers("5") == std::set<uint32_t>{5});
+  using Layers = std::vector<uint32_t>;
+  CHECK(parse_layer_order("0-2,7") == Layers{0, 1, 2, 7});
+  CHECK(parse_layer_order("5") == Layers{5});
   for (const char* wrong : {"", "x", "1-", "-1", "1,,2", "3-1", "0x1", "1 ",
                             "4294967296", "0-4000000000"}) {
     CAPTURE(wrong);
-    CHECK_THROWS_AS(parse_layers(wrong), Error);
+    CHECK_THROWS_AS(parse_layer_order(wrong), Error);
   }
 }
 
