@@ -4,18 +4,90 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "api/contents.h"
 #include "api/decoded.h"
-#include "api/reread.h"
+#include "ckpt/catalog.h"
 #include "ckpt/error.h"
+#include "formats/format.h"
+#include "formats/traits.h"
 #include "lib/io/file.h"
 #include "lib/manifest.h"
+#include "reshard/engine.h"
 #include "reshard/made.h"
+#include "reshard/planner.h"
 
 namespace ckpt::library {
 namespace {
+
+// Sources whose tensors reach the target under other names, or in other
+// arrangements: what was read of them on the way adds up to nothing that the
+// source's own manifest knows.
+
+constexpr std::string_view kListHint =
+    "`ckpt verify` lists all that changed since it was written; "
+    "--ignore-checksums copies what is there";
+
+// For all ways to find it.
+Error differs(const Catalog& source, const std::string& tensor,
+              const Digest& found, const Digest& written,
+              const std::string& manifest_path) {
+  return input_error({source.path, tensor},
+                     "has digest {}, it was written with {} ({})", found.hex(),
+                     written.hex(), manifest_path)
+      .with_hint(std::string(kListHint));
+}
+
+// Rows of padding may come and go where a format has them.
+bool may_be_padded(const Catalog& source, const Shape& shape,
+                   const Manifest::Entry& written) {
+  return formats::traits_of(source.format).pads_rows && is_part(shape, written);
+}
+
+// Opens the checkpoint again, reads these of its tensors, and compares their
+// shapes and digests with the manifest's. Throws input_error naming the first
+// that differs.
+void check_by_reading(const Catalog& source, const Manifest& manifest,
+                      const std::string& manifest_path,
+                      const std::set<std::string>& names,
+                      const reshard::RunOptions& options) {
+  // A trainer's step is more than the container named by its format.
+  Catalog again = formats::open(source.path,
+                                source.run ? std::string() : source.format, {});
+  std::erase_if(again.tensors, [&](const Tensor& tensor) {
+    return !names.contains(tensor.name);
+  });
+  locate(again);
+  const reshard::Plan plan = reshard::make_read_plan(again, false);
+  reshard::RunOptions reading;
+  reading.threads = options.threads;
+  reading.max_mem = options.max_mem;
+  reading.io = options.io;
+  reading.progress = options.progress;
+  reading.progress.begin("checking the source", plan.bytes_read);
+  reshard::Output nowhere;
+  const reshard::RunResult result = reshard::run(plan, again, nowhere, reading);
+  reading.progress.end();
+  for (size_t i = 0; i < again.tensors.size(); ++i) {
+    const Manifest::Entry& entry = manifest.tensors.at(again.tensors[i].name);
+    if (!entry.unproven.empty()) continue;
+    const Tensor& tensor = again.tensors[i];
+    if (tensor.dtype != entry.dtype ||
+        may_be_padded(source, tensor.shape, entry))
+      continue;
+    if (tensor.shape != entry.shape)
+      throw input_error(
+          {source.path, tensor.name}, "is {}, it was written as {} ({})",
+          to_string(tensor.shape), to_string(entry.shape), manifest_path)
+          .with_hint(std::string(kListHint));
+    if (entry.digest != result.source[i])
+      throw differs(source, tensor.name, result.source[i], entry.digest,
+                    manifest_path);
+  }
+}
 
 Manifest manifest_of(const Prepared& prepared,
                      const reshard::RunResult& result) {

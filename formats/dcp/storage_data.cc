@@ -2,13 +2,16 @@
 #include "formats/dcp/storage_data.h"
 
 #include <array>
+#include <bit>
+#include <cstdint>
 #include <span>
 #include <string_view>
 #include <unordered_map>
+#include <vector>
 
 #include "ckpt/note.h"
 #include "containers/hf/numbered.h"
-#include "formats/dcp/chunk_finder.h"
+#include "formats/dcp/entries.h"
 #include "lib/io/file.h"
 #include "lib/lost_file.h"
 #include "lib/tensor_part.h"
@@ -22,6 +25,93 @@ using pickle::Type;
 using text::printable;
 
 constexpr uint64_t kMissing = UINT64_MAX;
+
+// Finds the chunk of a tensor that begins at given offsets. Private to this
+// room.
+
+class ChunkFinder {
+ public:
+  static constexpr uint32_t kNone = UINT32_MAX;
+
+  // `tensors` and their chunks must not change while this is in use.
+  explicit ChunkFinder(std::span<const TensorEntry> tensors)
+      : tensors_(tensors) {}
+
+  // Call some time before find(): makes the processor fetch the chunk.
+  void prefetch(uint32_t tensor, uint64_t hint) const {
+    const auto& chunks = tensors_[tensor].chunks;
+    if (hint >= chunks.size()) return;
+    __builtin_prefetch(&chunks[hint].box);
+    __builtin_prefetch(&chunks[hint].stored, 1);
+  }
+
+  // `hint` is where torch says the chunk is, which is mostly right but proves
+  // nothing. The hash table is only built when a hint is wrong: millions of
+  // chunks need none.
+  uint32_t find(uint32_t tensor, const Dims& offsets, uint64_t hint) {
+    const auto& chunks = tensors_[tensor].chunks;
+    if (hint < chunks.size() && chunks[hint].box.offset == offsets)
+      return static_cast<uint32_t>(hint);
+    return look_up(tensor, offsets);
+  }
+
+ private:
+  struct Slot {
+    uint32_t tensor = kNone;
+    uint32_t chunk = kNone;
+  };
+  uint32_t look_up(uint32_t tensor, const Dims& offsets);
+  void build();
+
+  std::span<const TensorEntry> tensors_;
+  std::vector<Slot> slots_;  // open addressing; the first of equals wins
+};
+
+uint64_t mix(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+
+uint64_t hash(uint32_t tensor, const Dims& offsets) {
+  uint64_t hash = mix(tensor + 1);
+  for (const uint64_t offset : offsets)
+    hash = mix(hash * 0x9E3779B97F4A7C15u + offset);
+  return hash;
+}
+
+uint32_t ChunkFinder::look_up(uint32_t tensor, const Dims& offsets) {
+  if (slots_.empty()) build();
+  const size_t mask = slots_.size() - 1;
+  for (size_t i = hash(tensor, offsets) & mask; slots_[i].chunk != kNone;
+       i = (i + 1) & mask) {
+    const Slot slot = slots_[i];
+    if (slot.tensor == tensor &&
+        tensors_[tensor].chunks[slot.chunk].box.offset == offsets)
+      return slot.chunk;
+  }
+  return kNone;
+}
+
+void ChunkFinder::build() {
+  uint64_t count = 0;
+  for (const TensorEntry& tensor : tensors_) count += tensor.chunks.size();
+  slots_.resize(std::bit_ceil(2 * count + 1));
+  const size_t mask = slots_.size() - 1;
+  for (uint32_t t = 0; t < tensors_.size(); ++t) {
+    const auto& chunks = tensors_[t].chunks;
+    for (uint32_t c = 0; c < chunks.size(); ++c) {
+      size_t i = hash(t, chunks[c].box.offset) & mask;
+      bool known = false;
+      for (; slots_[i].chunk != kNone && !known; i = (i + 1) & mask) {
+        const Slot slot = slots_[i];
+        known = slot.tensor == t &&
+                chunks[slot.chunk].box.offset == chunks[c].box.offset;
+      }
+      if (!known) slots_[i] = {t, c};
+    }
+  }
+}
 
 // The files that items name, each checked once.
 class Files {

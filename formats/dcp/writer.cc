@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <span>
 #include <unordered_map>
 #include <unordered_set>
+#include <vector>
 
 #include "ckpt/error.h"
 #include "containers/torch/file_plan.h"
 #include "containers/torch/tree.h"
-#include "formats/dcp/assigner.h"
 #include "formats/dcp/boxes.h"
 #include "formats/dcp/dcp.h"
 #include "formats/dcp/flatten.h"
@@ -24,6 +27,46 @@ namespace {
 
 using text::printable;
 using Severity = Problem::Severity;
+
+// Which rank writes what several ranks hold: the one that writes least so far,
+// the lowest among equals. A part counts as its whole tensor's size, a value as
+// one byte (torch, since 2.3).
+
+class Assigner {
+ public:
+  explicit Assigner(uint32_t ranks) : sizes_(ranks, 0) {}
+
+  // `bytes`: of the whole tensor. Both return the rank that writes it.
+  uint32_t take(const Cutter::Replicas& among, uint64_t bytes);
+  uint32_t take(std::span<const uint32_t> among, uint64_t bytes);
+
+ private:
+  void add(uint32_t rank, uint64_t bytes);
+  std::vector<uint64_t> sizes_;
+};
+
+uint32_t Assigner::take(const Cutter::Replicas& among, uint64_t bytes) {
+  uint32_t best = among.first;
+  for (uint32_t i = 1; i < among.count; ++i) {
+    const uint32_t rank = among.first + i * among.step;
+    if (sizes_[rank] < sizes_[best]) best = rank;
+  }
+  add(best, bytes);
+  return best;
+}
+
+uint32_t Assigner::take(std::span<const uint32_t> among, uint64_t bytes) {
+  const uint32_t best = *std::ranges::min_element(
+      among, {}, [&](uint32_t rank) { return sizes_[rank]; });
+  add(best, bytes);
+  return best;
+}
+
+void Assigner::add(uint32_t rank, uint64_t bytes) {
+  uint64_t& size = sizes_[rank];
+  size = checked_add(size, std::max<uint64_t>(bytes, 1))
+             .value_or(std::numeric_limits<uint64_t>::max());
+}
 
 // The parameters by name, so that optimizer state is cut like them.
 using Params = std::unordered_map<std::string_view, const Tensor*>;

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -12,18 +13,118 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
 #include <list>
+#include <mutex>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "ckpt/error.h"
 #include "lib/interrupt.h"
-#include "lib/net/serve_queue.h"
 
 namespace ckpt::serve {
 namespace {
 
 using ServeClock = std::chrono::steady_clock;
 using std::chrono::seconds;
+
+// The thread that runs a server's slow answers, in order.
+
+class ServeQueue {
+ public:
+  ServeQueue();
+  ~ServeQueue();  // waits for the running one
+  ServeQueue(const ServeQueue&) = delete;
+  ServeQueue& operator=(const ServeQueue&) = delete;
+
+  void add(uint64_t connection, SlowResponse job);
+  // Its client has gone: if it is still waiting, it is not started.
+  void forget(uint64_t connection);
+  std::vector<std::pair<uint64_t, Response>> take_done();
+  // Readable when there is something to take.
+  int wakeup() const { return event_; }
+
+ private:
+  void work();
+
+  int event_;
+  std::mutex mutex_;
+  std::condition_variable more_;
+  std::deque<std::pair<uint64_t, SlowResponse>> jobs_;
+  std::vector<std::pair<uint64_t, Response>> done_;
+  bool stop_ = false;
+  std::thread thread_;  // last: it uses the others
+};
+
+int new_event() {
+  const int event = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (event < 0) throw io_error("", "eventfd", errno);
+  return event;
+}
+
+Response run_slow(const SlowResponse& job) {
+  try {
+    return job();
+  } catch (const std::exception&) {
+    // The job itself reports what its user can fix. This is a lack of memory,
+    // or a signal, which the loop sees by itself.
+    return {.status = 500, .body = nullptr};
+  }
+}
+
+ServeQueue::ServeQueue() : event_(new_event()), thread_([this] { work(); }) {}
+
+ServeQueue::~ServeQueue() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  more_.notify_one();
+  thread_.join();
+  ::close(event_);
+}
+
+void ServeQueue::add(uint64_t connection, SlowResponse job) {
+  {
+    const std::lock_guard lock(mutex_);
+    jobs_.emplace_back(connection, std::move(job));
+  }
+  more_.notify_one();
+}
+
+void ServeQueue::forget(uint64_t connection) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(jobs_,
+                [&](const auto& job) { return job.first == connection; });
+}
+
+std::vector<std::pair<uint64_t, Response>> ServeQueue::take_done() {
+  uint64_t count = 0;
+  // Empty or not, finished work is in the list.
+  [[maybe_unused]] const ssize_t n = ::read(event_, &count, sizeof count);
+  const std::lock_guard lock(mutex_);
+  return std::exchange(done_, {});
+}
+
+void ServeQueue::work() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    more_.wait(lock, [this] { return stop_ || !jobs_.empty(); });
+    if (stop_) return;
+    const auto [connection, job] = std::move(jobs_.front());
+    jobs_.pop_front();
+    lock.unlock();
+    Response response = run_slow(job);
+    lock.lock();
+    done_.emplace_back(connection, std::move(response));
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t n = ::write(event_, &one, sizeof one);
+  }
+}
 
 // A browser opens at most six connections to one host.
 constexpr size_t kMostClients = 32;

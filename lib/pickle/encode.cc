@@ -7,10 +7,80 @@
 
 #include "ckpt/error.h"
 #include "lib/pickle/opcodes.h"
-#include "lib/pickle/survey.h"
+#include "lib/pickle/value.h"
 
 namespace ckpt::pickle {
 namespace {
+
+// What encode() must know about every value before it writes the first one.
+
+// One number per value: an array if most values will get one, else a map.
+class PerValue {
+ public:
+  PerValue(const Document& document, Id root, uint32_t initial)
+      : initial_(initial) {
+    constexpr size_t kSmall = size_t{1} << 12;
+    if (root == document.root() || document.size() <= kSmall)
+      array_.assign(document.size(), initial);
+  }
+  uint32_t& operator[](Id id) {
+    return array_.empty() ? map_.try_emplace(id, initial_).first->second
+                          : array_[id];
+  }
+
+ private:
+  uint32_t initial_;
+  std::vector<uint32_t> array_;
+  std::unordered_map<Id, uint32_t> map_;
+};
+
+// The bits of a value's mark.
+inline constexpr uint32_t kCount = 3;    // how often it is referenced, up to 2
+inline constexpr uint32_t kOnPath = 4;   // its parts are being visited
+inline constexpr uint32_t kReached = 8;  // it reaches itself
+
+template <class F>
+void for_each_part(const Document& document, Id id, F f) {
+  const Type type = document.type(id);
+  if (type != Type::kCall) {
+    if (type >= Type::kList && type != Type::kGlobal)
+      std::ranges::for_each(document.items(id), f);
+    return;
+  }
+  const Call call = document.call(id);
+  for (const Id part : {call.callable, call.args, call.kwargs, call.state}) {
+    if (part != kNoId) f(part);
+  }
+  std::ranges::for_each(call.items, f);
+  std::ranges::for_each(call.pairs, f);
+}
+
+PerValue survey(const Document& document, Id root) {
+  struct Step {
+    Id id;
+    bool leave;
+  };
+  PerValue marks(document, root, 0);
+  std::vector<Step> pending{{root, false}};
+  while (!pending.empty()) {
+    const auto [id, leave] = pending.back();
+    pending.pop_back();
+    uint32_t& mark = marks[id];
+    if (leave) {
+      mark &= ~kOnPath;
+      continue;
+    }
+    if ((mark & kOnPath) != 0) mark |= kReached;
+    if ((mark & kCount) < 2) ++mark;
+    if ((mark & kCount) == 2 || document.type(id) < Type::kList) continue;
+    mark |= kOnPath;
+    pending.push_back({id, true});
+    for_each_part(document, id, [&](Id part) {
+      pending.push_back({part, false});
+    });
+  }
+  return marks;
+}
 
 constexpr uint32_t kBatch = 1000;  // elements per APPENDS, pairs per SETITEMS
 constexpr uint32_t kNotPut = UINT32_MAX;
