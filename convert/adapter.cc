@@ -7,18 +7,20 @@
 #include <algorithm>
 #include <memory>
 #include <set>
+#include <string>
 #include <tuple>
 
+#include "ckpt/catalog.h"
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "convert/adapter_base.h"
-#include "convert/adapter_config.h"
 #include "convert/adapter_modules.h"
 #include "convert/dialects.h"
 #include "convert/mismatches.h"
 #include "convert/peft_form.h"
 #include "formats/megatron/canonical/adapter_rows.h"
 #include "formats/peft/adapter.h"
+#include "formats/peft/config.h"
 #include "formats/peft/names.h"
 #include "formats/peft/settings.h"
 #include "lib/io/file.h"
@@ -26,6 +28,33 @@
 
 namespace ckpt::families {
 namespace {
+
+// What PEFT's adapter_config.json asks of Megatron-Bridge's LoRA.
+
+// PEFT's configuration. Throws unfaithful_error for what Megatron-Bridge's LoRA
+// does not compute: scaling by the root of the rank, DoRA, repeated layers.
+peft::Config config_for_bridge(const Catalog& source) {
+  const auto config = peft::read_config(source.path);
+  if (!config)
+    throw missing_error({source.path, {}}, "there is no {} beside the adapter",
+                        peft::kConfigFile);
+  std::string why = config->hindrance;
+  if (config->rslora) why = "it is scaled by the root of the rank (use_rslora)";
+  if (config->dora) why = "it has magnitudes (DoRA)";
+  if (config->fan_in_fan_out) why = "its base's matrices are transposed";
+  if (!why.empty())
+    throw unfaithful_error({config->path, {}},
+                           "Megatron-Bridge's LoRA is different: {}", why)
+        .with_hint(
+            "add the adapter to its base: ckpt convert BASE DST --adapter DIR");
+  return *config;
+}
+
+// ", dropout=0.05" or ""
+std::string dropout_text(const peft::Config& config) {
+  if (config.dropout == 0) return {};
+  return fmt::format(", dropout={:g}", config.dropout);
+}
 
 // lora_A is linear_in; each is a matrix.
 struct Factor {
