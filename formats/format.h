@@ -80,6 +80,26 @@ class Writer {
   virtual bool wants_objects() const { return true; }
 };
 
+// Readers and writers that are functions, as most are. `review` null: formats
+// see the source as it is.
+using Supports = Support (*)(const std::string& path);
+using ReadCatalog = Catalog (*)(const std::string& path,
+                                const ReadOptions& options);
+using Review = Catalog (*)(Catalog source, const Layout& layout);
+using LayOut = Target (*)(const Catalog& source, const Layout& layout);
+std::unique_ptr<Reader> reader_of(std::string_view name, Supports supports,
+                                  ReadCatalog read_catalog);
+std::unique_ptr<Writer> writer_of(std::string_view name, Review review,
+                                  LayOut lay_out, bool wants_objects = true);
+template <class Assembly>
+Catalog read_with(const std::string& path, const ReadOptions& options) {
+  return Assembly(path, options).read();
+}
+template <class Builder>
+Target build_with(const Catalog& source, const Layout& layout) {
+  return Builder(source, layout).build();
+}
+
 // Formats are in the order they are tried. A null reader or writer makes a
 // format write-only or read-only.
 struct Format {

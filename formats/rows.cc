@@ -37,6 +37,40 @@
 namespace ckpt::formats {
 namespace {
 
+struct FunctionReader final : Reader {
+  FunctionReader(std::string_view name, Supports supports, ReadCatalog read)
+      : named(name), asks(supports), reads(read) {}
+  std::string_view name() const override { return named; }
+  Support supports(const std::string& path) const override {
+    return asks(path);
+  }
+  Catalog read_catalog(const std::string& path,
+                       const ReadOptions& options) const override {
+    return reads(path, options);
+  }
+  const std::string_view named;
+  const Supports asks;
+  const ReadCatalog reads;
+};
+
+struct FunctionWriter final : Writer {
+  FunctionWriter(std::string_view name, Review review, LayOut lay_out,
+                 bool objects)
+      : named(name), reviews(review), lays_out(lay_out), opens(objects) {}
+  std::string_view name() const override { return named; }
+  Catalog review(Catalog source, const Layout& layout) const override {
+    return reviews ? reviews(std::move(source), layout) : source;
+  }
+  Target lay_out(const Catalog& source, const Layout& layout) const override {
+    return lays_out(source, layout);
+  }
+  bool wants_objects() const override { return opens; }
+  const std::string_view named;
+  const Review reviews;
+  const LayOut lays_out;
+  const bool opens;
+};
+
 bool stacks_layers(std::string_view name) {
   return megatron::parse_key(name).layer_axis;
 }
@@ -253,6 +287,16 @@ std::vector<Format> make_formats() {
 }
 
 }  // namespace
+
+std::unique_ptr<Reader> reader_of(std::string_view name, Supports supports,
+                                  ReadCatalog read_catalog) {
+  return std::make_unique<FunctionReader>(name, supports, read_catalog);
+}
+
+std::unique_ptr<Writer> writer_of(std::string_view name, Review review,
+                                  LayOut lay_out, bool wants_objects) {
+  return std::make_unique<FunctionWriter>(name, review, lay_out, wants_objects);
+}
 
 const std::vector<Format>& all_formats() {
   static const std::vector<Format> formats = [] {

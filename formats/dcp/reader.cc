@@ -365,40 +365,34 @@ Catalog read_below(const std::string& path,
   return catalog;
 }
 
-class DcpReader final : public formats::Reader {
- public:
-  std::string_view name() const override { return kFormat; }
+Support supports(const std::string& path) {
+  if (io::is_directory(path)) return supports_directory(path);
+  if (!is_part_name(path)) return {false, "not a directory with a .metadata"};
+  const bool ours = look_at(io::parent(path)).is_checkpoint();
+  return {ours, ours ? "is a part of a distributed checkpoint"
+                     : "no .metadata is beside it"};
+}
 
-  Support supports(const std::string& path) const override {
-    if (io::is_directory(path)) return supports_directory(path);
-    if (!is_part_name(path)) return {false, "not a directory with a .metadata"};
-    const bool ours = look_at(io::parent(path)).is_checkpoint();
-    return {ours, ours ? "is a part of a distributed checkpoint"
-                       : "no .metadata is beside it"};
-  }
-
-  Catalog read_catalog(const std::string& path,
-                       const formats::ReadOptions& options) const override {
-    const bool part = !io::is_directory(path);
-    const std::string home = part ? io::parent(path) : path;
-    const Directory directory = look_at(home);
-    if (!directory.is_ours()) return read_below(home, options);
-    Catalog catalog = directory.shards.empty()
-                          ? read_indexed(directory, options)
-                          : read_shards(directory, options);
-    if (catalog.path != path) catalog.root = path;
-    if (part)
-      catalog.assumptions.push_back(
-          fmt::format("{} is a part of the checkpoint in {}, which is read",
-                      printable(io::base_name(path)), printable(home)));
-    return catalog;
-  }
-};
+Catalog read_catalog(const std::string& path,
+                     const formats::ReadOptions& options) {
+  const bool part = !io::is_directory(path);
+  const std::string home = part ? io::parent(path) : path;
+  const Directory directory = look_at(home);
+  if (!directory.is_ours()) return read_below(home, options);
+  Catalog catalog = directory.shards.empty() ? read_indexed(directory, options)
+                                             : read_shards(directory, options);
+  if (catalog.path != path) catalog.root = path;
+  if (part)
+    catalog.assumptions.push_back(
+        fmt::format("{} is a part of the checkpoint in {}, which is read",
+                    printable(io::base_name(path)), printable(home)));
+  return catalog;
+}
 
 }  // namespace
 
 std::unique_ptr<formats::Reader> make_reader() {
-  return std::make_unique<DcpReader>();
+  return formats::reader_of(kFormat, supports, read_catalog);
 }
 
 }  // namespace ckpt::dcp

@@ -340,21 +340,14 @@ class Builder {
   std::unordered_set<const Object*> wholes_;
 };
 
-class DcpWriter final : public formats::Writer {
- public:
-  std::string_view name() const override { return kFormat; }
-  Catalog review(Catalog source, const Layout&) const override {
-    return runs::as_state_dict(std::move(source));
-  }
-  Target lay_out(const Catalog& source, const Layout& layout) const override {
-    return Builder(source, layout).build();
-  }
-};
+Catalog review(Catalog source, const Layout&) {
+  return runs::as_state_dict(std::move(source));
+}
 
 }  // namespace
 
 std::unique_ptr<formats::Writer> make_writer() {
-  return std::make_unique<DcpWriter>();
+  return formats::writer_of(kFormat, review, formats::build_with<Builder>);
 }
 
 }  // namespace ckpt::dcp

@@ -137,18 +137,10 @@ void check_rows(const Grid& grid, const Catalog& catalog) {
           "whole");
 }
 
-class Reader : public formats::Reader {
- public:
-  std::string_view name() const override { return "fairseq2"; }
-
-  Support supports(const std::string& path) const override {
-    const Found found = locate(path);
-    return {found.location.has_value(), found.why};
-  }
-
-  Catalog read_catalog(const std::string& path,
-                       const ReadOptions& options) const override;
-};
+Support supports(const std::string& path) {
+  const Found found = locate(path);
+  return {found.location.has_value(), found.why};
+}
 
 void add_strays(const Grid& grid, Catalog& catalog) {
   for (const std::string& path : grid.strays)
@@ -191,8 +183,7 @@ void leave_others(Catalog& catalog) {
   std::vector<StoredCrc>().swap(catalog.crcs);
 }
 
-Catalog Reader::read_catalog(const std::string& path,
-                             const ReadOptions& options) const {
+Catalog read_catalog(const std::string& path, const ReadOptions& options) {
   const Location location = locate_or_throw(path);
   const Grid grid =
       location.old ? scan_old(location.path) : scan_grid(location.model_dir);
@@ -236,7 +227,7 @@ Catalog Reader::read_catalog(const std::string& path,
 }  // namespace
 
 std::unique_ptr<formats::Reader> make_reader() {
-  return std::make_unique<Reader>();
+  return formats::reader_of("fairseq2", supports, read_catalog);
 }
 
 }  // namespace ckpt::fairseq2

@@ -22,12 +22,6 @@ namespace {
 using families::Rules;
 using State = TpRule::State;
 
-class Writer : public formats::Writer {
- public:
-  std::string_view name() const override { return "fairseq2"; }
-  Target lay_out(const Catalog& source, const Layout& layout) const override;
-};
-
 // Where things go below DST: at the level that was opened, so that a base
 // directory gives a base directory. Other formats give a step's content.
 struct Places {
@@ -277,7 +271,7 @@ void tell_objects(const Catalog& source, bool optimizer, Target& target) {
               "{} values that are not tensors are left out: {}", count, names));
 }
 
-Target Writer::lay_out(const Catalog& source, const Layout& layout) const {
+Target lay_out(const Catalog& source, const Layout& layout) {
   const Topology& grid = layout.topology;
   check_topology(source, grid);
   if (layout.single_file)
@@ -313,7 +307,7 @@ Target Writer::lay_out(const Catalog& source, const Layout& layout) const {
 }  // namespace
 
 std::unique_ptr<formats::Writer> make_writer() {
-  return std::make_unique<Writer>();
+  return formats::writer_of("fairseq2", nullptr, lay_out);
 }
 
 }  // namespace ckpt::fairseq2

@@ -230,25 +230,18 @@ class Assembly {
   Catalog catalog_;
 };
 
-class MetaReader final : public formats::Reader {
- public:
-  std::string_view name() const override { return kFormat; }
-  formats::Support supports(const std::string& path) const override {
-    return meta::supports(path);
-  }
-  Catalog read_catalog(const std::string& path,
-                       const formats::ReadOptions& options) const override {
-    if (!io::is_directory(path))
-      throw usage_error({path, {}}, "is a file; meta's are directories")
-          .with_hint("open a single file with --from torch");
-    return Assembly(path, options).read();
-  }
-};
+Catalog read_catalog(const std::string& path,
+                     const formats::ReadOptions& options) {
+  if (!io::is_directory(path))
+    throw usage_error({path, {}}, "is a file; meta's are directories")
+        .with_hint("open a single file with --from torch");
+  return Assembly(path, options).read();
+}
 
 }  // namespace
 
 std::unique_ptr<formats::Reader> make_reader() {
-  return std::make_unique<MetaReader>();
+  return formats::reader_of(kFormat, supports, read_catalog);
 }
 
 }  // namespace ckpt::meta

@@ -219,28 +219,19 @@ void refuse(const Catalog& source, const Layout& layout) {
           .with_hint("leave it out with --model-only");
 }
 
-class MetaWriter final : public formats::Writer {
- public:
-  std::string_view name() const override { return kFormat; }
-
-  Catalog review(Catalog source, const Layout& layout) const override {
-    refuse(source, layout);
-    if (source.format == kFormat) return source;
-    std::ranges::stable_sort(source.tensors, {}, [](const Tensor& tensor) {
-      return order_of(tensor.name);
-    });
-    return source;
-  }
-
-  Target lay_out(const Catalog& source, const Layout& layout) const override {
-    return Builder(source, layout).build();
-  }
-};
+Catalog review(Catalog source, const Layout& layout) {
+  refuse(source, layout);
+  if (source.format == kFormat) return source;
+  std::ranges::stable_sort(source.tensors, {}, [](const Tensor& tensor) {
+    return order_of(tensor.name);
+  });
+  return source;
+}
 
 }  // namespace
 
 std::unique_ptr<formats::Writer> make_writer() {
-  return std::make_unique<MetaWriter>();
+  return formats::writer_of(kFormat, review, formats::build_with<Builder>);
 }
 
 }  // namespace ckpt::meta

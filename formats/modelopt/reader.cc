@@ -395,22 +395,10 @@ class Assembly {
   Catalog catalog_;
 };
 
-class ModeloptReader final : public formats::Reader {
- public:
-  std::string_view name() const override { return kFormat; }
-  formats::Support supports(const std::string& path) const override {
-    return modelopt::supports(path);
-  }
-  Catalog read_catalog(const std::string& path,
-                       const formats::ReadOptions& options) const override {
-    return Assembly(path, options).read();
-  }
-};
-
 }  // namespace
 
 std::unique_ptr<formats::Reader> make_reader() {
-  return std::make_unique<ModeloptReader>();
+  return formats::reader_of(kFormat, supports, formats::read_with<Assembly>);
 }
 
 }  // namespace ckpt::modelopt

@@ -439,21 +439,10 @@ class Builder {
   Target target_;
 };
 
-class ModeloptWriter final : public formats::Writer {
- public:
-  std::string_view name() const override { return kFormat; }
-  Catalog review(Catalog source, const Layout& layout) const override {
-    return modelopt::review(std::move(source), layout);
-  }
-  Target lay_out(const Catalog& source, const Layout& layout) const override {
-    return Builder(source, layout).build();
-  }
-};
-
 }  // namespace
 
 std::unique_ptr<formats::Writer> make_writer() {
-  return std::make_unique<ModeloptWriter>();
+  return formats::writer_of(kFormat, review, formats::build_with<Builder>);
 }
 
 }  // namespace ckpt::modelopt

@@ -91,61 +91,55 @@ void add_args(const std::string& path, Catalog& catalog) {
       {.name = "args", .document = std::move(document), .node = node});
 }
 
-class NemoReader final : public formats::Reader {
- public:
-  std::string_view name() const override { return kFormat; }
+void mount(const std::string& path) {
+  const io::Handle file = io::Handle::open_read(path);
+  if (is_gzip(file))
+    throw unfaithful_error({path, {}},
+                           "is compressed as a whole: its tensors can't be "
+                           "read in place")
+        .with_hint("unpack it once: gzip -dc OLD.nemo > NEW.nemo");
+  io::mount_tar(path);
+}
 
-  Support supports(const std::string& path) const override {
-    if (io::is_directory(path)) return supports_directory(path);
-    const io::Handle file = io::Handle::open_read(path);
-    if (is_gzip(file) && path.ends_with(".nemo"))
-      return {true, "is a gzip file named .nemo"};
-    if (!io::is_tar(file)) return {false, "not a tar archive"};
-    if (!has_config(path, file)) return {false, "no model_config.yaml in it"};
-    return {true, "is a tar archive with model_config.yaml"};
-  }
+Support supports(const std::string& path) {
+  if (io::is_directory(path)) return supports_directory(path);
+  const io::Handle file = io::Handle::open_read(path);
+  if (is_gzip(file) && path.ends_with(".nemo"))
+    return {true, "is a gzip file named .nemo"};
+  if (!io::is_tar(file)) return {false, "not a tar archive"};
+  if (!has_config(path, file)) return {false, "no model_config.yaml in it"};
+  return {true, "is a tar archive with model_config.yaml"};
+}
 
-  Catalog read_catalog(const std::string& path,
-                       const formats::ReadOptions& options) const override {
-    if (!io::is_directory(path)) mount(path);
-    const std::string config = io::join(path, kConfig);
-    if (!io::is_file(config))
-      throw missing_error({path, {}}, "has no {}", kConfig)
-          .with_hint("a .nemo archive begins with its configuration");
-    const std::string weights = weights_in(path);
-    if (weights.empty())
-      throw missing_error({path, {}},
-                          "has no model_weights: neither a file, a "
-                          "directory nor those of ranks")
-          .with_hint("let NeMo write the archive again (save_to)");
-    formats::ReadOptions inside = options;
-    inside.trainer = "none";
-    const bool ranks = is_rank(weights);
-    Catalog catalog = formats::open(ranks ? path : io::join(path, weights),
-                                    ranks ? "megatron_legacy" : "", inside);
-    catalog.root = path;
-    catalog.assumptions.push_back(fmt::format(
-        "{} of a NeMo archive, which is read in place", printable(weights)));
-    add_args(config, catalog);
-    return catalog;
-  }
-
- private:
-  static void mount(const std::string& path) {
-    const io::Handle file = io::Handle::open_read(path);
-    if (is_gzip(file))
-      throw unfaithful_error({path, {}},
-                             "is compressed as a whole: its tensors can't be "
-                             "read in place")
-          .with_hint("unpack it once: gzip -dc OLD.nemo > NEW.nemo");
-    io::mount_tar(path);
-  }
-};
+Catalog read_catalog(const std::string& path,
+                     const formats::ReadOptions& options) {
+  if (!io::is_directory(path)) mount(path);
+  const std::string config = io::join(path, kConfig);
+  if (!io::is_file(config))
+    throw missing_error({path, {}}, "has no {}", kConfig)
+        .with_hint("a .nemo archive begins with its configuration");
+  const std::string weights = weights_in(path);
+  if (weights.empty())
+    throw missing_error({path, {}},
+                        "has no model_weights: neither a file, a "
+                        "directory nor those of ranks")
+        .with_hint("let NeMo write the archive again (save_to)");
+  formats::ReadOptions inside = options;
+  inside.trainer = "none";
+  const bool ranks = is_rank(weights);
+  Catalog catalog = formats::open(ranks ? path : io::join(path, weights),
+                                  ranks ? "megatron_legacy" : "", inside);
+  catalog.root = path;
+  catalog.assumptions.push_back(fmt::format(
+      "{} of a NeMo archive, which is read in place", printable(weights)));
+  add_args(config, catalog);
+  return catalog;
+}
 
 }  // namespace
 
 std::unique_ptr<formats::Reader> make_reader() {
-  return std::make_unique<NemoReader>();
+  return formats::reader_of(kFormat, supports, read_catalog);
 }
 
 }  // namespace ckpt::nemo

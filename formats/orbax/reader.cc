@@ -211,42 +211,35 @@ class Tree {
   json strings_;
 };
 
-class OrbaxReader final : public formats::Reader {
- public:
-  std::string_view name() const override { return kFormat; }
+Support supports(const std::string& path) {
+  const std::string tree = find_tree(path);
+  if (tree.empty() && lost_tree(path))
+    return {true, "holds _CHECKPOINT_METADATA and arrays"};
+  if (tree.empty()) return {false, "no _METADATA in it"};
+  return {true, tree == path ? "holds _METADATA"
+                             : "holds " + printable(tree.substr(path.size()))};
+}
 
-  Support supports(const std::string& path) const override {
-    const std::string tree = find_tree(path);
-    if (tree.empty() && lost_tree(path))
-      return {true, "holds _CHECKPOINT_METADATA and arrays"};
-    if (tree.empty()) return {false, "no _METADATA in it"};
-    return {true, tree == path
-                      ? "holds _METADATA"
-                      : "holds " + printable(tree.substr(path.size()))};
+Catalog read_catalog(const std::string& path,
+                     const formats::ReadOptions& options) {
+  const std::string tree = find_tree(path);
+  if (tree.empty())
+    throw missing_error({path, {}}, "has no {} of a tree of zarr arrays", kTree)
+        .with_hint(
+            "a database of OCDBT is not read: load it with "
+            "orbax.checkpoint, save it with use_ocdbt=False");
+  Catalog catalog = Tree(tree, options).read();
+  if (tree != path) {
+    catalog.root = path;
+    catalog.assumptions.push_back(printable(tree) + ": the newest step");
   }
-
-  Catalog read_catalog(const std::string& path,
-                       const formats::ReadOptions& options) const override {
-    const std::string tree = find_tree(path);
-    if (tree.empty())
-      throw missing_error({path, {}}, "has no {} of a tree of zarr arrays",
-                          kTree)
-          .with_hint(
-              "a database of OCDBT is not read: load it with "
-              "orbax.checkpoint, save it with use_ocdbt=False");
-    Catalog catalog = Tree(tree, options).read();
-    if (tree != path) {
-      catalog.root = path;
-      catalog.assumptions.push_back(printable(tree) + ": the newest step");
-    }
-    return catalog;
-  }
-};
+  return catalog;
+}
 
 }  // namespace
 
 std::unique_ptr<formats::Reader> make_reader() {
-  return std::make_unique<OrbaxReader>();
+  return formats::reader_of(kFormat, supports, read_catalog);
 }
 
 }  // namespace ckpt::orbax

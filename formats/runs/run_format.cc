@@ -61,45 +61,39 @@ void erase_others(Catalog& source, const Catalog& whole,
   });
 }
 
-class RunReader final : public formats::Reader {
- public:
-  std::string_view name() const override { return kRunFormat; }
-  // Runs are tried before any format (formats::open).
-  formats::Support supports(const std::string&) const override {
-    return {false, "not a step of a trainer"};
-  }
-  Catalog read_catalog(const std::string& path,
-                       const formats::ReadOptions& options) const override {
-    // torchtitan's is recognized by its container's contents.
-    Catalog catalog = formats::open(path, {}, options);
-    if (catalog.run) return catalog;
-    throw missing_error({path, {}}, "is not a step of a known trainer");
-  }
-};
+// Runs are tried before any format (formats::open).
+formats::Support supports(const std::string&) {
+  return {false, "not a step of a trainer"};
+}
 
-class RunWriter final : public formats::Writer {
- public:
-  std::string_view name() const override { return kRunFormat; }
-  Catalog review(Catalog source, const Layout& layout) const override {
-    if (is_composed(source, layout))
-      return review_composed(std::move(source), layout);
-    if (is_one_file(source)) {
-      Catalog whole = formats::open(source.path, {}, {});
-      erase_others(source, whole, have_places(whole));
-      return source;
-    }
-    check_topology(source, layout.topology);
-    Whole whole = read_again(source);
-    const std::vector<bool> inside = in_containers(whole);
-    erase_others(source, whole.catalog, inside);
+Catalog read_catalog(const std::string& path,
+                     const formats::ReadOptions& options) {
+  // torchtitan's is recognized by its container's contents.
+  Catalog catalog = formats::open(path, {}, options);
+  if (catalog.run) return catalog;
+  throw missing_error({path, {}}, "is not a step of a known trainer");
+}
+
+Catalog review(Catalog source, const Layout& layout) {
+  if (is_composed(source, layout))
+    return review_composed(std::move(source), layout);
+  if (is_one_file(source)) {
+    Catalog whole = formats::open(source.path, {}, {});
+    erase_others(source, whole, have_places(whole));
     return source;
   }
-  Target lay_out(const Catalog& source, const Layout& layout) const override {
-    if (is_composed(source, layout)) return compose(source, layout);
-    if (is_one_file(source)) return lay_out_own_file(source, layout);
-    return rewrite(source, layout);
-  }
-};
+  check_topology(source, layout.topology);
+  Whole whole = read_again(source);
+  const std::vector<bool> inside = in_containers(whole);
+  erase_others(source, whole.catalog, inside);
+  return source;
+}
+
+Target lay_out(const Catalog& source, const Layout& layout) {
+  if (is_composed(source, layout)) return compose(source, layout);
+  if (is_one_file(source)) return lay_out_own_file(source, layout);
+  return rewrite(source, layout);
+}
 
 void check_trainer(const FormatOption&, const std::string& text) {
   find_trainer(text);
@@ -143,10 +137,10 @@ void settle_options(const Catalog& source, const formats::Asked& asked,
 }
 
 std::unique_ptr<formats::Reader> make_run_reader() {
-  return std::make_unique<RunReader>();
+  return formats::reader_of(kRunFormat, supports, read_catalog);
 }
 std::unique_ptr<formats::Writer> make_run_writer() {
-  return std::make_unique<RunWriter>();
+  return formats::writer_of(kRunFormat, review, lay_out);
 }
 
 }  // namespace ckpt::runs

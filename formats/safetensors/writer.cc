@@ -191,24 +191,17 @@ class Builder {
   nlohmann::json index_metadata_ = nlohmann::json::object();
 };
 
-class SafetensorsWriter final : public formats::Writer {
- public:
-  std::string_view name() const override { return kFormat; }
-  // A run's directory is what transformers and vLLM load: they take every
-  // tensor in it for a weight.
-  Catalog review(Catalog source, const Layout& layout) const override {
-    if (layout.single_file) return source;
-    return runs::model_only(std::move(source));
-  }
-  Target lay_out(const Catalog& source, const Layout& layout) const override {
-    return Builder(source, layout).build();
-  }
-};
+// A run's directory is what transformers and vLLM load: they take every
+// tensor in it for a weight.
+Catalog review(Catalog source, const Layout& layout) {
+  if (layout.single_file) return source;
+  return runs::model_only(std::move(source));
+}
 
 }  // namespace
 
 std::unique_ptr<formats::Writer> make_writer() {
-  return std::make_unique<SafetensorsWriter>();
+  return formats::writer_of(kFormat, review, formats::build_with<Builder>);
 }
 
 }  // namespace ckpt::safetensors

@@ -389,38 +389,33 @@ void read_directory(const std::string& directory,
   formats::add_sidecars(directory, catalog);
 }
 
-class TorchReader final : public formats::Reader {
- public:
-  std::string_view name() const override { return kFormat; }
+Support supports(const std::string& path) {
+  return io::is_directory(path) ? supports_directory(path)
+                                : supports_file(path);
+}
 
-  Support supports(const std::string& path) const override {
-    return io::is_directory(path) ? supports_directory(path)
-                                  : supports_file(path);
+Catalog read_catalog(const std::string& path,
+                     const formats::ReadOptions& options) {
+  Assembly assembly(path, options);
+  const bool directory = io::is_directory(path);
+  std::vector<std::string> unread;
+  if (directory) {
+    read_directory(path, options, assembly);
+  } else if (is_bin_index(path)) {
+    read_indexed(io::parent(path), io::base_name(path), assembly, unread);
+  } else {
+    assembly.open({path});
+    assembly.take_single();
   }
-
-  Catalog read_catalog(const std::string& path,
-                       const formats::ReadOptions& options) const override {
-    Assembly assembly(path, options);
-    const bool directory = io::is_directory(path);
-    std::vector<std::string> unread;
-    if (directory) {
-      read_directory(path, options, assembly);
-    } else if (is_bin_index(path)) {
-      read_indexed(io::parent(path), io::base_name(path), assembly, unread);
-    } else {
-      assembly.open({path});
-      assembly.take_single();
-    }
-    formats::detect_dialect(directory ? path : io::parent(path),
-                            assembly.catalog());
-    return std::move(assembly.catalog());
-  }
-};
+  formats::detect_dialect(directory ? path : io::parent(path),
+                          assembly.catalog());
+  return std::move(assembly.catalog());
+}
 
 }  // namespace
 
 std::unique_ptr<formats::Reader> make_reader() {
-  return std::make_unique<TorchReader>();
+  return formats::reader_of(kFormat, supports, read_catalog);
 }
 
 }  // namespace ckpt::torch

@@ -288,25 +288,18 @@ class Assembly {
   Catalog catalog_;
 };
 
-class VllmReader final : public formats::Reader {
- public:
-  std::string_view name() const override { return kFormat; }
-  formats::Support supports(const std::string& path) const override {
-    return vllm::supports(path);
-  }
-  Catalog read_catalog(const std::string& path,
-                       const formats::ReadOptions& options) const override {
-    if (!io::is_directory(path))
-      throw usage_error({path, {}}, "is a file; vllm's are directories")
-          .with_hint("open a single file with --from safetensors");
-    return Assembly(path, options).read();
-  }
-};
+Catalog read_catalog(const std::string& path,
+                     const formats::ReadOptions& options) {
+  if (!io::is_directory(path))
+    throw usage_error({path, {}}, "is a file; vllm's are directories")
+        .with_hint("open a single file with --from safetensors");
+  return Assembly(path, options).read();
+}
 
 }  // namespace
 
 std::unique_ptr<formats::Reader> make_reader() {
-  return std::make_unique<VllmReader>();
+  return formats::reader_of(kFormat, supports, read_catalog);
 }
 
 }  // namespace ckpt::vllm

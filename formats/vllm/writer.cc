@@ -232,26 +232,17 @@ void drop_empty(Catalog& source) {
         "{} tensors without elements are left out, as vLLM does", dropped));
 }
 
-class VllmWriter final : public formats::Writer {
- public:
-  std::string_view name() const override { return kFormat; }
-
-  Catalog review(Catalog source, const Layout& layout) const override {
-    refuse(source, layout);
-    if (source.format != kFormat) source = fuse(std::move(source));
-    drop_empty(source);
-    return source;
-  }
-
-  Target lay_out(const Catalog& source, const Layout& layout) const override {
-    return Builder(source, layout).build();
-  }
-};
+Catalog review(Catalog source, const Layout& layout) {
+  refuse(source, layout);
+  if (source.format != kFormat) source = fuse(std::move(source));
+  drop_empty(source);
+  return source;
+}
 
 }  // namespace
 
 std::unique_ptr<formats::Writer> make_writer() {
-  return std::make_unique<VllmWriter>();
+  return formats::writer_of(kFormat, review, formats::build_with<Builder>);
 }
 
 }  // namespace ckpt::vllm

@@ -176,51 +176,46 @@ void check_stages(Catalog& catalog) {
              layers.size(), *facts.num_layers, *facts.pp));
 }
 
-class FsdpReader final : public formats::Reader {
- public:
-  std::string_view name() const override { return "megatron_fsdp_dtensor"; }
+Support supports_fsdp(const std::string& path) {
+  const FsdpFound found = locate_fsdp(path);
+  if (found.path.empty())
+    return {false, "no .metadata with the names of Megatron-FSDP"};
+  return {true, "names of Megatron-FSDP in .metadata"};
+}
 
-  Support supports(const std::string& path) const override {
-    const FsdpFound found = locate_fsdp(path);
-    if (found.path.empty())
-      return {false, "no .metadata with the names of Megatron-FSDP"};
-    return {true, "names of Megatron-FSDP in .metadata"};
+Catalog read_catalog_fsdp(const std::string& path, const ReadOptions& options) {
+  const FsdpFound found = locate_fsdp(path);
+  if (found.path.empty())
+    throw missing_error({path, {}},
+                        "is not a checkpoint of Megatron-FSDP: no .metadata "
+                        "with its names (model.module.…)");
+  Catalog catalog;
+  catalog.format = "megatron_fsdp_dtensor";
+  catalog.path = found.path;
+  catalog.family = options.family;
+  if (!found.chosen.empty()) {
+    catalog.root = path;
+    catalog.assumptions.push_back(
+        fmt::format("{}: {}", found.chosen, kTracker));
   }
-
-  Catalog read_catalog(const std::string& path,
-                       const ReadOptions& options) const override {
-    const FsdpFound found = locate_fsdp(path);
-    if (found.path.empty())
-      throw missing_error({path, {}},
-                          "is not a checkpoint of Megatron-FSDP: no .metadata "
-                          "with its names (model.module.…)");
-    Catalog catalog;
-    catalog.format = name();
-    catalog.path = found.path;
-    catalog.family = options.family;
-    if (!found.chosen.empty()) {
-      catalog.root = path;
-      catalog.assumptions.push_back(
-          fmt::format("{}: {}", found.chosen, kTracker));
-    }
-    dcp::Metadata metadata =
-        dcp::read_metadata(io::join(found.path, kIndexName), options);
-    dcp::check_cover(metadata);
-    catalog.version = metadata.version;
-    dcp::add_to_catalog(metadata, catalog, options);
-    rename_keys(catalog);
-    open_args(catalog);
-    finish_dist_catalog(catalog, {});
-    check_stages(catalog);
-    add_strays(found.path, catalog);
-    return catalog;
-  }
-};
+  dcp::Metadata metadata =
+      dcp::read_metadata(io::join(found.path, kIndexName), options);
+  dcp::check_cover(metadata);
+  catalog.version = metadata.version;
+  dcp::add_to_catalog(metadata, catalog, options);
+  rename_keys(catalog);
+  open_args(catalog);
+  finish_dist_catalog(catalog, {});
+  check_stages(catalog);
+  add_strays(found.path, catalog);
+  return catalog;
+}
 
 }  // namespace
 
 std::unique_ptr<formats::Reader> make_fsdp_reader() {
-  return std::make_unique<FsdpReader>();
+  return formats::reader_of("megatron_fsdp_dtensor", supports_fsdp,
+                            read_catalog_fsdp);
 }
 
 }  // namespace ckpt::megatron

@@ -89,18 +89,12 @@ Iterations find_local(const std::string& path) {
   return all;
 }
 
-class LocalReader final : public formats::Reader {
- public:
-  std::string_view name() const override { return "megatron_local"; }
-  Support supports(const std::string& path) const override {
-    const Iterations all = find_local(path);
-    if (all.empty()) return {false, "no iter_N_RANK_local.pt in it"};
-    return {true, "holds " + text::printable(io::base_name(
-                                 all.rbegin()->second.begin()->second))};
-  }
-  Catalog read_catalog(const std::string& path,
-                       const ReadOptions& options) const override;
-};
+Support supports_local(const std::string& path) {
+  const Iterations all = find_local(path);
+  if (all.empty()) return {false, "no iter_N_RANK_local.pt in it"};
+  return {true, "holds " + text::printable(io::base_name(
+                               all.rbegin()->second.begin()->second))};
+}
 
 // The newest of the iterations with the most ranks: what the manager itself
 // takes for complete, as far as files can tell.
@@ -346,10 +340,10 @@ void check_parts(const Catalog& catalog, uint64_t iteration) {
   }
 }
 
-Catalog LocalReader::read_catalog(const std::string& path,
-                                  const ReadOptions& options) const {
+Catalog read_catalog_local(const std::string& path,
+                           const ReadOptions& options) {
   Catalog catalog;
-  catalog.format = name();
+  catalog.format = "megatron_local";
   catalog.path = path;
   catalog.family = options.family;
   const Iterations all = find_local(path);
@@ -379,7 +373,8 @@ Catalog LocalReader::read_catalog(const std::string& path,
 }  // namespace
 
 std::unique_ptr<formats::Reader> make_local_reader() {
-  return std::make_unique<LocalReader>();
+  return formats::reader_of("megatron_local", supports_local,
+                            read_catalog_local);
 }
 
 }  // namespace ckpt::megatron

@@ -188,14 +188,6 @@ constexpr DistContainer kContainer{
         "there with --from dcp"};
 constexpr char kIndex[] = ".metadata";
 
-class DistReader final : public formats::Reader {
- public:
-  std::string_view name() const override { return kContainer.format; }
-  Support supports(const std::string& path) const override;
-  Catalog read_catalog(const std::string& path,
-                       const ReadOptions& options) const override;
-};
-
 // True for backends known to another reader.
 bool is_foreign(const Config& config) {
   const Strategy* const known = look_up(
@@ -205,7 +197,7 @@ bool is_foreign(const Config& config) {
   return config.sharded_backend == "zarr";
 }
 
-Support DistReader::supports(const std::string& path) const {
+Support supports_dist(const std::string& path) {
   try {
     const DistFound found = locate_dist(path);
     // An unknown backend is refused here: no other reader can say more.
@@ -288,8 +280,7 @@ Common add_container(const std::string& directory, Catalog& catalog,
   return read_common(directory, catalog, options);
 }
 
-Catalog DistReader::read_catalog(const std::string& path,
-                                 const ReadOptions& options) const {
+Catalog read_catalog_dist(const std::string& path, const ReadOptions& options) {
   Catalog catalog = open_dist_catalog(path, kContainer, options);
   const std::string directory = catalog.path;
   const Common common = add_container(directory, catalog, options);
@@ -339,7 +330,8 @@ Catalog read_dist_parts(const std::string& path,
 }
 
 std::unique_ptr<formats::Reader> make_dist_reader() {
-  return std::make_unique<DistReader>();
+  return formats::reader_of(kContainer.format, supports_dist,
+                            read_catalog_dist);
 }
 
 }  // namespace ckpt::megatron

@@ -167,24 +167,13 @@ class Builder {
   Target target_;
 };
 
-class DistWriter final : public formats::Writer {
- public:
-  std::string_view name() const override { return "megatron_torch_dist"; }
-  Catalog review(Catalog source, const Layout& layout) const override {
-    return review_for_dist(std::move(source), layout);
-  }
-  Target lay_out(const Catalog& source, const Layout& layout) const override {
-    return Builder(source, layout).build();
-  }
-  // A distributed checkpoint's objects are carried unopened; others were opened
-  // by the review.
-  bool wants_objects() const override { return false; }
-};
-
 }  // namespace
 
 std::unique_ptr<formats::Writer> make_dist_writer() {
-  return std::make_unique<DistWriter>();
+  // A distributed checkpoint's objects are carried unopened; others were opened
+  // by the review.
+  return formats::writer_of("megatron_torch_dist", review_for_dist,
+                            formats::build_with<Builder>, false);
 }
 
 }  // namespace ckpt::megatron

@@ -43,14 +43,6 @@ constexpr DistContainer kContainer{
         "Megatron writes it last; use an older iteration, or fetch the "
         "checkpoint again"};
 
-class ZarrReader final : public formats::Reader {
- public:
-  std::string_view name() const override { return kContainer.format; }
-  Support supports(const std::string& path) const override;
-  Catalog read_catalog(const std::string& path,
-                       const ReadOptions& options) const override;
-};
-
 // A step whose save was cut short says more than a missing file.
 std::string why_not(const std::string& path, const std::string& why) {
   if (!io::is_directory(path)) return why;
@@ -64,7 +56,7 @@ std::string why_not(const std::string& path, const std::string& why) {
   return why;
 }
 
-Support ZarrReader::supports(const std::string& path) const {
+Support supports_zarr(const std::string& path) {
   try {
     const DistFound found = locate_dist(path);
     if (!found.path.empty())
@@ -115,8 +107,7 @@ void check_bucket_objects(Catalog& catalog) {
     }
 }
 
-Catalog ZarrReader::read_catalog(const std::string& path,
-                                 const ReadOptions& options) const {
+Catalog read_catalog_zarr(const std::string& path, const ReadOptions& options) {
   Catalog catalog = open_dist_catalog(path, kContainer, options);
   scan_zarr(catalog.path, catalog);
   check_cut_grids(catalog);
@@ -131,7 +122,8 @@ Catalog ZarrReader::read_catalog(const std::string& path,
 }  // namespace
 
 std::unique_ptr<formats::Reader> make_zarr_reader() {
-  return std::make_unique<ZarrReader>();
+  return formats::reader_of(kContainer.format, supports_zarr,
+                            read_catalog_zarr);
 }
 
 }  // namespace ckpt::megatron

@@ -197,27 +197,19 @@ class ZarrBuilder {
   Target target_;
 };
 
-class ZarrWriter final : public formats::Writer {
- public:
-  std::string_view name() const override { return kFormat; }
-  Catalog review(Catalog source, const Layout& layout) const override {
-    return review_for_dist(std::move(source), layout);
-  }
-  Target lay_out(const Catalog& source, const Layout& layout) const override {
-    if (layout.single_file)
-      throw usage_error({}, "a distributed checkpoint is a directory");
-    if (layout.max_shard_size != 0)
-      throw usage_error({}, "--max-shard-size does not go with {}", kFormat)
-          .with_hint("a rank's box is a file: --tp N makes them smaller");
-    return ZarrBuilder(source, layout).build();
-  }
-  bool wants_objects() const override { return false; }
-};
+Target lay_out_zarr(const Catalog& source, const Layout& layout) {
+  if (layout.single_file)
+    throw usage_error({}, "a distributed checkpoint is a directory");
+  if (layout.max_shard_size != 0)
+    throw usage_error({}, "--max-shard-size does not go with {}", kFormat)
+        .with_hint("a rank's box is a file: --tp N makes them smaller");
+  return ZarrBuilder(source, layout).build();
+}
 
 }  // namespace
 
 std::unique_ptr<formats::Writer> make_zarr_writer() {
-  return std::make_unique<ZarrWriter>();
+  return formats::writer_of(kFormat, review_for_dist, lay_out_zarr, false);
 }
 
 }  // namespace ckpt::megatron

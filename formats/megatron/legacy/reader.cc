@@ -29,16 +29,10 @@ using formats::ReadOptions;
 using formats::Support;
 using text::printable;
 
-class LegacyReader : public formats::Reader {
- public:
-  std::string_view name() const override { return "megatron_legacy"; }
-  Support supports(const std::string& path) const override {
-    const LegacyFound found = locate_legacy(path);
-    return {found.place.has_value(), found.why};
-  }
-  Catalog read_catalog(const std::string& path,
-                       const ReadOptions& options) const override;
-};
+Support supports_legacy(const std::string& path) {
+  const LegacyFound found = locate_legacy(path);
+  return {found.place.has_value(), found.why};
+}
 
 LegacyPlace locate_or_throw(const std::string& path) {
   LegacyFound found = locate_legacy(path);
@@ -314,8 +308,8 @@ void add_model_files(Catalog& catalog) {
     formats::add_sidecars(root, catalog);
 }
 
-Catalog LegacyReader::read_catalog(const std::string& path,
-                                   const ReadOptions& options) const {
+Catalog read_catalog_legacy(const std::string& path,
+                            const ReadOptions& options) {
   const LegacyPlace place = locate_or_throw(path);
   Catalog catalog = begin_catalog(path, place);
   LegacyScan scan = scan_legacy(place.path);
@@ -364,7 +358,8 @@ Catalog LegacyReader::read_catalog(const std::string& path,
 }  // namespace
 
 std::unique_ptr<formats::Reader> make_legacy_reader() {
-  return std::make_unique<LegacyReader>();
+  return formats::reader_of("megatron_legacy", supports_legacy,
+                            read_catalog_legacy);
 }
 
 }  // namespace ckpt::megatron

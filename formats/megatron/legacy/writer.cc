@@ -198,43 +198,38 @@ bool has_state(const Catalog& source) {
       source.tensors, [](const auto& t) { return t.kind == Kind::optim; });
 }
 
-class LegacyWriter : public formats::Writer {
- public:
-  std::string_view name() const override { return "megatron_legacy"; }
-  Catalog review(Catalog source, const Layout& layout) const override {
-    refuse_adapters(source);
-    refuse_kinds(source);
-    if (speaks_canonical(source)) {
-      const Facts facts = settle_canonical(source, layout);
-      if (has_state(source)) {
-        stack_modules(source, facts);
-        take_optimizer(source, facts_of(source));
-      }
-      check_names(source);
-      return source;
-    }
-    Facts facts = facts_of(source);
-    if (const std::string asked = wanted_of(layout).transformer_impl;
-        !asked.empty())
-      facts.local_spec = asked == "local";
-    const bool keys = source.format == "megatron_torch_dist" ||
-                      source.format == "megatron_zarr";
-    const bool state = has_state(source);
-    if (!keys) refuse_spelling(source, layout);
-    if (keys && state) {
-      if (source.format != "megatron_torch_dist") load_objects(source);
-      complete_object_names(source.objects);
-      take_optimizer(source, facts);
-    } else if (keys) {
-      name_modules(source, facts);
+Catalog review_legacy(Catalog source, const Layout& layout) {
+  refuse_adapters(source);
+  refuse_kinds(source);
+  if (speaks_canonical(source)) {
+    const Facts facts = settle_canonical(source, layout);
+    if (has_state(source)) {
+      stack_modules(source, facts);
+      take_optimizer(source, facts_of(source));
     }
     check_names(source);
-    if (!ask_vocabulary(source, facts, layout, false))
-      fit_vocabulary(source, facts, layout.topology.tp);
     return source;
   }
-  Target lay_out(const Catalog& source, const Layout& layout) const override;
-};
+  Facts facts = facts_of(source);
+  if (const std::string asked = wanted_of(layout).transformer_impl;
+      !asked.empty())
+    facts.local_spec = asked == "local";
+  const bool keys = source.format == "megatron_torch_dist" ||
+                    source.format == "megatron_zarr";
+  const bool state = has_state(source);
+  if (!keys) refuse_spelling(source, layout);
+  if (keys && state) {
+    if (source.format != "megatron_torch_dist") load_objects(source);
+    complete_object_names(source.objects);
+    take_optimizer(source, facts);
+  } else if (keys) {
+    name_modules(source, facts);
+  }
+  check_names(source);
+  if (!ask_vocabulary(source, facts, layout, false))
+    fit_vocabulary(source, facts, layout.topology.tp);
+  return source;
+}
 
 void warn(Target& target, std::string kind, std::string tensor,
           std::string message) {
@@ -399,15 +394,14 @@ void Builder::add_tracker() {
   target_.files.push_back(std::move(file));
 }
 
-Target LegacyWriter::lay_out(const Catalog& source,
-                             const Layout& layout) const {
+Target lay_out_legacy(const Catalog& source, const Layout& layout) {
   return Builder(source, layout).build();
 }
 
 }  // namespace
 
 std::unique_ptr<formats::Writer> make_legacy_writer() {
-  return std::make_unique<LegacyWriter>();
+  return formats::writer_of("megatron_legacy", review_legacy, lay_out_legacy);
 }
 
 }  // namespace ckpt::megatron
