@@ -18,6 +18,7 @@
 #include "convert/values.h"
 #include "formats/rank_rules.h"
 #include "formats/traits.h"
+#include "lib/text/words.h"
 #include "models/rules.h"
 #include "models/view.h"
 
@@ -41,46 +42,35 @@ bool has_part(std::string_view name, std::string_view word) {
   return false;
 }
 
-template <size_t N>
-bool has_any(std::string_view name, const std::string_view (&words)[N]) {
-  return std::ranges::any_of(
+bool has_any(std::string_view name, std::string_view words) {
+  return text::any_word(
       words, [&](std::string_view word) { return has_part(name, word); });
 }
 
 bool is_prediction(std::string_view name) {
-  constexpr std::string_view kParts[] = {"mtp", "mtp_layers"};
+  constexpr std::string_view kParts = "mtp mtp_layers";
   return has_any(name, kParts);
 }
 
 bool is_embedding(std::string_view name) {
-  constexpr std::string_view kParts[] = {"embed_tokens",
-                                         "word_embeddings",
-                                         "position_embeddings",
-                                         "tok_embeddings",
-                                         "wte",
-                                         "wpe",
-                                         "embed_in",
-                                         "embeddings",
-                                         "embedding",
-                                         "encoder_frontend",
-                                         "decoder_frontend",
-                                         "word_embeddings_layernorm",
-                                         "embed_positions",
-                                         "tokentype_embeddings"};
+  constexpr std::string_view kParts =
+      "embed_tokens word_embeddings position_embeddings tok_embeddings wte "
+      "wpe embed_in embeddings embedding encoder_frontend decoder_frontend "
+      "word_embeddings_layernorm embed_positions tokentype_embeddings";
   return has_any(name, kParts);
 }
 
 bool is_output(std::string_view name) {
-  constexpr std::string_view kParts[] = {
-      "lm_head", "output_layer", "embed_out", "final_proj", "w_out", "output"};
+  constexpr std::string_view kParts =
+      "lm_head output_layer embed_out final_proj w_out output";
   return has_any(name, kParts);
 }
 
 // The tokens' rows, which also end a model without an output layer.
 bool is_token_embedding(std::string_view name) {
-  constexpr std::string_view kParts[] = {
-      "embed_tokens", "word_embeddings", "tok_embeddings",  "wte",
-      "embed_in",     "embeddings",      "decoder_frontend"};
+  constexpr std::string_view kParts =
+      "embed_tokens word_embeddings tok_embeddings wte embed_in embeddings "
+      "decoder_frontend";
   return has_any(name, kParts) && name.ends_with("weight") &&
          !has_part(name, "position_embeddings");
 }

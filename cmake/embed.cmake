@@ -21,11 +21,11 @@ function(ckpt_embed target space)
     VERBATIM)
   # Apart from the target, all of whose libraries Ninja would wait for before it
   # makes the file, and the target's own files wait for that.
-  add_library(${target}_embedded OBJECT ${output})
-  target_link_libraries(${target}_embedded PRIVATE ckpt::warnings)
-  target_include_directories(${target}_embedded PRIVATE
+  add_library(${target}_embedded_${space} OBJECT ${output})
+  target_link_libraries(${target}_embedded_${space} PRIVATE ckpt::warnings)
+  target_include_directories(${target}_embedded_${space} PRIVATE
     $<TARGET_PROPERTY:ckpt::lib,INTERFACE_INCLUDE_DIRECTORIES>)
-  target_sources(${target} PRIVATE $<TARGET_OBJECTS:${target}_embedded>)
+  target_sources(${target} PRIVATE $<TARGET_OBJECTS:${target}_embedded_${space}>)
 endfunction()
 
 if(NOT CMAKE_SCRIPT_MODE_FILE)

@@ -10,6 +10,7 @@
 #include "convert/facts_table.h"
 #include "lib/embedded.h"
 #include "lib/pickle/config.h"
+#include "lib/text/words.h"
 
 namespace ckpt::families {
 namespace {
@@ -23,31 +24,13 @@ const Json& at(const Json& object, const char* key) {
 }
 
 // Sizes: a configuration without them says nothing, whatever its class has.
-constexpr auto kSizes =
-    std::to_array<std::string_view>({"num_hidden_layers",
-                                     "hidden_size",
-                                     "num_attention_heads",
-                                     "intermediate_size",
-                                     "vocab_size",
-                                     "n_layer",
-                                     "n_embd",
-                                     "n_head",
-                                     "n_positions",
-                                     "n_inner",
-                                     "head_dim",
-                                     "num_experts",
-                                     "num_local_experts",
-                                     "n_routed_experts",
-                                     "num_experts_per_tok",
-                                     "moe_intermediate_size",
-                                     "ffn_hidden_size",
-                                     "num_kv_heads",
-                                     "qk_head_dim",
-                                     "tie_word_embeddings",
-                                     "shared_expert_intermediate_size",
-                                     "max_position_embeddings",
-                                     "original_max_position_embeddings",
-                                     "rope"});
+constexpr std::string_view kSizes =
+    "num_hidden_layers hidden_size num_attention_heads intermediate_size "
+    "vocab_size n_layer n_embd n_head n_positions n_inner head_dim "
+    "num_experts num_local_experts n_routed_experts num_experts_per_tok "
+    "moe_intermediate_size ffn_hidden_size num_kv_heads qk_head_dim "
+    "tie_word_embeddings shared_expert_intermediate_size "
+    "max_position_embeddings original_max_position_embeddings rope";
 
 void merge(Json& into, const Json& from) {
   if (!from.is_object()) return;
@@ -213,7 +196,7 @@ void prepare_hf(const Family& family, const Json& traits, Json& values,
   drop_unread(family, at(traits, "says"), defaults, values);
   for (const auto& [key, value] : defaults.items()) {
     if (values.contains(key)) continue;
-    if (std::ranges::count(kSizes, key) != 0) continue;
+    if (text::has_word(kSizes, key)) continue;
     values[key] = value;
     defaulted.push_back(key);
   }

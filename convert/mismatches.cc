@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "lib/text/format.h"
+#include "lib/text/words.h"
 
 namespace ckpt::families {
 namespace {
@@ -24,11 +25,10 @@ void add(std::string& text, const char* what,
 
 // In one of the dialects.
 bool is_head(std::string_view name) {
-  constexpr std::string_view kHeads[] = {"output_layer.weight",
-                                         "lm_head.weight", "output.weight",
-                                         "final_proj.weight", "w_out.weight"};
-  return std::ranges::any_of(
-      kHeads, [&](std::string_view head) { return name.ends_with(head); });
+  constexpr std::string_view kHeads =
+      "output_layer.weight lm_head.weight output.weight final_proj.weight "
+      "w_out.weight";
+  return text::ends_with_any(name, kHeads);
 }
 }  // namespace
 

@@ -16,6 +16,7 @@
 #include "formats/megatron/state/param_groups.h"
 #include "formats/megatron/state/rank_objects.h"
 #include "lib/text/format.h"
+#include "lib/text/words.h"
 #include "models/view.h"
 
 namespace ckpt::families {
@@ -137,8 +138,7 @@ Decay groups_in_megatron(Catalog& target, const Optimizer& optimizer,
 // Checks what torch's Adam has and Megatron's does not.
 megatron::GroupOptions options_in_megatron(const Optimizer& optimizer,
                                            size_t group) {
-  constexpr auto kTorch =
-      std::to_array<std::string_view>({"initial_lr", "swap_lr", "param_names"});
+  constexpr std::string_view kTorch = "initial_lr swap_lr param_names";
   megatron::GroupOptions kept;
   const Document& document = *optimizer.document;
   Id peak = kNoId;
@@ -148,8 +148,7 @@ megatron::GroupOptions options_in_megatron(const Optimizer& optimizer,
         document.boolean(value))
       throw unfaithful_error({}, "amsgrad: Megatron's Adam has none")
           .with_hint(kAlone);
-    if (std::ranges::find(kTorch, key) == kTorch.end())
-      kept.emplace_back(key, value);
+    if (!text::has_word(kTorch, key)) kept.emplace_back(key, value);
   }
   if (peak != kNoId) kept.emplace_back("max_lr", peak);
   return kept;

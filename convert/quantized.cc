@@ -14,6 +14,7 @@
 #include "convert/dequantize.h"
 #include "convert/quantized_config.h"
 #include "lib/decoding.h"
+#include "lib/text/words.h"
 #include "models/family.h"
 #include "models/own.h"
 
@@ -109,12 +110,10 @@ bool is_pinned(std::string_view name) {
 }
 
 bool is_scale(std::string_view name) {
-  constexpr std::string_view kEndings[] = {
-      "_scale_inv", "weight_scale", "weight_scale_2", "input_scale", "k_scale",
-      "v_scale",    "q_scale",      "prob_scale",     "_scales"};
-  return std::ranges::any_of(kEndings, [&](std::string_view ending) {
-    return name.ends_with(ending);
-  });
+  constexpr std::string_view kEndings =
+      "_scale_inv weight_scale weight_scale_2 input_scale k_scale v_scale "
+      "q_scale prob_scale _scales";
+  return text::ends_with_any(name, kEndings);
 }
 
 // Codes made on the way (--quantize) are not any source's.
@@ -207,14 +206,12 @@ void check_plain_floats(const Catalog& catalog, DType dtype) {
 // self_attn.k_scale (compressed-tensors), self_attn.k_proj.k_scale (ModelOpt),
 // self_attn.kv_scale (AutoFP8)
 bool is_cache_scale(const Tensor& tensor) {
-  constexpr std::string_view kWords[] = {
-      "k_scale",    "v_scale",      "kv_scale",     "q_scale",
-      "prob_scale", "k_zero_point", "v_zero_point", "q_zero_point"};
+  constexpr std::string_view kWords =
+      "k_scale v_scale kv_scale q_scale prob_scale k_zero_point v_zero_point "
+      "q_zero_point";
   const size_t dot = tensor.name.rfind('.');
   return tensor.kind != Kind::optim && dot != tensor.name.npos &&
-         std::ranges::find(kWords,
-                           std::string_view(tensor.name).substr(dot + 1)) !=
-             std::end(kWords);
+         text::has_word(kWords, std::string_view(tensor.name).substr(dot + 1));
 }
 
 bool is_small_float(DType dtype) {
@@ -373,35 +370,16 @@ void check_together(const std::vector<QuantizedWeight>& before,
 
 // Scales and the like whose codes are gone or have another name.
 static void check_orphans(const Catalog& catalog) {
-  constexpr std::string_view kEndings[] = {"_scale_inv",
-                                           "weight_scale",
-                                           "weight_scale_2",
-                                           "global_scale",
-                                           "weight_zero_point",
-                                           "weight_packed",
-                                           "weight_shape",
-                                           "weight_g_idx",
-                                           ".qweight",
-                                           ".qzeros",
-                                           ".scales",
-                                           ".biases",
-                                           ".g_idx",
-                                           ".SCB",
-                                           ".absmax",
-                                           ".quant_map",
-                                           ".nested_absmax",
-                                           ".nested_quant_map",
-                                           "._scale",
-                                           "._shift",
-                                           ".comfy_quant",
-                                           ".scale_weight",
-                                           ".weight_format"};
+  constexpr std::string_view kEndings =
+      "_scale_inv weight_scale weight_scale_2 global_scale weight_zero_point "
+      "weight_packed weight_shape weight_g_idx .qweight .qzeros .scales "
+      ".biases .g_idx .SCB .absmax .quant_map .nested_absmax "
+      ".nested_quant_map ._scale ._shift .comfy_quant .scale_weight "
+      ".weight_format";
   for (const Tensor& tensor : catalog.tensors)
     if (tensor.kind != Kind::optim && !is_made(catalog, tensor) &&
         (tensor.name.find(".quant_state.bitsandbytes") != std::string::npos ||
-         std::ranges::any_of(kEndings, [&](std::string_view end) {
-           return tensor.name.ends_with(end);
-         })))
+         text::ends_with_any(tensor.name, kEndings)))
       throw unfaithful_error(
           {catalog.path, tensor.name},
           "--dtype: it belongs to the codes of a weight, and no codes are "

@@ -13,6 +13,7 @@
 #include "convert/weight_finder.h"
 #include "formats/dcp/subclass.h"
 #include "lib/pickle/json.h"
+#include "lib/text/words.h"
 
 namespace ckpt::families {
 namespace {
@@ -21,15 +22,9 @@ constexpr uint64_t kBudget = 4096;  // nodes of a value
 constexpr std::array<std::string_view, 3> kClasses = {
     "Int8Tensor", "Float8Tensor", "IntxUnpackedToInt8Tensor"};
 // What kernels and activations need.
-constexpr std::array<std::string_view, 8> kOfKernels = {
-    "act_quant_kwargs",
-    "mm_config",
-    "kernel_preference",
-    "reduce_range",
-    "target_dtype",
-    "activation_quantization",
-    "dtype",
-    "granularity"};
+constexpr std::string_view kOfKernels =
+    "act_quant_kwargs mm_config kernel_preference reduce_range target_dtype "
+    "activation_quantization dtype granularity";
 
 nlohmann::json value_of(const Object& object) {
   return nlohmann::json(
@@ -71,8 +66,7 @@ void WeightFinder::torchao(const Object& object) {
     if (key == "block_size")
       block =
           said.is_object() && said.contains("!tuple") ? said["!tuple"] : said;
-    else if (!said.is_null() &&
-             std::ranges::find(kOfKernels, key) == kOfKernels.end())
+    else if (!said.is_null() && !text::has_word(kOfKernels, key))
       open(weight, "no rule knows what " + value.name + " is for");
   }
   if (std::ranges::find(kClasses, kind) == kClasses.end())

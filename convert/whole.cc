@@ -25,6 +25,7 @@
 #include "formats/traits.h"
 #include "lib/text/format.h"
 #include "lib/text/suggest.h"
+#include "lib/text/words.h"
 #include "models/hf_names.h"
 #include "models/wrapper.h"
 
@@ -68,17 +69,14 @@ Catalog names_of(const Catalog& source) {
   return names;
 }
 
-constexpr std::string_view kSecondCopies[] = {"lm_head.weight",
-                                              "embed_out.weight",
-                                              "shared_head.head.weight",
-                                              "cls.predictions.decoder.weight",
-                                              "cls.predictions.decoder.bias",
-                                              ".embed_tokens.weight"};
+constexpr std::string_view kSecondCopies =
+    "lm_head.weight embed_out.weight shared_head.head.weight "
+    "cls.predictions.decoder.weight cls.predictions.decoder.bias "
+    ".embed_tokens.weight";
 
 // A second copy of what the model shares.
 bool is_second_copy(std::string_view name) {
-  return std::ranges::any_of(
-      kSecondCopies, [&](std::string_view end) { return name.ends_with(end); });
+  return text::ends_with_any(name, kSecondCopies);
 }
 
 // torch's are bytes in a row, numpy's are words.

@@ -17,6 +17,7 @@
 #include "formats/meta/params.h"
 #include "formats/olmo_core/shards.h"
 #include "formats/vllm/config.h"
+#include "lib/text/words.h"
 #include "models/rules.h"
 
 namespace ckpt::formats {
@@ -251,28 +252,14 @@ void set_model_rules(Catalog& catalog, const Rule& rule_of) {
 }  // namespace
 
 bool is_tower(std::string_view name) {
-  constexpr std::string_view kParts[] = {"vision_tower",
-                                         "vision_model",
-                                         "vision_encoder",
-                                         "visual",
-                                         "vision_projection",
-                                         "vision_embedder",
-                                         "image_encoder",
-                                         "audio_tower",
-                                         "audio_model",
-                                         "audio_encoder",
-                                         "speech_encoder",
-                                         "qformer",
-                                         "resampler",
-                                         "vpm",
-                                         "apm",
-                                         "multi_modal_projector",
-                                         "multimodal_projector"};
+  constexpr std::string_view kParts =
+      "vision_tower vision_model vision_encoder visual vision_projection "
+      "vision_embedder image_encoder audio_tower audio_model audio_encoder "
+      "speech_encoder qformer resampler vpm apm multi_modal_projector "
+      "multimodal_projector";
   for (size_t begin = 0; begin < name.size();) {
     const size_t end = std::min(name.find('.', begin), name.size());
-    if (std::ranges::find(kParts, name.substr(begin, end - begin)) !=
-        std::end(kParts))
-      return true;
+    if (text::has_word(kParts, name.substr(begin, end - begin))) return true;
     begin = end + 1;
   }
   return false;

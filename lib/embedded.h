@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Data files of a room, compiled into its library: models/families/*.json are
-// one family each, formats/runs/*.json are tables, app/page/* make up the pages
+// one family each, formats/*/*.json are tables, app/page/* make up the pages
 // for a browser. CMake generates the definitions (cmake/embed.cmake).
 #pragma once
 
@@ -26,14 +26,18 @@ std::string_view embedded_text(std::string_view name);
 
 namespace ckpt::runs {
 
-std::span<const Embedded> embedded();
 std::string_view embedded_text(std::string_view name);
 
 }  // namespace ckpt::runs
 
+namespace ckpt::scan {
+
+std::string_view embedded_text(std::string_view name);
+
+}  // namespace ckpt::scan
+
 namespace ckpt::page {
 
-std::span<const Embedded> embedded();
 std::string_view embedded_text(std::string_view name);
 
 }  // namespace ckpt::page

@@ -10,6 +10,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "lib/text/words.h"
 #include "models/family.h"
 
 namespace ckpt::families {
@@ -23,9 +24,8 @@ constexpr std::string_view kOuter[] = {
 constexpr std::string_view kInner[] = {"_orig_mod.", "_forward_module.",
                                        "_fsdp_wrapped_module.", "_fpw_module.",
                                        "_checkpoint_wrapped_module."};
-constexpr std::string_view kEmbeddings[] = {"embed_tokens.weight", "wte.weight",
-                                            "embed_in.weight",
-                                            "word_embeddings.weight"};
+constexpr std::string_view kEmbeddings =
+    "embed_tokens.weight wte.weight embed_in.weight word_embeddings.weight";
 constexpr size_t kMostWords = 8;
 
 using Patterns = std::unordered_set<std::string>;
@@ -100,8 +100,7 @@ std::string common_prefix(const std::vector<std::string>& names) {
 }
 
 bool is_embedding(const std::string& name) {
-  return std::ranges::any_of(
-      kEmbeddings, [&](std::string_view end) { return name.ends_with(end); });
+  return text::ends_with_any(name, kEmbeddings);
 }
 
 // The least of the prefix behind which all names are those of a family. Without

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes formats/scan/classes.cc: the classes of libraries whose instances a
+"""Writes formats/scan/classes.json: the classes of libraries whose instances a
 pickle makes without running anything of theirs. The libraries' own classes are
 asked, not their documentation:
 
@@ -16,14 +16,14 @@ nothing is written: exit status 1 if the file isn't what it would be.
 import argparse
 import importlib
 import inspect
+import json
 import pkgutil
 import sys
-import textwrap
 import warnings
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TARGET = ROOT / "formats/scan/classes.cc"
+TARGET = ROOT / "formats/scan/classes.json"
 PACKAGES = ("scipy.sparse", "sklearn", "torch.nn.modules", "torch.optim")
 # Not parts of what is saved: plots, downloads, threads, tests.
 SKIPPED = {"_mocking", "_plot", "callback", "conftest", "datasets",
@@ -58,30 +58,6 @@ READ = {
     *(("torch.nn.modules.container", name) for name in (
         "append", "extend", "add", "update", "__setitem__")),
 }
-HEAD = """\
-// SPDX-License-Identifier: Apache-2.0
-// Written by scripts/make_scan_classes.py, which asks the libraries:
-//   {versions}
-// Their instances are made by the __new__ of a type of Python's, and BUILD only
-// keeps the state.
-#include "formats/scan/rows.h"
-
-namespace ckpt::scan {{
-namespace {{
-
-// clang-format off
-constexpr Row kClasses[] = {{
-"""
-TAIL = """\
-};
-// clang-format on
-
-}  // namespace
-
-std::span<const Row> library_classes() { return kClasses; }
-
-}  // namespace ckpt::scan
-"""
 
 
 def modules(package):
@@ -134,19 +110,6 @@ def ufuncs():
             if isinstance(value, numpy.ufunc) and value.__name__ == name}
 
 
-def row(module, uses, names):
-    """One row, as clang-format can't break it."""
-    lines = [f'{{"{module}", {uses},']
-    words = " ".join(sorted(names))
-    if len(lines[0]) + len(words) < 70:
-        return f'    {lines[0]} "{words}"}},\n'
-    lines += ['"' + line + '"' for line in textwrap.wrap(
-        words, 68, break_on_hyphens=False)]
-    for i in range(1, len(lines) - 1):
-        lines[i] = lines[i][:-1] + ' "'
-    return "    " + "\n     ".join(lines) + "},\n"
-
-
 def source():
     import numpy
     import scipy
@@ -157,12 +120,15 @@ def source():
         f"{name} {module.__version__.split('+')[0]}" for name, module in (
             ("numpy", numpy), ("scipy", scipy), ("scikit-learn", sklearn),
             ("torch", torch)))
-    text = HEAD.format(versions=versions)
-    text += "    // Functions of arrays, element by element.\n"
-    rows = [("numpy", "kValue", ufuncs())]
-    rows += [(module, "kInstance", names)
-             for module, names in sorted(classes().items())]
-    return text + "".join(row(*each) for each in rows) + TAIL
+    document = {
+        "written by": "scripts/make_scan_classes.py",
+        "of": versions,
+        # Functions of arrays, element by element.
+        "values": {"numpy": " ".join(sorted(ufuncs()))},
+        "instances": {module: " ".join(sorted(names))
+                      for module, names in sorted(classes().items())},
+    }
+    return json.dumps(document, indent=1) + "\n"
 
 
 def main():

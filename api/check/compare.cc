@@ -19,6 +19,7 @@
 #include "formats/traits.h"
 #include "lib/heap.h"
 #include "lib/text/other_json.h"
+#include "lib/text/words.h"
 #include "reshard/numeric.h"
 #include "reshard/plan_size.h"
 #include "reshard/prove.h"
@@ -228,15 +229,13 @@ void compare_objects(const Catalog& a, const Catalog& b, bool only_alike,
 
 // Parameters that models share: a checkpoint has either one of them or all.
 bool may_be_shared(std::string_view name) {
-  constexpr std::string_view kEndings[] = {
-      "lm_head.weight",      "embed_out.weight",       "output_layer.weight",
-      "output.weight",       "final_proj.weight",      "lm_head.w_out.weight",
-      "embed_tokens.weight", "word_embeddings.weight", "wte.weight",
-      "embed_in.weight",     "tok_embeddings.weight",  "embed.weight",
-      "embeddings.weight",   "shared_head.head.weight"};
-  return std::ranges::any_of(kEndings, [&](std::string_view ending) {
-    return name.ends_with(ending);
-  });
+  constexpr std::string_view kEndings =
+      "lm_head.weight embed_out.weight output_layer.weight output.weight "
+      "final_proj.weight lm_head.w_out.weight embed_tokens.weight "
+      "word_embeddings.weight wte.weight embed_in.weight "
+      "tok_embeddings.weight embed.weight embeddings.weight "
+      "shared_head.head.weight";
+  return text::ends_with_any(name, kEndings);
 }
 
 bool shares_bytes(const Tensor& x, const Tensor& y) {

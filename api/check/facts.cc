@@ -11,6 +11,7 @@
 #include "convert/quantized_config.h"
 #include "convert/values.h"
 #include "formats/peft/settings.h"
+#include "lib/text/words.h"
 #include "reshard/prove.h"
 
 namespace ckpt::library {
@@ -120,30 +121,13 @@ void compare_ties(const Catalog& a, const Catalog& b,
 }
 
 // How codes were found, and what serves one kernel: the numbers are the same.
-constexpr std::string_view kOfMaking[] = {"backend",
-                                          "batch_size",
-                                          "block_name_to_quantize",
-                                          "cache_block_outputs",
-                                          "damp_percent",
-                                          "dataset",
-                                          "disable_exllama",
-                                          "exllama_config",
-                                          "global_compression_ratio",
-                                          "max_input_length",
-                                          "meta",
-                                          "model_file_base_name",
-                                          "model_name_or_path",
-                                          "model_seqlen",
-                                          "module_name_preceding_first_block",
-                                          "pad_token_id",
-                                          "quantization_status",
-                                          "quantizer",
-                                          "run_compressed",
-                                          "static_groups",
-                                          "tokenizer",
-                                          "true_sequential",
-                                          "use_cuda_fp16",
-                                          "use_exllama"};
+constexpr std::string_view kOfMaking =
+    "backend batch_size block_name_to_quantize cache_block_outputs "
+    "damp_percent dataset disable_exllama exllama_config "
+    "global_compression_ratio max_input_length meta model_file_base_name "
+    "model_name_or_path model_seqlen module_name_preceding_first_block "
+    "pad_token_id quantization_status quantizer run_compressed static_groups "
+    "tokenizer true_sequential use_cuda_fp16 use_exllama";
 
 // A key of quantization_config, null if it says nothing.
 families::Json said_of(const families::Json& config, const std::string& key) {
@@ -185,7 +169,7 @@ void compare_quantization(const Catalog& a, const Catalog& b,
   keys.update(of_b);
   for (const auto& item : keys.items()) {
     const std::string& key = item.key();
-    if (std::ranges::find(kOfMaking, key) != std::end(kOfMaking)) continue;
+    if (text::has_word(kOfMaking, key)) continue;
     families::Json x = said_of(of_a, key), y = said_of(of_b, key);
     if (x == y) continue;
     const std::string name = "quantization_config." + key;

@@ -14,6 +14,7 @@
 #include "api/edit/config_edit.h"
 #include "ckpt/error.h"
 #include "convert/tokens.h"
+#include "lib/text/words.h"
 #include "models/view.h"
 
 namespace ckpt::library {
@@ -23,10 +24,9 @@ using families::View;
 
 // The modules of transformers whose weights and biases have a row for each
 // token: embeddings, heads, and those that a multi-token predictor has again.
-constexpr std::array<std::string_view, 13> kWithRows = {
-    "embed_tokens", "lm_head",    "word_embeddings", "wte",       "embed_in",
-    "embed_out",    "embeddings", "shared",          "embedding", "shared_head",
-    "head",         "embed",      "predictions"};
+constexpr std::string_view kWithRows =
+    "embed_tokens lm_head word_embeddings wte embed_in embed_out embeddings "
+    "shared embedding shared_head head embed predictions";
 
 // Objects of config.json that describe the language model.
 constexpr std::array<std::string_view, 6> kText = {
@@ -40,8 +40,7 @@ bool has_rows(std::string_view name) {
   if (last != "weight" && last != "bias") return false;
   const std::string_view module = name.substr(0, dot);
   if (module.ends_with("predictions.decoder")) return true;
-  return std::ranges::find(kWithRows, module.substr(module.rfind('.') + 1)) !=
-         kWithRows.end();
+  return text::has_word(kWithRows, module.substr(module.rfind('.') + 1));
 }
 
 const std::string& parameter_of(const Tensor& tensor) {

@@ -16,6 +16,7 @@
 #include "lib/text/format.h"
 #include "lib/text/shell.h"
 #include "lib/text/suggest.h"
+#include "lib/text/words.h"
 
 namespace ckpt::app {
 namespace {
@@ -224,18 +225,16 @@ std::string main_help(const Commands& commands) {
 
 std::string short_help(const Command& command, const CLI::App& app) {
   // Options that most runs need; every command shows those that it has.
-  constexpr std::string_view kCommon[] = {
-      "to",      "tp",        "pp",         "dp",     "ep",    "dtype",
-      "keys",    "layers",    "model-only", "tree",   "stats", "objects",
-      "dry-run", "overwrite", "resume",     "verify", "deep",  "json"};
+  constexpr std::string_view kCommon =
+      "to tp pp dp ep dtype keys layers model-only tree stats objects dry-run "
+      "overwrite resume verify deep json";
   std::string text =
       fmt::format("ckpt {}: {}\n\n", command.name(), command.help());
   text += "usage: " + usage_text(command, app) + "\n\n";
   size_t left_out = 0;
   for (const CLI::Option* option : app.get_options()) {
     const bool common = option->get_positional() ||
-                        std::ranges::find(kCommon, option->get_lnames()[0]) !=
-                            std::end(kCommon);
+                        text::has_word(kCommon, option->get_lnames()[0]);
     if (common)
       text += option_lines(*option);
     else

@@ -24,6 +24,7 @@
 #include "lib/io/file.h"
 #include "lib/io/remote.h"
 #include "lib/text/format.h"
+#include "lib/text/words.h"
 #include "lib/unruled.h"
 #include "models/numbers.h"
 
@@ -175,22 +176,15 @@ uint64_t counted_layers(const Catalog& catalog) {
 
 // The embedding, whose rows are what a vocabulary was padded to.
 const Tensor* embedding_of(const Catalog& catalog) {
-  constexpr std::string_view kNames[] = {"word_embeddings.weight",
-                                         "embed_tokens.weight",
-                                         "tok_embeddings.weight",
-                                         "wte.weight",
-                                         "embed_in.weight",
-                                         "embeddings.weight",
-                                         ".embedding.weight",
-                                         ".emb.weight",
-                                         "decoder_frontend.embed.weight"};
+  constexpr std::string_view kNames =
+      "word_embeddings.weight embed_tokens.weight tok_embeddings.weight "
+      "wte.weight embed_in.weight embeddings.weight .embedding.weight "
+      ".emb.weight decoder_frontend.embed.weight";
   for (const Tensor& tensor : catalog.tensors)
     if (tensor.kind == Kind::model && tensor.shape.size() == 2 &&
         tensor.name.find("position") == tensor.name.npos &&
         tensor.name.find("token_type") == tensor.name.npos &&
-        std::ranges::any_of(kNames, [&](std::string_view ending) {
-          return tensor.name.ends_with(ending);
-        }))
+        text::ends_with_any(tensor.name, kNames))
       return &tensor;
   return nullptr;
 }

@@ -13,6 +13,7 @@
 #include "lib/text/format.h"
 #include "lib/text/glob.h"
 #include "lib/text/json.h"
+#include "lib/text/words.h"
 
 namespace ckpt::formats {
 namespace {
@@ -20,56 +21,32 @@ namespace {
 constexpr uint64_t kMaxConfig = 64 << 20;
 
 // Files that models on the hub have beside their weights. Not listed: weights,
-// indexes of weights, and files about a training run.
-constexpr auto kSidecars = std::to_array<const char*>({
-    "config.json",
-    "generation_config.json",
-    "adapter_config.json",
-    "quant_config.json",
-    "quantize_config.json",
-    "quantization_config.json",
-    "hf_quant_config.json",
-    "quanto_qmap.json",
-    "*processor_config.json",
-    "feature_extractor*.json",
-    "modules.json",
-    "sentence_*_config.json",
-    "config_sentence_transformers.json",
-    "params.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "spiece.model",
-    "*.model",
-    "*.model.v[0-9]*",
-    "*.tiktoken",
-    "tekken.json",
-    "chat_template*",
-    "*.jinja",
-    "*.py",  // remote code: one file imports the others
-    "README.md",
-    "LICENSE*",
-    "NOTICE*",
-    "USE_POLICY*",
-});
+// indexes of weights, and files about a training run. *.py is remote code, of
+// which one file imports the others.
+constexpr std::string_view kSidecars =
+    "config.json generation_config.json adapter_config.json quant_config.json "
+    "quantize_config.json quantization_config.json hf_quant_config.json "
+    "quanto_qmap.json *processor_config.json feature_extractor*.json "
+    "modules.json sentence_*_config.json config_sentence_transformers.json "
+    "params.json tokenizer* special_tokens_map.json added_tokens.json vocab.* "
+    "merges.txt spiece.model *.model *.model.v[0-9]* *.tiktoken tekken.json "
+    "chat_template* *.jinja *.py README.md LICENSE* NOTICE* USE_POLICY*";
 
 // Names that transformers gives and no other dialect does.
-constexpr auto kPrefixes = std::to_array<std::string_view>({
-    "model.layers.",
-    "model.embed_tokens.",
-    "model.language_model.",
-    "language_model.model.",
-    "transformer.h.",
-    "transformer.wte.",
-    "gpt_neox.layers.",
-    "lm_head.",
-});
+constexpr std::string_view kPrefixes =
+    "model.layers. model.embed_tokens. model.language_model. "
+    "language_model.model. transformer.h. transformer.wte. gpt_neox.layers. "
+    "lm_head.";
 
 const std::vector<text::Glob>& sidecar_globs() {
-  static const std::vector<text::Glob> globs(kSidecars.begin(),
-                                             kSidecars.end());
+  static const std::vector<text::Glob> globs = [] {
+    std::vector<text::Glob> all;
+    text::any_word(kSidecars, [&](std::string_view glob) {
+      all.emplace_back(std::string(glob));
+      return false;
+    });
+    return all;
+  }();
   return globs;
 }
 
@@ -81,9 +58,7 @@ bool explains_tensors(std::string_view name) {
 
 bool has_hf_names(const Catalog& catalog) {
   return std::ranges::any_of(catalog.tensors, [](const Tensor& tensor) {
-    return std::ranges::any_of(kPrefixes, [&](std::string_view prefix) {
-      return tensor.name.starts_with(prefix);
-    });
+    return text::starts_with_any(tensor.name, kPrefixes);
   });
 }
 

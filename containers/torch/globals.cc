@@ -7,6 +7,7 @@
 #include "ckpt/error.h"
 #include "containers/torch/container.h"
 #include "lib/text/format.h"
+#include "lib/text/words.h"
 
 namespace ckpt::torch {
 namespace {
@@ -46,10 +47,9 @@ constexpr std::array<std::string_view, 30> kAllowed = {
 constexpr std::string_view kWrapper = "torch._utils _rebuild_wrapper_subclass";
 
 // Allowed once torch.distributed.tensor is imported, as a trainer does.
-constexpr std::array<std::string_view, 10> kDistributed = {
-    "DTensor", "DTensorSpec",     "DeviceMesh", "Partial",       "Replicate",
-    "Shard",   "ShardOrderEntry", "TensorMeta", "_StridedShard", "_MeshLayout",
-};
+constexpr std::string_view kDistributed =
+    "DTensor DTensorSpec DeviceMesh Partial Replicate Shard ShardOrderEntry "
+    "TensorMeta _StridedShard _MeshLayout";
 
 bool all_digits(std::string_view text) {
   return !text.empty() && text.size() <= 2 &&
@@ -96,8 +96,7 @@ bool is_allowed_global(std::string_view global) {
                            module == "torch.distributed.device_mesh" ||
                            module == "torch.distributed._mesh_layout";
   return distributed &&
-         (std::ranges::find(kDistributed, name) != kDistributed.end() ||
-          name == "_FlatLayout");
+         (text::has_word(kDistributed, name) || name == "_FlatLayout");
 }
 
 void check_globals(const std::vector<std::string>& globals,

@@ -10,6 +10,7 @@
 #include "lib/text/json.h"
 #include "lib/text/number.h"
 #include "lib/text/other_json.h"
+#include "lib/text/words.h"
 
 namespace ckpt::peft {
 namespace {
@@ -141,58 +142,22 @@ bool finds(const Config& config, const std::string& expression,
 
 // Keys of peft 0.18's LoraConfig and of newer ones, read here or without effect
 // on merged weights.
-constexpr std::string_view kKnown[] = {"alora_invocation_tokens",
-                                       "alpha",
-                                       "alpha_pattern",
-                                       "arrow_config",
-                                       "auto_mapping",
-                                       "base_model_name_or_path",
-                                       "bias",
-                                       "corda_config",
-                                       "decompose_both",
-                                       "decompose_factor",
-                                       "ensure_weight_tying",
-                                       "eva_config",
-                                       "exclude_modules",
-                                       "fan_in_fan_out",
-                                       "inference_mode",
-                                       "init_lora_weights",
-                                       "init_weights",
-                                       "layer_replication",
-                                       "layers_pattern",
-                                       "layers_to_transform",
-                                       "loftq_config",
-                                       "lora_alpha",
-                                       "lora_bias",
-                                       "lora_dropout",
-                                       "megatron_config",
-                                       "megatron_core",
-                                       "module_dropout",
-                                       "modules_to_save",
-                                       "peft_type",
-                                       "peft_version",
-                                       "qalora_group_size",
-                                       "r",
-                                       "rank_dropout",
-                                       "rank_dropout_scale",
-                                       "rank_pattern",
-                                       "revision",
-                                       "runtime_config",
-                                       "target_modules",
-                                       "target_parameters",
-                                       "task_type",
-                                       "trainable_token_indices",
-                                       "use_bdlora",
-                                       "use_dora",
-                                       "use_effective_conv2d",
-                                       "use_qalora",
-                                       "use_rslora"};
+constexpr std::string_view kKnown =
+    "alora_invocation_tokens alpha alpha_pattern arrow_config auto_mapping "
+    "base_model_name_or_path bias corda_config decompose_both "
+    "decompose_factor ensure_weight_tying eva_config exclude_modules "
+    "fan_in_fan_out inference_mode init_lora_weights init_weights "
+    "layer_replication layers_pattern layers_to_transform loftq_config "
+    "lora_alpha lora_bias lora_dropout megatron_config megatron_core "
+    "module_dropout modules_to_save peft_type peft_version qalora_group_size "
+    "r rank_dropout rank_dropout_scale rank_pattern revision runtime_config "
+    "target_modules target_parameters task_type trainable_token_indices "
+    "use_bdlora use_dora use_effective_conv2d use_qalora use_rslora";
 
 std::vector<std::string> unknown_keys(const Json& root) {
   std::vector<std::string> unknown;
   for (const auto& [key, value] : root.items())
-    if (is_set(root, key.c_str()) &&
-        std::ranges::find(kKnown, key) == std::end(kKnown))
+    if (is_set(root, key.c_str()) && !text::has_word(kKnown, key))
       unknown.push_back(key);
   return unknown;
 }

@@ -9,14 +9,14 @@
 
 #include "formats/runs/naming.h"
 #include "formats/runs/pattern.h"
+#include "lib/text/words.h"
 
 namespace ckpt::runs {
 namespace {
 
 // States with their own shape, whatever the parameter's.
-constexpr std::string_view kOwnShape[] = {
-    "row",  "col",  "projector", "qmap1",    "qmap2",    "qmap",
-    "max1", "max2", "new_max1",  "new_max2", "unorm_vec"};
+constexpr std::string_view kOwnShape =
+    "row col projector qmap1 qmap2 qmap max1 max2 new_max1 new_max2 unorm_vec";
 
 // Adafactor's second moment: sums over rows, and over columns. torch keeps the
 // summed dimension, with size 1; transformers does not.
@@ -132,8 +132,7 @@ bool tells_shape(const Tensor& tensor) {
   const std::string_view state = bare_state(tensor.state);
   return !tensor.shape.empty() && state != "step" && !is_rows(state) &&
          !is_columns(state) && !is_maxima(state) &&
-         !state.starts_with(kProjector) &&
-         std::ranges::find(kOwnShape, state) == std::end(kOwnShape);
+         !state.starts_with(kProjector) && !text::has_word(kOwnShape, state);
 }
 
 Evidence evidence_of(const Catalog& catalog, const Range& range,

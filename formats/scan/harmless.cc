@@ -1,15 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/scan/harmless.h"
 
-#include <algorithm>
+#include <cstdint>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 
 #include "containers/torch/container.h"
-#include "formats/scan/rows.h"
+#include "lib/embedded.h"
+#include "lib/text/words.h"
 
 namespace ckpt::scan {
 namespace {
+
+// What may be done with a global; naming it is then always allowed. Kept as a
+// value, it may be called by whatever holds it, with anything in the pickle: by
+// obj.keys() if keys is in obj's dict. So only what the pickle may call may be
+// kept.
+constexpr uint16_t kNamed = pickle::kImport | pickle::kAttribute;
+constexpr uint16_t kValue = kNamed | pickle::kKept;
+// cls.__new__ and a __setstate__ that only keeps the state: no __init__ runs.
+constexpr uint16_t kInstance = kNamed | pickle::kNewObj | pickle::kBuild;
+// When called, an enum looks up a value and a plain class keeps its arguments.
+constexpr uint16_t kCalled = kValue | pickle::kReduce;
+
+// Names in one module, separated by blanks.
+struct Row {
+  std::string_view module;
+  uint16_t uses;
+  std::string_view names;
+};
 
 // A torch.nn module: its __init__ allocates what it is told to.
 constexpr uint16_t kModule = kInstance | pickle::kKept;
@@ -342,17 +362,14 @@ constexpr Row kRows[] = {
     {"trl.trainer.sft_config", kInstance, "SFTConfig"},
 };
 
-// True if `name` is one of the blank-separated names.
-bool has_word(std::string_view names, std::string_view name) {
-  if (name.empty() || name.find(' ') != name.npos) return false;
-  for (size_t at = names.find(name); at != names.npos;
-       at = names.find(name, at + 1)) {
-    const size_t end = at + name.size();
-    if ((at == 0 || names[at - 1] == ' ') &&
-        (end == names.size() || names[end] == ' '))
-      return true;
-  }
-  return false;
+// What libraries' own classes say of themselves: classes.json, as
+// scripts/make_scan_classes.py writes it.
+bool is_listed(const char* use, const pickle::Mention& global) {
+  static const nlohmann::json all =
+      nlohmann::json::parse(embedded_text("classes"));
+  const auto found = all.at(use).find(global.module);
+  return found != all.at(use).end() &&
+         text::has_word(found->get_ref<const std::string&>(), global.name);
 }
 
 }  // namespace
@@ -360,11 +377,11 @@ bool has_word(std::string_view names, std::string_view name) {
 bool is_harmless(const pickle::Mention& global) {
   if (global.module.empty()) return false;
   uint16_t allowed = 0;
-  for (const std::span<const Row> rows :
-       {std::span<const Row>(kRows), library_classes()})
-    for (const Row& row : rows)
-      if (row.module == global.module && has_word(row.names, global.name))
-        allowed |= row.uses;
+  for (const Row& row : kRows)
+    if (row.module == global.module && text::has_word(row.names, global.name))
+      allowed |= row.uses;
+  if (is_listed("values", global)) allowed |= kValue;
+  if (is_listed("instances", global)) allowed |= kInstance;
   // Classes that TorchScript defines itself, in its code/.
   if (global.module == "__torch__" || global.module.starts_with("__torch__."))
     allowed |= kInstance | kCalled;

@@ -23,6 +23,7 @@
 #include "lib/parallel.h"
 #include "lib/text/other_json.h"
 #include "lib/text/utf8.h"
+#include "lib/text/words.h"
 
 namespace ckpt::scan {
 namespace {
@@ -44,10 +45,9 @@ struct Found {
 };
 
 bool ends_like_pickle(std::string_view path) {
-  constexpr std::string_view kEndings[] = {
-      ".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth"};
-  return std::ranges::any_of(
-      kEndings, [&](std::string_view end) { return path.ends_with(end); });
+  constexpr std::string_view kEndings =
+      ".bin .ckpt .joblib .pickle .pkl .pt .pth";
+  return text::ends_with_any(path, kEndings);
 }
 
 // True for a container that has nothing to do with pickles, or for text.

@@ -5,119 +5,33 @@
 #include <span>
 
 #include "formats/scan/configs.h"
+#include "lib/text/words.h"
 
 namespace ckpt::scan {
 namespace {
 
 // What configurations build models, optimizers, data and trainers from. Of
 // torch and hydra only these parts.
-constexpr std::string_view kFrameworks[] = {"accelerate.",
-                                            "datasets.",
-                                            "diffusers.",
-                                            "fairseq2.",
-                                            "hydra._internal.core_plugins.",
-                                            "ldm.",
-                                            "lightning.",
-                                            "lightning_fabric.",
-                                            "megatron.",
-                                            "monai.",
-                                            "nemo.",
-                                            "nemo_automodel.",
-                                            "nemo_run.",
-                                            "olmo_core.",
-                                            "omegaconf.",
-                                            "peft.",
-                                            "pytorch_lightning.",
-                                            "sentence_transformers.",
-                                            "sgm.",
-                                            "timm.",
-                                            "torch.distributed.",
-                                            "torch.nn.",
-                                            "torch.optim.",
-                                            "torch.utils.data.",
-                                            "torchao.",
-                                            "torchaudio.",
-                                            "torchdata.",
-                                            "torchmetrics.",
-                                            "torchtitan.",
-                                            "torchtune.",
-                                            "torchvision.",
-                                            "transformers.",
-                                            "trl.",
-                                            "verl."};
+constexpr std::string_view kFrameworks =
+    "accelerate. datasets. diffusers. fairseq2. hydra._internal.core_plugins. "
+    "ldm. lightning. lightning_fabric. megatron. monai. nemo. nemo_automodel. "
+    "nemo_run. olmo_core. omegaconf. peft. pytorch_lightning. "
+    "sentence_transformers. sgm. timm. torch.distributed. torch.nn. "
+    "torch.optim. torch.utils.data. torchao. torchaudio. torchdata. "
+    "torchmetrics. torchtitan. torchtune. torchvision. transformers. trl. "
+    "verl.";
 
 // What a framework's module may have imported for itself, and what loads or
 // runs a file: torch.nn.modules.module.os.system is a name like any other.
-constexpr std::string_view kNever[] = {"CDLL",
-                                       "Popen",
-                                       "Process",
-                                       "Thread",
-                                       "Timer",
-                                       "builtins",
-                                       "call",
-                                       "check_call",
-                                       "check_output",
-                                       "cloudpickle",
-                                       "code",
-                                       "codeop",
-                                       "compile",
-                                       "ctypes",
-                                       "dill",
-                                       "eval",
-                                       "exec",
-                                       "execfile",
-                                       "get_class",
-                                       "get_method",
-                                       "get_object",
-                                       "getattr",
-                                       "globals",
-                                       "hub",
-                                       "import_module",
-                                       "import_string",
-                                       "importlib",
-                                       "inspect",
-                                       "instantiate",
-                                       "io",
-                                       "joblib",
-                                       "load",
-                                       "load_module",
-                                       "loads",
-                                       "locate",
-                                       "marshal",
-                                       "multiprocessing",
-                                       "open",
-                                       "operator",
-                                       "os",
-                                       "partial",
-                                       "pathlib",
-                                       "pdb",
-                                       "pickle",
-                                       "pkgutil",
-                                       "popen",
-                                       "posix",
-                                       "pty",
-                                       "pydoc",
-                                       "run",
-                                       "run_module",
-                                       "run_path",
-                                       "runpy",
-                                       "save",
-                                       "setattr",
-                                       "shlex",
-                                       "shutil",
-                                       "socket",
-                                       "spawn",
-                                       "subprocess",
-                                       "sys",
-                                       "system",
-                                       "tempfile",
-                                       "threading",
-                                       "timeit",
-                                       "types",
-                                       "unlink",
-                                       "urllib",
-                                       "warnings",
-                                       "webbrowser"};
+constexpr std::string_view kNever =
+    "CDLL Popen Process Thread Timer builtins call check_call check_output "
+    "cloudpickle code codeop compile ctypes dill eval exec execfile get_class "
+    "get_method get_object getattr globals hub import_module import_string "
+    "importlib inspect instantiate io joblib load load_module loads locate "
+    "marshal multiprocessing open operator os partial pathlib pdb pickle "
+    "pkgutil popen posix pty pydoc run run_module run_path runpy save setattr "
+    "shlex shutil socket spawn subprocess sys system tempfile threading "
+    "timeit types unlink urllib warnings webbrowser";
 
 bool is_name(std::string_view word) {
   return !word.empty() && std::isdigit(static_cast<uint8_t>(word[0])) == 0 &&
@@ -157,15 +71,12 @@ bool is_framework_call(std::string_view target) {
       (target.find("float") != target.npos || target.find("int") == 6) &&
       std::ranges::count(target, '.') == 1)
     return is_name(target.substr(6));
-  if (std::ranges::none_of(kFrameworks, [&](std::string_view one) {
-        return target.starts_with(one);
-      }))
-    return false;
+  if (!text::starts_with_any(target, kFrameworks)) return false;
   for (size_t at = 0; at <= target.size();) {
     const size_t dot = std::min(target.find('.', at), target.size());
     const std::string_view word = target.substr(at, dot - at);
     if (!is_name(word) || word.starts_with("__") ||
-        std::ranges::binary_search(kNever, word))
+        text::has_word(kNever, word))
       return false;
     at = dot + 1;
   }
@@ -192,81 +103,17 @@ std::string file_operator(std::string_view code) {
 bool is_plain_expression(std::string_view text) {
   // torch's own functions of sizes and sympy's of numbers. Any other word of
   // more than a letter and digits may be sympy's lambdify.
-  constexpr std::string_view kFunctions[] = {
-      "Abs",
-      "Add",
-      "And",
-      "CeilDiv",
-      "CeilToInt",
-      "CleanDiv",
-      "Eq",
-      "False",
-      "Float",
-      "FloatPow",
-      "FloatTrueDiv",
-      "FloorDiv",
-      "FloorToInt",
-      "Ge",
-      "Gt",
-      "Identity",
-      "IntTrueDiv",
-      "Integer",
-      "IsNonOverlappingAndDenseIndicator",
-      "LShift",
-      "Le",
-      "Lt",
-      "Max",
-      "Min",
-      "Mod",
-      "ModularIndexing",
-      "Mul",
-      "Ne",
-      "Not",
-      "Or",
-      "Piecewise",
-      "Pow",
-      "PowByNatural",
-      "PythonMod",
-      "RShift",
-      "Rational",
-      "RoundDecimal",
-      "RoundToInt",
-      "Symbol",
-      "ToFloat",
-      "True",
-      "TruncToFloat",
-      "TruncToInt",
-      "Where",
-      "ceiling",
-      "commutative",
-      "complex",
-      "even",
-      "exp",
-      "extended_nonnegative",
-      "extended_positive",
-      "extended_real",
-      "finite",
-      "floor",
-      "hermitian",
-      "imaginary",
-      "infinite",
-      "int_oo",
-      "integer",
-      "log",
-      "negative",
-      "noninteger",
-      "nonnegative",
-      "nonpositive",
-      "nonzero",
-      "odd",
-      "oo",
-      "positive",
-      "precision",
-      "rational",
-      "real",
-      "sqrt",
-      "zero",
-      "zoo"};
+  constexpr std::string_view kFunctions =
+      "Abs Add And CeilDiv CeilToInt CleanDiv Eq False Float FloatPow "
+      "FloatTrueDiv FloorDiv FloorToInt Ge Gt Identity IntTrueDiv Integer "
+      "IsNonOverlappingAndDenseIndicator LShift Le Lt Max Min Mod "
+      "ModularIndexing Mul Ne Not Or Piecewise Pow PowByNatural PythonMod "
+      "RShift Rational RoundDecimal RoundToInt Symbol ToFloat True "
+      "TruncToFloat TruncToInt Where ceiling commutative complex even exp "
+      "extended_nonnegative extended_positive extended_real finite floor "
+      "hermitian imaginary infinite int_oo integer log negative noninteger "
+      "nonnegative nonpositive nonzero odd oo positive precision rational "
+      "real sqrt zero zoo";
   for (size_t at = 0; at < text.size();) {
     const char c = text[at];
     size_t end = at;
@@ -302,7 +149,7 @@ bool is_plain_expression(std::string_view text) {
         word.find_first_not_of("0123456789", digits) == word.npos &&
         word.substr(0, digits).find_first_not_of(
             "abcdefghijklmnopqrstuvwxyz_") == word.npos;
-    if (!symbol && !std::ranges::binary_search(kFunctions, word)) return false;
+    if (!symbol && !text::has_word(kFunctions, word)) return false;
   }
   return true;
 }

@@ -14,6 +14,7 @@
 #include "formats/fsdp/rank_files.h"
 #include "lib/io/file.h"
 #include "lib/io/listed.h"
+#include "lib/text/words.h"
 
 namespace ckpt::torch {
 namespace {
@@ -25,8 +26,7 @@ constexpr auto kNoWeights = std::to_array<std::string_view>(
     {"training_args.bin", "optimizer.bin", "scheduler.bin", "scaler.bin",
      "sampler.bin"});
 
-constexpr auto kRankSuffixes =
-    std::to_array<std::string_view>({".pt", ".pth", ".bin", ".ckpt", ".lora"});
+constexpr std::string_view kRankSuffixes = ".pt .pth .bin .ckpt .lora";
 
 struct Listing {
   std::vector<std::string> bins;
@@ -40,9 +40,7 @@ Listing list(const std::string& directory) {
     if (name.starts_with('.') ||
         io::is_listed_directory(io::join(directory, name)))
       continue;
-    const bool rank = std::ranges::any_of(
-        kRankSuffixes,
-        [&](std::string_view suffix) { return name.ends_with(suffix); });
+    const bool rank = text::ends_with_any(name, kRankSuffixes);
     if (rank) listing.others.push_back(name);
     if (formats::is_index_name(name, kSuffix))
       listing.indexes.push_back(std::move(name));

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "lib/text/number.h"
+#include "lib/text/words.h"
 
 namespace ckpt::megatron {
 namespace {
@@ -17,25 +18,17 @@ constexpr std::string_view kRoots[] = {"embedding", "encoder", "decoder",
                                        "output_layer", "mtp"};
 // What BertModel, T5Model and Bridge's Gemma 4 have beside them. Roots by two
 // words, as other people's models have an lm_head, too.
-constexpr std::string_view kHeads[] = {"lm_head.dense.",
-                                       "lm_head.layer_norm.",
-                                       "lm_head.output_layer.",
-                                       "pooler.dense.",
-                                       "binary_head.",
-                                       "encoder_relative_pos_emb.",
-                                       "decoder_relative_pos_emb.",
-                                       "per_layer_embedding.",
-                                       "per_layer_model_proj.",
-                                       "per_layer_proj_norm."};
+constexpr std::string_view kHeads =
+    "lm_head.dense. lm_head.layer_norm. lm_head.output_layer. pooler.dense. "
+    "binary_head. encoder_relative_pos_emb. decoder_relative_pos_emb. "
+    "per_layer_embedding. per_layer_model_proj. per_layer_proj_norm.";
 
 // Modules beside the language model, in Megatron's own models and in
 // Megatron-Bridge's.
-constexpr std::string_view kTowers[] = {
-    "vision_model",          "vision_tower",         "visual",
-    "multi_modal_projector", "multimodal_projector", "vision_projection",
-    "audio_model",           "audio_tower",          "embed_vision",
-    "embed_audio",
-};
+constexpr std::string_view kTowers =
+    "vision_model vision_tower visual multi_modal_projector "
+    "multimodal_projector vision_projection audio_model audio_tower "
+    "embed_vision embed_audio";
 
 // Of layers, experts, ranks: one more never overflows.
 constexpr uint64_t kMostNumber = uint64_t{1} << 40;
@@ -64,8 +57,7 @@ size_t find_component(std::string_view text, std::string_view word, size_t at) {
 }
 
 bool begins_head(std::string_view name) {
-  return std::ranges::any_of(
-      kHeads, [&](std::string_view head) { return name.starts_with(head); });
+  return text::starts_with_any(name, kHeads);
 }
 
 // Where the first root is; a tower's parts may be called like roots.
@@ -75,7 +67,7 @@ void parse_root(Key& key) {
     const std::string_view word = component(key.model, at);
     key.rooted = std::ranges::find(kRoots, word) != std::end(kRoots) ||
                  begins_head(key.model.substr(at));
-    key.tower = std::ranges::find(kTowers, word) != std::end(kTowers);
+    key.tower = text::has_word(kTowers, word);
     begin = at;
     if (key.rooted || key.tower) break;
     at += word.size() + 1;
