@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/hf_names.h"
 
+#include <fmt/format.h>
+
 #include <utility>
 
 #include "ckpt/error.h"
 #include "containers/hf/hf.h"
 #include "convert/dialects.h"
+#include "convert/optimizer.h"
+#include "convert/values.h"
 #include "formats/traits.h"
 #include "models/hf_names.h"
 
@@ -41,6 +45,28 @@ void take_names(Catalog& source, const Naming& naming,
                           naming.names == "transformers5"
                               ? families::HfNames::kModule
                               : families::HfNames::kHub);
+}
+
+std::string hindrance(const Catalog& source, std::string_view from,
+                      const families::TranslateOptions& options) {
+  if (families::has_optimizer(source))
+    return "optimizer state is named by them; --model-only leaves it out";
+  try {
+    (void)families::values_of(source, from);
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kUnfaithful) throw;
+    return error.problem();
+  }
+  const auto family = families::find_family(source, options);
+  if (!family)
+    return "the model's family is not known: --family NAME says it "
+           "(`ckpt family list`)";
+  if (!family->dialect(from))
+    return fmt::format("family {} has no rules for them", family->name());
+  if (families::values_of(source, from).source.empty() &&
+      families::values_of(source, "hf").source.empty())
+    return "nothing says the model's numbers: --config-from DIR does";
+  return {};
 }
 
 }  // namespace ckpt::library

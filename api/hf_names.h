@@ -3,8 +3,10 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "ckpt/ckpt.h"
+#include "convert/options.h"
 
 namespace ckpt::library {
 
@@ -16,5 +18,9 @@ void take_hub_names(Catalog& source);
 // by now, and what families::take_hf_names throws.
 void take_names(Catalog& source, const Naming& naming,
                 const std::string& to_format);
+
+// Why the names of a dialect can't become transformers'; "" if they can.
+std::string hindrance(const Catalog& source, std::string_view from,
+                      const families::TranslateOptions& options);
 
 }  // namespace ckpt::library

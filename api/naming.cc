@@ -11,12 +11,12 @@
 #include "api/edit/redundant.h"
 #include "api/edit/vocabulary.h"
 #include "api/hf_names.h"
-#include "ckpt/ckpt.h"
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "containers/hf/hf.h"
 #include "convert/check_source.h"
 #include "convert/dialects.h"
+#include "convert/optimizer.h"
 #include "convert/trainer_config.h"
 #include "convert/translate.h"
 #include "convert/values.h"
@@ -77,35 +77,6 @@ void take_config(Catalog& source, const std::string& directory) {
     });
     source.sidecars.push_back(std::move(sidecar));
   }
-}
-
-bool has_optimizer(const Catalog& source) {
-  return std::ranges::any_of(source.tensors, [](const Tensor& tensor) {
-    return tensor.kind == Kind::optim;
-  });
-}
-
-// Why the names of a dialect can't become transformers'; "" if they can.
-std::string hindrance(const Catalog& source, std::string_view from,
-                      const families::TranslateOptions& options) {
-  if (has_optimizer(source))
-    return "optimizer state is named by them; --model-only leaves it out";
-  try {
-    (void)families::values_of(source, from);
-  } catch (const Error& error) {
-    if (error.code() != ExitCode::kUnfaithful) throw;
-    return error.problem();
-  }
-  const auto family = families::find_family(source, options);
-  if (!family)
-    return "the model's family is not known: --family NAME says it "
-           "(`ckpt family list`)";
-  if (!family->dialect(from))
-    return fmt::format("family {} has no rules for them", family->name());
-  if (families::values_of(source, from).source.empty() &&
-      families::values_of(source, "hf").source.empty())
-    return "nothing says the model's numbers: --config-from DIR does";
-  return {};
 }
 
 void say(const Naming& naming, std::string line,
@@ -326,7 +297,7 @@ class Renaming {
     const std::string_view dialect = families::dialect_of(source_);
     return to_format_ == formats::usual_container() &&
            !naming_.with_optimizer &&
-           ((dialect == kMegatron && has_optimizer(source_)) ||
+           ((dialect == kMegatron && families::has_optimizer(source_)) ||
             (source_.run && dialect != "hf" &&
              std::ranges::any_of(source_.tensors, is_state)));
   }

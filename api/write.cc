@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <new>
-#include <set>
 #include <string_view>
 #include <vector>
 
@@ -225,68 +224,11 @@ struct WatchEnd {
   ~WatchEnd() { Session::current()->watch.end(); }
 };
 
-// The tensors whose bytes prove something before the run.
-std::set<std::string_view> claimed_tensors(const Catalog& source) {
-  std::set<std::string_view> names;
-  for (const Claim& claim : source.claims)
-    names.insert({claim.exact, claim.rounded});
-  return names;
-}
-
 // What is made of numbers and scales as it is read is found by its pieces.
 bool has_made_files(const Catalog& source) {
   return std::ranges::any_of(source.files, [](const File& file) {
     return is_decoded(file) || reshard::is_made(file);
   });
-}
-
-// Large plans are counted before they are made: what doesn't fit into the bound
-// is refused before it takes the memory.
-void make_plan(Catalog& source, Prepared& prepared, const SaveOptions& options,
-               const PlanSeen& seen) {
-  constexpr uint64_t kCounted = 1 << 17;
-  // Copies that may differ are compared, too: whoever allows it is told.
-  constexpr bool kCompare = true;
-  reshard::PlanSize& size = prepared.plan_size;
-  const bool large =
-      reshard::piece_count(source, prepared.target.catalog) >= kCounted;
-  prepared.held = reshard::held_bytes(source) +
-                  reshard::held_bytes(prepared.target) +
-                  prepared.assumed * sizeof(StoredCrc);
-  const auto check = [&] {
-    prepared.planning = prepared.held += size.bytes();
-    if (prepared.in_place && large) {
-      const uint64_t pieces = reshard::piece_bytes(source) +
-                              reshard::piece_bytes(prepared.target.catalog);
-      prepared.planning -= pieces + size.bytes();
-      prepared.planning += size.exchanged;
-      prepared.held -= pieces;
-    }
-    limits(prepared, options);
-  };
-  if (!prepared.shown_only && !large) {
-    prepared.plan = reshard::make_plan(source, prepared.target, kCompare);
-    size.add(prepared.plan);
-    return check();
-  }
-  std::function<void(const reshard::Plan&)> part;
-  if (seen)
-    part = [&](const reshard::Plan& plan) {
-      seen(plan, source, prepared.target.catalog);
-    };
-  prepared.plan = reshard::make_plan_sums(source, prepared.target, kCompare,
-                                          size, reshard::kKeptPieces, part);
-  check();
-  if (prepared.shown_only) return;
-  if (!prepared.in_place) {
-    prepared.plan =
-        reshard::make_plan_of_size(source, prepared.target, kCompare, size);
-    return;
-  }
-  const std::set<std::string_view> claimed = claimed_tensors(source);
-  prepared.plan = reshard::make_plan_in_place(
-      source, prepared.target, kCompare, size,
-      [&](const Tensor& tensor) { return claimed.contains(tensor.name); });
 }
 
 }  // namespace

@@ -24,6 +24,11 @@ reshard::RunOptions limits(const Prepared& prepared,
 reshard::RunOptions writing(const Prepared& prepared,
                             const SaveOptions& options);
 
+// Large plans are counted before they are made: what doesn't fit into the bound
+// is refused before it takes the memory.
+void make_plan(Catalog& source, Prepared& prepared, const SaveOptions& options,
+               const PlanSeen& seen);
+
 // Adds warnings of weights and main weights that don't belong together, which
 // they won't in any target. Only their first elements are read: a run must not
 // take longer by a third to find what `verify --deep` finds. What is in memory

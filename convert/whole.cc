@@ -15,10 +15,9 @@
 #include "convert/codes.h"
 #include "convert/dialects.h"
 #include "convert/facts.h"
-#include "convert/gguf.h"
+#include "convert/quantized.h"
 #include "convert/sizes.h"
 #include "convert/structure.h"
-#include "convert/trainer_config.h"
 #include "convert/values.h"
 #include "convert/whole_dialect.h"
 #include "formats/peft/settings.h"
@@ -38,35 +37,6 @@ constexpr size_t kFew = 500;
 bool is_float(DType dtype) {
   return dtype == DType::f64 || dtype == DType::f32 || dtype == DType::f16 ||
          dtype == DType::bf16 || is_small_float(dtype);
-}
-
-// What names, shapes and the configuration are looked up in: no piece is
-// copied.
-Catalog names_of(const Catalog& source) {
-  Catalog names;
-  names.format = source.format;
-  names.version = source.version;
-  names.path = source.path;
-  names.root = source.root;
-  names.family = source.family;
-  names.dialect = source.dialect;
-  names.run = source.run;
-  names.topology = source.topology;
-  names.sidecars = source.sidecars;
-  std::vector<std::string> said = trainer_config_objects();
-  said.insert(said.end(), {"args", "params"});
-  const bool gguf = formats::traits_of(source.format).dialect == kGguf;
-  for (const Object& object : source.objects)
-    if (gguf || std::ranges::find(said, object.name) != said.end())
-      names.objects.push_back(object);
-  for (const Tensor& tensor : source.tensors) {
-    if (tensor.kind != Kind::model) continue;
-    Tensor& one = names.tensors.emplace_back();
-    one.name = tensor.name;
-    one.dtype = tensor.dtype;
-    one.shape = tensor.shape;
-  }
-  return names;
 }
 
 constexpr std::string_view kSecondCopies =

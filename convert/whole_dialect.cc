@@ -9,8 +9,11 @@
 #include <set>
 
 #include "ckpt/error.h"
+#include "convert/gguf.h"
+#include "convert/trainer_config.h"
 #include "convert/translate.h"
 #include "formats/megatron/canonical/names.h"
+#include "formats/traits.h"
 #include "lib/text/glob.h"
 #include "models/family.h"
 
@@ -89,6 +92,33 @@ Distance distance_of(const Dialect& dialect, const Patterns& there) {
 }
 
 }  // namespace
+
+Catalog names_of(const Catalog& source) {
+  Catalog names;
+  names.format = source.format;
+  names.version = source.version;
+  names.path = source.path;
+  names.root = source.root;
+  names.family = source.family;
+  names.dialect = source.dialect;
+  names.run = source.run;
+  names.topology = source.topology;
+  names.sidecars = source.sidecars;
+  std::vector<std::string> said = trainer_config_objects();
+  said.insert(said.end(), {"args", "params"});
+  const bool gguf = formats::traits_of(source.format).dialect == kGguf;
+  for (const Object& object : source.objects)
+    if (gguf || std::ranges::find(said, object.name) != said.end())
+      names.objects.push_back(object);
+  for (const Tensor& tensor : source.tensors) {
+    if (tensor.kind != Kind::model) continue;
+    Tensor& one = names.tensors.emplace_back();
+    one.name = tensor.name;
+    one.dtype = tensor.dtype;
+    one.shape = tensor.shape;
+  }
+  return names;
+}
 
 DialectAnswer ask_all_families(const Catalog& names,
                                const TranslateOptions& options) {

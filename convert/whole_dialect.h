@@ -13,6 +13,10 @@
 
 namespace ckpt::families {
 
+// What names, shapes and the configuration are looked up in: no piece is
+// copied.
+Catalog names_of(const Catalog& source);
+
 struct DialectAnswer {
   std::vector<Finding> findings = {};
   std::string open = {};  // why it can't be told; "" where it can

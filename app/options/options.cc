@@ -16,7 +16,6 @@
 #include "app/options/rate.h"
 #include "app/options/read_paths.h"
 #include "ckpt/error.h"
-#include "formats/format.h"
 #include "lib/io/remote.h"
 #include "lib/text/format.h"
 #include "lib/text/number.h"
@@ -32,35 +31,8 @@ void check_note(const std::string& path, const std::string& option) {
 }
 namespace {
 
-constexpr uint32_t kMostRanks = 1'000'000;
 constexpr uint32_t kMostThreads = 4096;
 constexpr uint64_t kLeastMemory = uint64_t{16} << 20;
-
-// Parses a string of digits that fits; refuses signs, spaces and junk.
-std::optional<uint32_t> parse_count(std::string_view text, uint32_t most) {
-  const auto value = text::number<uint32_t>(text);
-  return value.value_or(0) == 0 || *value > most ? std::nullopt : value;
-}
-
-uint32_t rank_count(const std::string& option, std::string_view text,
-                    const std::string& whole) {
-  const auto count = parse_count(text, kMostRanks);
-  if (count) return *count;
-  // --tp 4->8 without quotes: the shell passes "4-" and creates a file "8".
-  if (text.size() > 1 && text.ends_with('-') &&
-      parse_count(text.substr(0, text.size() - 1), kMostRanks))
-    throw usage_error({},
-                      "{} '{}': the shell took what follows as a file to "
-                      "redirect the output to",
-                      option, text)
-        .with_hint(fmt::format("write {} {}:8, or quote it: {} '{}->8' "
-                               "(remove the file that the shell made)",
-                               option, text.substr(0, text.size() - 1), option,
-                               text.substr(0, text.size() - 1)));
-  throw usage_error({}, "{} '{}': expected a number from 1 to {}", option,
-                    whole, kMostRanks)
-      .with_hint(option + " takes 8, or 4:8 (4->8, 4→8) for 4 to 8");
-}
 
 // One of a few words, with "did you mean".
 template <class T>
@@ -152,17 +124,6 @@ void add_list(CLI::App& app, const std::string& name,
       ->group("Selection");
 }
 
-uint32_t resolve_axis(std::string_view axis, uint32_t held,
-                      const TopologyOptions::Axis& wanted) {
-  if (wanted.from && *wanted.from != held) {
-    throw usage_error({}, "--{} {}: the source has {}={}, not {}", axis,
-                      wanted.text, axis, held, *wanted.from)
-        .with_hint(fmt::format("--{} {}:{}, or just --{} {}", axis, held,
-                               *wanted.to, axis, *wanted.to));
-  }
-  return wanted.to.value_or(held);
-}
-
 }  // namespace
 
 uint64_t size_value(const std::string& option, const std::string& text) {
@@ -172,28 +133,6 @@ uint64_t size_value(const std::string& option, const std::string& text) {
     throw Error(error.code(), {}, option + ": " + error.problem(),
                 error.hint());
   }
-}
-
-TopologyOptions::Axis parse_axis(const std::string& option,
-                                 const std::string& text) {
-  TopologyOptions::Axis axis{.text = text, .from = {}, .to = {}};
-  for (const std::string_view arrow : {"→", "->", ":"}) {
-    const size_t at = text.find(arrow);
-    if (at == text.npos) continue;
-    const std::string_view both = text;
-    axis.from = rank_count(option, both.substr(0, at), text);
-    axis.to = rank_count(option, both.substr(at + arrow.size()), text);
-    return axis;
-  }
-  axis.to = rank_count(option, text, text);
-  return axis;
-}
-
-Topology TopologyOptions::resolve(const Topology& source) const {
-  return {.tp = resolve_axis("tp", source.tp, tp),
-          .pp = resolve_axis("pp", source.pp, pp),
-          .dp = resolve_axis("dp", source.dp, dp),
-          .ep = resolve_axis("ep", source.ep, ep)};
 }
 
 void add_output_options(CLI::App& app, OutputOptions& options) {
@@ -308,29 +247,6 @@ void add_select_options(CLI::App& app, Selection& options) {
       ->excludes(model);
 }
 
-formats::Asked TopologyOptions::asked() const {
-  return {.tp = tp.to, .pp = pp.to, .dp = dp.to, .ep = ep.to};
-}
-
-void add_topology_options(CLI::App& app, TopologyOptions& options) {
-  struct Row {
-    const char* name;
-    const char* help;
-    TopologyOptions::Axis* axis;
-  };
-  const Row rows[] = {
-      {"--tp", "Tensor-parallel ranks: 8, or 4:8 for 4 to 8", &options.tp},
-      {"--pp", "Pipeline stages", &options.pp},
-      {"--dp", "Data-parallel shards (FSDP, ZeRO)", &options.dp},
-      {"--ep", "Expert-parallel ranks", &options.ep},
-  };
-  for (const Row& row : rows) {
-    valued(app, row.name, "N", row.help, [row](const std::string& s) {
-      *row.axis = parse_axis(row.name, s);
-    })->group("Topology");
-  }
-}
-
 void add_memory_option(CLI::App& app, uint64_t& max_mem) {
   tree_memory::set_limit(0);
   valued(app, "--max-mem", "SIZE", "Memory limit (default 1GiB)",
@@ -359,8 +275,8 @@ void add_engine_options(CLI::App& app, EngineOptions& options) {
   const std::string group = "Resources";
   valued(app, "-j,--threads", "N", "Worker threads (default: processors)",
          [&](const std::string& s) {
-           const auto count = parse_count(s, kMostThreads);
-           if (!count && s != "0")
+           const auto count = text::number<uint32_t>(s);
+           if (!count || *count > kMostThreads || (*count == 0 && s != "0"))
              throw usage_error({}, "--threads '{}': expected 0 to {}", s,
                                kMostThreads)
                  .with_hint("0, the default, is as many as processors");

@@ -29,19 +29,10 @@
 
 #include "lib/io/file.h"
 #include "lib/io/lock.h"
+#include "lib/io/staging_target.h"
 #include "lib/io/upload.h"
 
 namespace ckpt::io {
-
-struct StagingOptions {
-  bool single_file = false;  // DST is a file, not a directory
-  bool overwrite = false;    // DST may exist; it is replaced at the end
-  bool resume = false;       // keep what an earlier run left
-  bool sync = true;          // flush files and directories before the rename
-  // Suffixes of files that are beside a single file and describe it: those of a
-  // replaced file are removed with it.
-  std::vector<std::string> companions = {};
-};
 
 class Staging {
  public:
@@ -142,18 +133,6 @@ class Staging {
   std::unique_ptr<Upload> upload_;
   size_t in_upload_ = 0;  // of files_
 };
-
-// The path beside which a target is staged: the target itself, or a name in the
-// spool for one on another machine.
-std::string staging_place(const std::string& target);
-
-// What the directory and the lock of a salvage to a place are called, without
-// the dot.
-std::string salvage_name(const std::string& place);
-
-// An earlier run came so far that objects of it may stand at the target, which
-// is on another machine: they are this run's own when it goes on.
-bool is_half_published(const std::string& target);
 
 // A process that writes into another's staging directory: while it lives, no
 // later run may begin there. Throws kIo if the directory is not shared.

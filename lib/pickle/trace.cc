@@ -146,43 +146,6 @@ void Tracer::keep_to(size_t size) {
   drop_to(size);
 }
 
-// Tuples are many and mostly of no interest. Remember those with something
-// callable in the first two places, and those of a single bytes value.
-Tracer::Value Tracer::tuple(size_t first) {
-  const auto callable = [](Value value) {
-    return value.kind() == Kind::kGlobal || is_made(value) ||
-           value.kind() == Kind::kUnknown;
-  };
-  const size_t size = stack_.size() - first;
-  Value value = make(Kind::kOther);
-  const Value head = size > 0 ? stack_[first] : Value();
-  const Value second = size > 1 ? stack_[first + 1] : Value();
-  const Value part = type_tuple(first);
-  if (part.kind() == Kind::kPart) {
-    keep_to(first);
-    value = part;
-  } else if (callable(head) || callable(second) ||
-             (size == 1 &&
-              (head.kind() == Kind::kBytes || head.kind() == Kind::kEncoded)) ||
-             (encodes_ && size == 2 && head.kind() == Kind::kText &&
-              second.kind() == Kind::kText)) {
-    value = make(Kind::kPair, pairs_.size());
-    pairs_.push_back({head, second, size});
-    // Its globals wait for what takes the tuple; tuples in it don't.
-    if (head.kind() != Kind::kGlobal) keep(head);
-    if (second.kind() != Kind::kGlobal) keep(second);
-    if (size > 2) keep_to(first + 2);
-    drop_to(first);
-  } else {
-    value = number_tuple(first);
-    if (value.kind() == Kind::kOther) value = type_tuple(first);
-    if (value.kind() == Kind::kOther && head.kind() == Kind::kText && size <= 3)
-      value = make(Kind::kWords, head.number());
-    keep_to(first);
-  }
-  return value;
-}
-
 // --- opcodes ---
 
 bool Tracer::step(uint8_t opcode) {
