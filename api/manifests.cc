@@ -4,19 +4,16 @@
 #include <algorithm>
 #include <map>
 #include <set>
-#include <string>
 #include <string_view>
 #include <vector>
 
 #include "api/contents.h"
 #include "api/decoded.h"
 #include "ckpt/catalog.h"
-#include "ckpt/error.h"
 #include "formats/format.h"
 #include "formats/traits.h"
 #include "lib/io/file.h"
 #include "lib/manifest.h"
-#include "reshard/engine.h"
 #include "reshard/made.h"
 #include "reshard/planner.h"
 

@@ -9,7 +9,6 @@
 //   manifests rewritten, data files deleted, .metadata.bck deleted
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <map>
 #include <set>

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
-#include <vector>
 
 #include "ckpt/error.h"
 #include "formats/accounted.h"

@@ -13,7 +13,6 @@
 #include "lib/io/file.h"
 #include "lib/io/listing.h"
 #include "lib/io/remote.h"
-#include "lib/manifest.h"
 #include "lib/pickle/decode.h"
 #include "lib/text/json.h"
 

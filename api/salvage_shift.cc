@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <bit>
 #include <cstring>
-#include <set>
 
 #include "api/salvager.h"
 #include "api/shift.h"

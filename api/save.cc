@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
 #include <atomic>
-#include <unordered_map>
 
 #include "api/memory.h"
 #include "api/naming.h"

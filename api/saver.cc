@@ -12,7 +12,6 @@
 #include <thread>
 
 #include "api/memory.h"
-#include "ckpt/sharded.h"
 #include "ckpt/trees.h"
 #include "formats/megatron/model/keys.h"
 #include "formats/traits.h"

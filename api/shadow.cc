@@ -8,7 +8,6 @@
 
 #include "ckpt/error.h"
 #include "lib/interrupt.h"
-#include "lib/io/file.h"
 #include "lib/io/remove.h"
 #include "lib/io/staging.h"
 

@@ -7,7 +7,6 @@
 #include <charconv>
 #include <map>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "ckpt/error.h"
 #include "lib/pickle/json.h"

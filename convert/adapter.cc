@@ -10,7 +10,6 @@
 #include <string>
 #include <tuple>
 
-#include "ckpt/catalog.h"
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "convert/adapter_base.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "convert/adapter_modules.h"
 
-#include <algorithm>
 #include <array>
 
 #include "ckpt/error.h"

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // config.json: kept, corrected, or made from what the source says.
-#include <algorithm>
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"

@@ -4,8 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
-#include <optional>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>

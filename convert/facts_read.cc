@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Configurations, in the form that the ledger's expressions read.
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <set>
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "convert/optimizer.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <unordered_map>
 

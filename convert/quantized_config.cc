@@ -4,14 +4,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include "ckpt/error.h"
 #include "containers/hf/hf.h"
 #include "lib/io/file.h"
-#include "lib/text/json.h"
 
 namespace ckpt::families {
 namespace {

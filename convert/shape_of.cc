@@ -2,9 +2,6 @@
 // Applies operations to shapes alone.
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <numeric>
-
 #include "ckpt/error.h"
 #include "convert/check.h"
 

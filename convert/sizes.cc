@@ -8,7 +8,6 @@
 #include <cmath>
 #include <map>
 
-#include "ckpt/error.h"
 #include "convert/facts_table.h"
 #include "lib/text/format.h"
 

@@ -2,7 +2,6 @@
 #include "convert/trained_experts.h"
 
 #include <array>
-#include <map>
 #include <optional>
 #include <string_view>
 #include <utility>

@@ -4,7 +4,6 @@
 //   a.weight             the object, with its class, dtype and shape
 //   a.weight.args.3.…    what it is made of: qdata, scale, zero_point, and
 //                        values such as block_size
-#include <fmt/format.h>
 
 #include <array>
 

@@ -2,7 +2,6 @@
 #include "formats/accounted.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <set>
 #include <string_view>

@@ -7,7 +7,6 @@
 #include <array>
 #include <filesystem>
 #include <optional>
-#include <set>
 #include <unordered_map>
 #include <unordered_set>
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/component_tree.h"
 
-#include <algorithm>
 #include <utility>
 #include <vector>
 

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/file_list.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
-#include <filesystem>
 #include <set>
 #include <unordered_map>
 #include <utility>
@@ -21,8 +18,6 @@
 
 namespace ckpt::formats {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr size_t kMaxDepth = 16;
 // The largest machines have some hundred thousand ranks, with one file each.

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/rank_holes.h"
 
-#include <fmt/format.h>
-
 namespace ckpt::formats {
 
 void check_rank_files(const std::set<uint64_t>& have, uint64_t wanted,

@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <charconv>
-#include <string_view>
 
 #ifdef __GLIBC__
 #include <malloc.h>

@@ -14,7 +14,6 @@
 #include "ckpt/error.h"
 #include "lib/crc32.h"
 #include "lib/io/ahead.h"
-#include "lib/io/file.h"
 #include "lib/io/remote.h"
 #include "lib/sha256.h"
 #include "lib/text/format.h"

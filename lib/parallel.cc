@@ -6,8 +6,6 @@
 #include <cstdint>
 #include <exception>
 #include <mutex>
-#include <thread>
-#include <vector>
 
 #include "lib/processors.h"
 

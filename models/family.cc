@@ -2,7 +2,6 @@
 #include "models/family.h"
 
 #include <algorithm>
-#include <map>
 #include <mutex>
 
 #include "ckpt/error.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a family file says about fairseq2 alone: how it cuts tensors, which of
 // them are buffers or the same tensor, their shapes, its defaults.
-#include <algorithm>
 
 #include "ckpt/error.h"
 #include "models/family_read.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rules of a family file: their fields, and which may be combined.
 #include <algorithm>
-#include <array>
 
 #include "ckpt/error.h"
 #include "lib/text/format.h"

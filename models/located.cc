@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 
 #include "ckpt/error.h"
 #include "lib/text/format.h"

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <set>
 
 #include "ckpt/error.h"
 #include "lib/pickle/config.h"

@@ -5,7 +5,6 @@
 #include <map>
 #include <numeric>
 #include <string_view>
-#include <tuple>
 
 #include "lib/text/number.h"
 

@@ -4,9 +4,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <unordered_map>
 
-#include "ckpt/error.h"
 #include "lib/io/file.h"
 #include "lib/text/glob.h"
 #include "lib/text/json.h"

@@ -5,13 +5,11 @@
 
 #include <algorithm>
 #include <optional>
-#include <string>
 #include <string_view>
 #include <unordered_set>
 #include <vector>
 
 #include "lib/text/words.h"
-#include "models/family.h"
 
 namespace ckpt::families {
 namespace {

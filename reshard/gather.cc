@@ -3,7 +3,6 @@
 // halved until a tile and the file range that it touches fit the buffers; then
 // comes one read, and a copy element by element.
 #include <cstring>
-#include <utility>
 
 #include "ckpt/error.h"
 #include "lib/interrupt.h"

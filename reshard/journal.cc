@@ -5,10 +5,7 @@
 #include <unistd.h>
 
 #include <bit>
-#include <cerrno>
 #include <charconv>
-#include <optional>
-#include <string_view>
 #include <unordered_set>
 
 #include "ckpt/error.h"

@@ -3,11 +3,8 @@
 
 #include <algorithm>
 #include <tuple>
-#include <vector>
 
 #include "ckpt/error.h"
-#include "reshard/placed.h"
-#include "reshard/slabs.h"
 
 namespace ckpt::reshard {
 namespace {

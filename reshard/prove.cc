@@ -6,10 +6,8 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
-#include <cmath>
 #include <cstring>
 #include <iterator>
-#include <limits>
 #include <mutex>
 #include <unordered_map>
 #include <unordered_set>

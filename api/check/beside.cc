@@ -5,7 +5,6 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <tuple>
 
 #include "ckpt/error.h"
 #include "lib/io/file.h"

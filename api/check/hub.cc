@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <iterator>
-#include <utility>
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"

@@ -4,8 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <optional>
-#include <set>
 
 #include "api/edit/layer_place.h"
 #include "ckpt/error.h"

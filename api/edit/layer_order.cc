@@ -8,7 +8,6 @@
 #include <set>
 
 #include "api/edit/layer_place.h"
-#include "api/edit/towers.h"
 #include "ckpt/error.h"
 #include "formats/megatron/model/keys.h"
 #include "models/view.h"

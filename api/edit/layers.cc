@@ -4,10 +4,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <vector>
 
 #include "api/edit/number_list.h"
-#include "api/edit/towers.h"
 #include "ckpt/error.h"
 #include "formats/megatron/model/keys.h"
 #include "lib/text/number.h"

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // --layers: makes configurations say how many layers are kept.
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <string>
 #include <string_view>
-#include <unordered_set>
 
 #include "ckpt/ckpt.h"
 #include "convert/dialects.h"

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/edit/quantized_modules.h"
 
-#include <algorithm>
 #include <functional>
-#include <nlohmann/json.hpp>
 
 #include "api/edit/experts.h"
 #include "api/edit/layer_place.h"

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <vector>
 
 #include "ckpt/ckpt.h"
 #include "lib/io/file.h"

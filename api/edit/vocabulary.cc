@@ -6,10 +6,7 @@
 
 #include <algorithm>
 #include <array>
-#include <nlohmann/json.hpp>
 #include <set>
-#include <string_view>
-#include <vector>
 
 #include "api/edit/config_edit.h"
 #include "ckpt/error.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fills a sharded state dict from a checkpoint (megatron-core:
 // serialization.py, load).
-#include <algorithm>
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>

@@ -6,7 +6,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
-#include "app/command.h"
 #include "app/options/options.h"
 #include "app/options/settings.h"
 #include "app/options/words.h"

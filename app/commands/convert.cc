@@ -3,7 +3,6 @@
 
 #include <CLI/CLI.hpp>
 #include <cmath>
-#include <optional>
 #include <unordered_set>
 #include <utility>
 

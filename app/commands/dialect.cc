@@ -8,7 +8,6 @@
 #include "app/commands/source.h"
 #include "app/options/read_paths.h"
 #include "app/print/console.h"
-#include "ckpt/ckpt.h"
 #include "ckpt/error.h"
 
 namespace ckpt::app {

@@ -11,7 +11,6 @@
 #include <cstdlib>
 #include <mutex>
 #include <utility>
-#include <vector>
 
 #include "app/print/table.h"
 #include "lib/heap.h"

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <set>
 #include <string_view>
-#include <unordered_map>
 #include <unordered_set>
 
 #include "app/print/facts.h"
@@ -14,7 +13,6 @@
 #include "app/print/ranks.h"
 #include "app/print/value_text.h"
 #include "ckpt/error.h"
-#include "convert/facts.h"
 #include "formats/peft/settings.h"
 #include "lib/pickle/json.h"
 #include "lib/pickle/value.h"

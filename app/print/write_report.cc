@@ -8,11 +8,9 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
-#include <optional>
 
 #include "app/options/written.h"
 #include "app/print/console.h"
-#include "app/print/json_writer.h"
 #include "app/print/progress.h"
 #include "app/print/ranks.h"
 #include "app/print/table.h"

@@ -2,9 +2,6 @@
 #include "containers/hf/hf.h"
 
 #include <algorithm>
-#include <array>
-#include <string_view>
-#include <system_error>
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"

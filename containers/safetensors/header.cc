@@ -2,9 +2,7 @@
 #include "containers/safetensors/header.h"
 
 #include <algorithm>
-#include <utility>
 
-#include "ckpt/catalog.h"
 #include "ckpt/error.h"
 #include "containers/foreign.h"
 #include "lib/in_order.h"

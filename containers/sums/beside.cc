@@ -5,7 +5,6 @@
 #include <map>
 #include <optional>
 #include <set>
-#include <span>
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"

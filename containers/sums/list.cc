@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <optional>
 
 #include "ckpt/error.h"
 #include "lib/text/format.h"

@@ -2,7 +2,6 @@
 #include "containers/torch/distributed.h"
 
 #include <algorithm>
-#include <array>
 
 #include "ckpt/error.h"
 #include "containers/torch/rebuild.h"

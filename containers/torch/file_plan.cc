@@ -19,7 +19,6 @@ namespace {
 
 using pickle::Document;
 using pickle::Id;
-using pickle::kNoId;
 using pickle::Type;
 
 // Persistent ids of placeholders. Those of real files are tuples that begin

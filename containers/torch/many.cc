@@ -4,9 +4,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 
-#include <memory>
-#include <vector>
-
 #include "containers/torch/storages.h"
 #include "lib/parallel.h"
 

@@ -15,7 +15,6 @@ namespace {
 
 using pickle::Document;
 using pickle::Id;
-using pickle::kNoId;
 using pickle::Type;
 
 // A visited value and its fate.

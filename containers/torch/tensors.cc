@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "containers/torch/tensors.h"
 
-#include <array>
 #include <utility>
 
 #include "ckpt/error.h"
@@ -14,7 +13,6 @@ namespace {
 
 using pickle::Document;
 using pickle::Id;
-using pickle::kNoId;
 using pickle::Type;
 
 // Wrappers nest: a parameter of a subclass of a device tensor has three.

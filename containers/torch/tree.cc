@@ -2,7 +2,6 @@
 #include "containers/torch/tree.h"
 
 #include <algorithm>
-#include <array>
 #include <unordered_map>
 #include <unordered_set>
 

@@ -6,10 +6,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <string>
 #include <tuple>
 #include <unordered_map>
-#include <vector>
 
 #include "ckpt/box.h"
 #include "ckpt/error.h"

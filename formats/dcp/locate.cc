@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <map>
-#include <optional>
 
 #include "ckpt/error.h"
 #include "containers/torch/item.h"

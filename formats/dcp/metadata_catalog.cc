@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Turns an index into a catalog: pieces whose payload is located later.
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <utility>

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <unordered_map>
 
-#include "ckpt/error.h"
 #include "containers/torch/file_plan.h"
 #include "containers/torch/item.h"
 #include "formats/dcp/frame.h"

@@ -11,7 +11,6 @@
 
 #include "ckpt/note.h"
 #include "containers/hf/numbered.h"
-#include "formats/dcp/entries.h"
 #include "lib/io/file.h"
 #include "lib/lost_file.h"
 #include "lib/tensor_part.h"

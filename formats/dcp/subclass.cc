@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/dcp/subclass.h"
 
-#include <algorithm>
-#include <utility>
-
 #include "ckpt/error.h"
 #include "containers/torch/tensors.h"
 #include "lib/pickle/value.h"

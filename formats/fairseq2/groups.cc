@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/fairseq2/groups.h"
 
-#include <algorithm>
-
 #include "ckpt/error.h"
 
 namespace ckpt::fairseq2 {

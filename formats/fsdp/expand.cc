@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <set>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"

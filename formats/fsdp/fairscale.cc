@@ -2,15 +2,11 @@
 #include "formats/fsdp/fairscale.h"
 
 #include <algorithm>
-#include <optional>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include "ckpt/error.h"
 #include "containers/torch/tensors.h"
 #include "formats/fsdp/expand.h"
-#include "lib/pickle/value.h"
 #include "lib/text/format.h"
 
 namespace ckpt::fsdp {

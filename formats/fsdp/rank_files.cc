@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/fsdp/rank_files.h"
 
-#include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <map>

@@ -4,8 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
-#include <cstring>
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"

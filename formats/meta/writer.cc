@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
@@ -24,7 +23,6 @@ namespace ckpt::meta {
 namespace {
 
 using formats::Cut;
-using text::printable;
 using Severity = Problem::Severity;
 
 class Builder {

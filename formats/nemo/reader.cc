@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <optional>
 #include <string_view>
-#include <vector>
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"

@@ -2,7 +2,6 @@
 #include "formats/peft/names.h"
 
 #include <algorithm>
-#include <array>
 #include <vector>
 
 #include "lib/io/file.h"

@@ -9,7 +9,6 @@
 #include "containers/torch/container.h"
 #include "formats/runs/components.h"
 #include "formats/runs/file_names.h"
-#include "formats/runs/pattern.h"
 #include "lib/io/file.h"
 #include "lib/io/listed.h"
 #include "lib/io/names.h"

@@ -12,7 +12,6 @@
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "formats/file_list.h"
-#include "formats/runs/file_names.h"
 #include "formats/runs/optimizer.h"
 #include "formats/runs/pattern.h"
 #include "lib/io/file.h"

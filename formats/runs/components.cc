@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/runs/components.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <optional>
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"

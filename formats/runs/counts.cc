@@ -11,9 +11,7 @@
 #include <set>
 #include <string>
 #include <string_view>
-#include <vector>
 
-#include "ckpt/catalog.h"
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "containers/torch/tensors.h"

@@ -2,7 +2,6 @@
 #include "formats/runs/flat_write.h"
 
 #include <algorithm>
-#include <map>
 #include <unordered_map>
 
 #include "ckpt/error.h"

@@ -16,7 +16,6 @@ namespace {
 
 using pickle::Document;
 using pickle::Id;
-using pickle::kNoId;
 using pickle::Type;
 using NameList = std::vector<std::string>;
 

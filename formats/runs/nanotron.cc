@@ -5,14 +5,10 @@
 
 #include <algorithm>
 #include <array>
-#include <filesystem>
-#include <map>
-#include <optional>
 #include <set>
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
-#include "containers/safetensors/header.h"
 #include "formats/runs/file_names.h"
 #include "formats/runs/find.h"
 #include "formats/runs/merge.h"

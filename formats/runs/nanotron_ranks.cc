@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/runs/nanotron_ranks.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "ckpt/error.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/runs/objects.h"
 
-#include <algorithm>
 #include <optional>
 #include <string_view>
 #include <unordered_map>

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/runs/original_write.h"
 
-#include <algorithm>
 #include <map>
-#include <set>
 #include <unordered_map>
 #include <utility>
 

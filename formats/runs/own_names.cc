@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/runs/own_names.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "formats/runs/run.h"

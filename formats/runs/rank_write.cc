@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/runs/rank_write.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <map>
 #include <unordered_map>
 
 #include "ckpt/error.h"

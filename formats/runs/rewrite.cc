@@ -10,7 +10,6 @@
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "formats/deepspeed/ranks.h"
-#include "formats/runs/containers.h"
 #include "formats/runs/file_names.h"
 #include "formats/runs/flat_write.h"
 #include "formats/runs/grid.h"

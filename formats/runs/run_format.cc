@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/runs/run_format.h"
 
-#include <algorithm>
 #include <set>
 
 #include "ckpt/error.h"

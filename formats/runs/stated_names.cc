@@ -7,7 +7,6 @@
 #include <map>
 #include <set>
 #include <string>
-#include <utility>
 
 #include "formats/runs/naming.h"
 #include "formats/runs/split.h"

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
-#include <set>
 #include <unordered_set>
 #include <utility>
 
@@ -24,7 +23,6 @@
 #include "formats/runs/nanotron.h"
 #include "formats/runs/objects.h"
 #include "formats/runs/optimizer.h"
-#include "formats/runs/order.h"
 #include "formats/runs/parts.h"
 #include "formats/runs/pattern.h"
 #include "formats/runs/ranks.h"

@@ -6,7 +6,6 @@
 #include "containers/hf/index.h"
 #include "containers/safetensors/header.h"
 #include "lib/crc32.h"
-#include "lib/io/file.h"
 
 namespace ckpt::salvage {
 

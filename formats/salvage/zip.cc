@@ -2,7 +2,6 @@
 // Repairs a torch.save zip that was cut, or lost its directory, or has records
 // that don't match their checksums.
 #include <algorithm>
-#include <set>
 
 #include "ckpt/error.h"
 #include "containers/torch/storages.h"

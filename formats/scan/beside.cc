@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Files that are no pickles, and whose loaders run code all the same:
 // configurations, templates, Keras' layers, TorchScript.
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>

@@ -2,7 +2,6 @@
 // Paths of Python, expressions and code, judged by their words.
 #include <algorithm>
 #include <cctype>
-#include <span>
 
 #include "formats/scan/configs.h"
 #include "lib/text/words.h"

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "ckpt/error.h"
 #include "formats/fsdp/expand.h"
 #include "formats/rank_share.h"
 #include "lib/io/file.h"

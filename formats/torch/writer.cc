@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
 #include <map>
 #include <tuple>
 
@@ -21,7 +20,6 @@ namespace {
 using pickle::Document;
 using pickle::Id;
 using pickle::Type;
-using text::printable;
 using Severity = Problem::Severity;
 
 constexpr std::string_view kFormat = "torch";

@@ -2,7 +2,6 @@
 #include "formats/vllm/models.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
 #include <vector>
 

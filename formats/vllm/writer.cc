@@ -24,7 +24,6 @@ namespace ckpt::vllm {
 namespace {
 
 using formats::Cut;
-using text::printable;
 using Severity = Problem::Severity;
 
 // What vLLM's example for saving uses.

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <numeric>
 
 #include "lib/codec/decoder.h"
 #include "lib/text/format.h"

@@ -2,7 +2,6 @@
 #include "lib/codec/stream.h"
 
 #include <algorithm>
-#include <array>
 #include <functional>
 #include <vector>
 

@@ -7,10 +7,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include "ckpt/error.h"
 #include "lib/failures.h"

@@ -8,10 +8,8 @@
 
 #include <atomic>
 #include <chrono>
-#include <cstdint>
 #include <cstdlib>
 #include <memory>
-#include <span>
 #include <thread>
 
 #include "ckpt/error.h"

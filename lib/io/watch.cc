@@ -7,10 +7,8 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <mutex>
 #include <utility>
 
-#include "ckpt/error.h"
 #include "lib/failures.h"
 #include "lib/io/remote.h"
 #include "lib/io/retry.h"

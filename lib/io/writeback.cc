@@ -4,10 +4,7 @@
 #include <fcntl.h>
 
 #include <cerrno>
-#include <string>
 #include <utility>
-
-#include "ckpt/error.h"
 
 namespace ckpt::io {
 Error flush_error(const std::string& path, std::string operation, int errnum) {

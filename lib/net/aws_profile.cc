@@ -16,12 +16,10 @@
 #include <array>
 #include <cstdio>
 #include <memory>
-#include <string>
 
 #include "ckpt/error.h"
 #include "lib/io/file.h"
 #include "lib/io/names.h"
-#include "lib/net/aws.h"
 #include "lib/net/aws_profile.h"
 #include "lib/net/http.h"
 #include "lib/net/settings.h"

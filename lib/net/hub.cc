@@ -19,7 +19,6 @@
 // read there.
 #include <sys/stat.h>
 
-#include <algorithm>
 #include <set>
 
 #include "lib/io/file.h"

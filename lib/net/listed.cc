@@ -5,7 +5,6 @@
 
 #include <algorithm>
 
-#include "ckpt/error.h"
 #include "lib/failures.h"
 #include "lib/net/settings.h"
 #include "lib/parallel.h"

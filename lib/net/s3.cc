@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <iterator>
 #include <utility>
 
 #include "lib/net/access.h"

@@ -6,7 +6,6 @@
 #include <functional>
 #include <mutex>
 #include <set>
-#include <span>
 #include <thread>
 #include <utility>
 

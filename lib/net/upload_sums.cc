@@ -7,7 +7,6 @@
 #include <array>
 #include <charconv>
 #include <span>
-#include <vector>
 
 #include "lib/net/md5.h"
 #include "lib/net/xml.h"

@@ -2,7 +2,6 @@
 #include "lib/pickle/data_types.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "lib/text/number.h"
 

@@ -7,7 +7,6 @@
 
 #include "ckpt/error.h"
 #include "lib/pickle/opcodes.h"
-#include "lib/pickle/value.h"
 
 namespace ckpt::pickle {
 namespace {

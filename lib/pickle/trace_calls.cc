@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which global is meant, and what is done to it.
 #include <algorithm>
-#include <tuple>
 
 #include "lib/pickle/codecs.h"
 #include "lib/pickle/names.h"

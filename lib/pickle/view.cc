@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Conveniences for reading: what a value is, without knowing how it was made.
-#include <algorithm>
 
 #include "lib/pickle/dict.h"
 #include "lib/pickle/value.h"

@@ -9,7 +9,6 @@
 
 #include "ckpt/error.h"
 #include "lib/text/format.h"
-#include "lib/text/scan.h"
 #include "lib/tree_memory.h"
 
 namespace ckpt::text {

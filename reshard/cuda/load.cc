@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "reshard/cuda/load.h"
 
-#include <array>
 #include <charconv>
 #include <cstdlib>
 #include <string_view>

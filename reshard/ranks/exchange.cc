@@ -2,7 +2,6 @@
 #include "reshard/ranks/exchange.h"
 
 #include <algorithm>
-#include <functional>
 #include <set>
 
 #include "ckpt/error.h"

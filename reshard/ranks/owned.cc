@@ -2,7 +2,6 @@
 #include "reshard/ranks/owned.h"
 
 #include <algorithm>
-#include <span>
 
 #include "ckpt/catalog.h"
 

@@ -16,7 +16,6 @@ using reshard::Item;
 using reshard::Job;
 using reshard::kNone;
 using reshard::Lane;
-using reshard::Move;
 using reshard::Plan;
 
 // Renumbers things of the whole in the order in which they are met.

@@ -13,7 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include "ckpt/catalog.h"
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "formats/megatron/buckets/fit.h"

@@ -9,7 +9,6 @@
 #include "ckpt/error.h"
 #include "formats/megatron/model/forks.h"
 #include "formats/megatron/model/grouped.h"
-#include "formats/megatron/model/keys.h"
 #include "formats/megatron/model/parts.h"
 #include "formats/megatron/model/restack.h"
 #include "formats/megatron/model/rules.h"

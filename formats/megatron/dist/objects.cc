@@ -8,7 +8,6 @@
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
-#include "formats/megatron/model/keys.h"
 #include "formats/megatron/state/common.h"
 
 namespace ckpt::megatron {

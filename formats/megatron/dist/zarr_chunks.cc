@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/megatron/dist/zarr_chunks.h"
 
-#include <algorithm>
-
 #include "ckpt/error.h"
 #include "containers/zarr/array.h"
 #include "containers/zarr/dtypes.h"

@@ -3,8 +3,6 @@
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
-
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "formats/megatron/legacy/names.h"

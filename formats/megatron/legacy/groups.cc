@@ -10,7 +10,6 @@ namespace {
 
 using pickle::Document;
 using pickle::Id;
-using pickle::kNoId;
 using pickle::Type;
 
 bool flag(const Document& document, Id group, const char* key) {

@@ -2,7 +2,6 @@
 #include "formats/megatron/legacy/numbering.h"
 
 #include <algorithm>
-#include <unordered_set>
 
 #include "ckpt/error.h"
 #include "formats/megatron/legacy/names.h"

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/megatron/legacy/objects.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <unordered_map>
 
@@ -21,7 +19,6 @@ using pickle::Document;
 using pickle::Id;
 using pickle::kNoId;
 using pickle::Type;
-using text::printable;
 
 constexpr uint64_t kMaxInline = uint64_t{64} << 20;  // of one value
 

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <numeric>
 #include <set>
-#include <unordered_map>
 #include <unordered_set>
 
 #include "ckpt/error.h"

@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "formats/megatron/legacy/names.h"
-#include "formats/megatron/legacy/plan.h"
 #include "formats/megatron/state/job_args.h"
 #include "lib/io/file.h"
 

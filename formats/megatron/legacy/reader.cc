@@ -27,7 +27,6 @@ namespace {
 
 using formats::ReadOptions;
 using formats::Support;
-using text::printable;
 
 Support supports_legacy(const std::string& path) {
   const LegacyFound found = locate_legacy(path);

@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <unordered_map>
 
 #include "ckpt/error.h"
 #include "formats/megatron/model/keys.h"

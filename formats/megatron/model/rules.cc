@@ -2,7 +2,6 @@
 #include "formats/megatron/model/rules.h"
 
 #include <algorithm>
-#include <array>
 #include <string>
 #include <unordered_map>
 

@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "formats/megatron/model/keys.h"
 #include "formats/megatron/model/module_order.h"
 #include "formats/megatron/model/old_names.h"
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Makes a target's common.pt from the objects of a source.
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <unordered_map>

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/megatron/state/optimizer_common.h"
 
-#include <bit>
 #include <cstring>
-#include <vector>
 
 #include "containers/torch/item.h"
 #include "formats/megatron/state/common.h"

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
-#include <optional>
-#include <string>
 #include <string_view>
 #include <unordered_set>
 
