@@ -94,6 +94,29 @@ forbid 'api includes no format but dcp, fairseq2, megatron, modelopt' \
   "#include \"formats/($(grep -vxE 'dcp|fairseq2|megatron|modelopt' \
     <<<"$folders" | paste -sd'|'))/" api
 
+# How many lines of C++ a room may have.
+budgets='
+lib: 32300
+containers: 9800
+models: 7100
+formats: 79800
+convert: 14100
+reshard: 21300
+api: 21200
+app: 16400
+'
+while IFS=: read -r room most; do
+  [ -n "$room" ] || continue
+  lines=$(find "$room" \( -name '*.cc' -o -name '*.h' -o -name '*.cu' \) \
+    -exec cat {} + | wc -l)
+  [ "$lines" -gt "$((most))" ] || continue
+  printf '%s has %d lines of C++, %d over its budget: delete first.\n%s\n\n' \
+    "$room" "$lines" "$((lines - most))" \
+    'If it has to grow, raise its number in scripts/check_rooms.sh in the same
+commit, whose body says why and what it deletes.'
+  status=1
+done <<<"$budgets"
+
 print='(std::(cout|cerr|clog)|fmt::print|[^nf:_a-z](f|v|vf)?printf|[^_a-z]f?puts) *\('
 # shellcheck disable=SC2086  # one word a room
 forbid 'only app prints' "$print|std::(cout|cerr|clog)" ${all%app}
