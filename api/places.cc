@@ -15,6 +15,7 @@
 #include "lib/io/upload.h"
 #include "lib/text/format.h"
 #include "lib/text/suggest.h"
+#include "lib/text/words.h"
 
 namespace ckpt::library {
 namespace {
@@ -217,9 +218,7 @@ void check_target_name(const std::string& target) {
             "targets are paths, s3:// and gs://; for others write to a "
             "directory first, then copy that: hf upload, azcopy, rclone copy");
   if (target.empty() || target.ends_with('/')) return;
-  std::string lower;
-  for (const char c : target)
-    lower += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  const std::string lower = text::lower(target);
   if (formats::format_of_name(lower) != formats::format_of_name(target))
     throw usage_error({target, {}}, "endings are lower case")
         .with_hint(target.substr(0, target.rfind('.')) +

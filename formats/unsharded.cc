@@ -26,18 +26,6 @@ constexpr std::string_view kObjects = "objects.pt";
 // Values of a safetensors header.
 constexpr std::string_view kHeader = "__metadata__";
 
-std::string_view folder_of(Kind kind) {
-  switch (kind) {
-    case Kind::model:
-      return "model";
-    case Kind::optim:
-      return "optim";
-    case Kind::other:
-      return "other";
-  }
-  return "other";
-}
-
 // A file of the target.
 struct Part {
   std::string path;
@@ -93,7 +81,7 @@ class Builder {
 
   // The peer uses the whole key, with '-' for each '.'.
   std::string file_of(const Tensor& tensor) const {
-    const std::string folder(folder_of(tensor.kind));
+    const std::string folder(name(tensor.kind));
     std::string key = tensor.name;
     if (source_.format.starts_with("olmo_core")) key = folder + "." + key;
     for (char& c : key)
@@ -126,10 +114,9 @@ class Builder {
         const uint64_t bytes = byte_size(source_.tensors[i]);
         const uint64_t most = layout_.max_shard_size;
         if (number == 0 || filled > most || bytes > most - filled) {
-          parts_.push_back(
-              {.path = fmt::format("{}/chunk-{:05}{}", folder_of(kind),
-                                   number++, extension_),
-               .tensors = {}});
+          parts_.push_back({.path = fmt::format("{}/chunk-{:05}{}", name(kind),
+                                                number++, extension_),
+                            .tensors = {}});
           filled = 0;
         }
         parts_.back().tensors.push_back(i);
@@ -195,7 +182,7 @@ class Builder {
   // Makes a folder of chunks open as one checkpoint.
   void add_indexes() {
     for (const Kind kind : {Kind::model, Kind::optim, Kind::other}) {
-      const std::string folder = std::string(folder_of(kind)) + "/";
+      const std::string folder = std::string(name(kind)) + "/";
       std::vector<IndexEntry> weight_map;
       uint64_t total = 0;
       for (const Part& part : parts_) {

@@ -5,7 +5,6 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
-#include <cctype>
 #include <functional>
 #include <map>
 
@@ -20,6 +19,7 @@
 #include "lib/text/format.h"
 #include "lib/text/number.h"
 #include "lib/text/suggest.h"
+#include "lib/text/words.h"
 #include "lib/tree_memory.h"
 
 namespace ckpt::app {
@@ -59,8 +59,7 @@ When when_of(const std::string& option, const std::string& text) {
 // "FP16", "torch.bfloat16", "half" …: spellings of frameworks and their
 // options. Plain fp8 is e4m3 everywhere.
 std::string dtype_alias(std::string text) {
-  for (char& c : text)
-    c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  text = text::lower(text);
   if (text.starts_with("torch.")) text.erase(0, 6);
   static const std::map<std::string, std::string> names = {
       {"double", "f64"},   {"fp64", "f64"},         {"float64", "f64"},

@@ -13,6 +13,7 @@
 #include "ckpt/error.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
+#include "lib/text/words.h"
 
 namespace ckpt::app {
 namespace {
@@ -29,17 +30,11 @@ std::map<std::string, std::string>& lines_of_file() {
   return lines;
 }
 
-std::string_view trimmed(std::string_view text) {
-  const size_t begin = text.find_first_not_of(" \t\r");
-  if (begin == text.npos) return {};
-  return text.substr(begin, text.find_last_not_of(" \t\r") + 1 - begin);
-}
-
 // "max-mem" and the value of "max-mem = 8GiB" or "--max-mem=8GiB".
 void take_line(const std::string& path, size_t number, std::string_view line) {
   const std::string where = fmt::format("{}:{}", path, number);
   const size_t equals = line.find('=');
-  std::string_view name = trimmed(line.substr(0, equals));
+  std::string_view name = text::trimmed(line.substr(0, equals), " \t\r");
   if (name.starts_with("--")) name.remove_prefix(2);
   if (std::ranges::find(kSettings, name) == kSettings.end())
     throw usage_error({where, {}}, "'{}' can't be set here",
@@ -47,7 +42,8 @@ void take_line(const std::string& path, size_t number, std::string_view line) {
         .with_hint(fmt::format("NAME = VALUE, one a line, with {}",
                                fmt::join(kSettings, ", ")));
   const std::string_view value =
-      equals == line.npos ? "" : trimmed(line.substr(equals + 1));
+      equals == line.npos ? ""
+                          : text::trimmed(line.substr(equals + 1), " \t\r");
   if (value.empty())
     throw usage_error({where, {}}, "{} has no value", name)
         .with_hint(fmt::format("{} = VALUE", name));
@@ -64,7 +60,7 @@ void read_settings(const std::string& path) {
   for (size_t at = 0; at < text.size();) {
     const size_t end = std::min(text.find('\n', at), text.size());
     const std::string_view line =
-        trimmed(std::string_view(text).substr(at, end - at));
+        text::trimmed(std::string_view(text).substr(at, end - at), " \t\r");
     ++number;
     if (!line.empty() && line[0] != '#') take_line(path, number, line);
     at = end + 1;

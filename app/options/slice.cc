@@ -7,21 +7,16 @@
 
 #include "ckpt/error.h"
 #include "lib/text/format.h"
+#include "lib/text/words.h"
 
 namespace ckpt::app {
 namespace {
-
-std::string_view trimmed(std::string_view text) {
-  while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
-  while (!text.empty() && text.back() == ' ') text.remove_suffix(1);
-  return text;
-}
 
 std::vector<std::string_view> split(std::string_view text, char at) {
   std::vector<std::string_view> parts;
   while (true) {
     const size_t end = std::min(text.find(at), text.size());
-    parts.push_back(trimmed(text.substr(0, end)));
+    parts.push_back(text::trimmed(text.substr(0, end), " "));
     if (end == text.size()) return parts;
     text.remove_prefix(end + 1);
   }
@@ -94,7 +89,7 @@ std::vector<Range> parse_slice(std::string_view text, const Shape& shape,
                                const std::string& name) {
   const Parser parser(text, name);
   std::vector<std::string_view> parts = split(text, ',');
-  if (trimmed(text).empty()) parts.clear();
+  if (text::trimmed(text, " ").empty()) parts.clear();
   const auto dots = static_cast<size_t>(std::ranges::count(parts, "..."));
   if (dots > 1) parser.refuse("more than one ellipsis");
   if (parts.size() - dots > shape.size())

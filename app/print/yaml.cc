@@ -6,6 +6,7 @@
 
 #include "app/print/value_text.h"
 #include "lib/text/format.h"
+#include "lib/text/words.h"
 
 namespace ckpt::app {
 namespace {
@@ -30,14 +31,9 @@ bool is_pairs(std::string_view tag) {
 
 // False for words that YAML takes for something other than a string.
 bool is_plain(const std::string& text) {
-  constexpr std::string_view kWords[] = {"true", "false", "null", "yes", "no",
-                                         "on",   "off",   "~",    "nan", "inf"};
+  constexpr std::string_view kWords = "true false null yes no on off ~ nan inf";
   if (text.empty() || text.size() > 200) return false;
-  std::string lower = text;
-  std::ranges::transform(lower, lower.begin(), [](unsigned char c) {
-    return static_cast<char>(std::tolower(c));
-  });
-  if (std::ranges::find(kWords, lower) != std::end(kWords)) return false;
+  if (text::has_word(kWords, text::lower(text))) return false;
   const auto first = static_cast<unsigned char>(text[0]);
   return (std::isalpha(first) || first == '_' || first == '/') &&
          std::ranges::all_of(text, [](unsigned char c) {

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "containers/torch/storages.h"
 
-#include <algorithm>
-#include <cctype>
-
 #include "ckpt/note.h"
 #include "lib/text/format.h"
+#include "lib/text/words.h"
 
 namespace ckpt::torch {
 namespace {
@@ -108,11 +106,8 @@ namespace {
 std::optional<DType> dtype_of_script(std::string_view name) {
   constexpr std::string_view kEnd = "Storage";
   if (!name.ends_with(kEnd)) return std::nullopt;
-  std::string type(name.substr(0, name.size() - kEnd.size()));
-  std::ranges::transform(type, type.begin(), [](unsigned char c) {
-    return static_cast<char>(std::tolower(c));
-  });
-  const auto dtype = dtype_from_torch(type);
+  const auto dtype =
+      dtype_from_torch(text::lower(name.substr(0, name.size() - kEnd.size())));
   return dtype && info(*dtype).storage.empty() ? dtype : std::nullopt;
 }
 

@@ -13,6 +13,7 @@
 #include "lib/io/listed.h"
 #include "lib/text/format.h"
 #include "lib/text/number.h"
+#include "lib/text/words.h"
 
 namespace ckpt::megatron {
 namespace {
@@ -20,13 +21,6 @@ namespace {
 constexpr std::string_view kIter = "iter_";
 constexpr std::string_view kRelease = "release";
 constexpr uint64_t kMostTracker = 4096;
-
-std::string_view trimmed(std::string_view text) {
-  constexpr std::string_view kSpace = " \t\r\n\v\f";
-  const size_t begin = text.find_first_not_of(kSpace);
-  if (begin == text.npos) return {};
-  return text.substr(begin, text.find_last_not_of(kSpace) + 1 - begin);
-}
 
 // The path itself, or one level down, where NeMo puts the checkpoint.
 std::string checkpoint_at(const std::string& path, Config& config) {
@@ -66,10 +60,10 @@ std::string tracked(const std::string& path) {
   const std::string tracker = io::join(path, kTracker);
   if (!io::is_file(tracker)) return {};
   const std::string text = io::read_file(tracker, kMostTracker);
-  const auto named = iteration_directory(trimmed(text));
+  const auto named = iteration_directory(text::trimmed(text, " \t\r\n\v\f"));
   if (named) return *named;
   throw input_error({tracker, {}}, "'{}' is neither an iteration nor 'release'",
-                    text::printable(trimmed(text)))
+                    text::printable(text::trimmed(text, " \t\r\n\v\f")))
       .with_hint("name the iter_ directory itself");
 }
 

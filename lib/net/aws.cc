@@ -11,15 +11,10 @@
 #include "lib/net/settings.h"
 #include "lib/net/url.h"
 #include "lib/net/xml.h"
+#include "lib/text/words.h"
 
 namespace ckpt::net {
 namespace {
-
-std::string_view trimmed(std::string_view text) {
-  const size_t begin = text.find_first_not_of(" \t\r\n");
-  if (begin == text.npos) return {};
-  return text.substr(begin, text.find_last_not_of(" \t\r\n") - begin + 1);
-}
 
 std::string aws_file(const char* variable, const char* name) {
   const std::string set = environment(variable);
@@ -61,7 +56,7 @@ std::optional<Credentials> web_identity(const std::string& token_file,
   asked.url = fmt::format(
       "{}/?Action=AssumeRoleWithWebIdentity&Version=2011-06-15&RoleArn={}"
       "&RoleSessionName={}&WebIdentityToken={}",
-      endpoint, encode(role), encode(session), encode(trimmed(token)));
+      endpoint, encode(role), encode(session), encode(text::trimmed(token)));
   const Response response = fetch(asked);
   if (response.status != 200)
     throw Error(ExitCode::kIo, {endpoint, {}},
@@ -125,12 +120,12 @@ Profiles parse_profiles(std::string_view text) {
   while (!text.empty()) {
     const size_t end = std::min(text.find('\n'), text.size());
     const std::string_view raw = text.substr(0, end);
-    const std::string_view line = trimmed(raw);
+    const std::string_view line = text::trimmed(raw);
     text.remove_prefix(std::min(end + 1, text.size()));
     if (line.empty() || line[0] == '#' || line[0] == ';') continue;
     if (line[0] == '[') {
-      std::string_view name = trimmed(line.substr(1, line.find(']') - 1));
-      if (name.starts_with("profile ")) name = trimmed(name.substr(8));
+      std::string_view name = text::trimmed(line.substr(1, line.find(']') - 1));
+      if (name.starts_with("profile ")) name = text::trimmed(name.substr(8));
       section = &profiles[std::string(name)];
       continue;
     }
@@ -138,8 +133,8 @@ Profiles parse_profiles(std::string_view text) {
     const size_t equals = line.find('=');
     if (!section || equals == line.npos || raw[0] == ' ' || raw[0] == '\t')
       continue;
-    (*section)[std::string(trimmed(line.substr(0, equals)))] =
-        std::string(trimmed(line.substr(equals + 1)));
+    (*section)[std::string(text::trimmed(line.substr(0, equals)))] =
+        std::string(text::trimmed(line.substr(equals + 1)));
   }
   return profiles;
 }

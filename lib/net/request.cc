@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "lib/net/url.h"
+#include "lib/text/words.h"
 
 namespace ckpt::serve {
 namespace {
@@ -26,13 +27,6 @@ bool same_name(std::string_view name, std::string_view lower) {
   return std::ranges::equal(name, lower, [](char a, char b) {
     return (a >= 'A' && a <= 'Z' ? static_cast<char>(a + 32) : a) == b;
   });
-}
-
-std::string_view trimmed(std::string_view text) {
-  constexpr std::string_view kSpace = " \t";
-  const size_t begin = text.find_first_not_of(kSpace);
-  if (begin == text.npos) return {};
-  return text.substr(begin, text.find_last_not_of(kSpace) + 1 - begin);
 }
 
 int parse_first_line(std::string_view line, Request& request) {
@@ -64,7 +58,7 @@ int parse_field(std::string_view line, Request& request, Seen& seen) {
   const size_t colon = line.find(':');
   if (colon == line.npos || !is_field_name(line.substr(0, colon))) return kBad;
   const std::string_view name = line.substr(0, colon);
-  const std::string_view value = trimmed(line.substr(colon + 1));
+  const std::string_view value = text::trimmed(line.substr(colon + 1), " \t");
   const auto control = [](char c) {
     return (static_cast<unsigned char>(c) < ' ' && c != '\t') || c == 0x7F;
   };

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a reply brings: its headers, and the body as it arrives.
 #include <algorithm>
-#include <cctype>
 #include <cstring>
 
 #include "lib/heap.h"
 #include "lib/net/transfer.h"
 #include "lib/text/format.h"
 #include "lib/text/number.h"
+#include "lib/text/words.h"
 
 namespace ckpt::net {
 namespace {
@@ -15,20 +15,8 @@ namespace {
 constexpr size_t kMostErrorBody = 64 << 10;
 constexpr size_t kGather = 256 << 10;
 
-std::string lower(std::string_view text) {
-  std::string out(text);
-  std::ranges::transform(out, out.begin(), [](unsigned char c) {
-    return static_cast<char>(std::tolower(c));
-  });
-  return out;
-}
-
 std::string_view trim(std::string_view text) {
-  while (!text.empty() && std::isspace(static_cast<unsigned char>(text[0])))
-    text.remove_prefix(1);
-  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.back())))
-    text.remove_suffix(1);
-  return text;
+  return text::trimmed(text, " \t\r\n\v\f");
 }
 
 struct ContentRange {
@@ -71,7 +59,7 @@ void Transfer::add_header(std::string_view line) {
   }
   const size_t colon = line.find(':');
   if (colon == line.npos) return;
-  response.headers[lower(trim(line.substr(0, colon)))] =
+  response.headers[text::lower(trim(line.substr(0, colon)))] =
       std::string(trim(line.substr(colon + 1)));
 }
 
@@ -129,7 +117,8 @@ bool Transfer::check_head() {
   // Nobody asked for this. What a store keeps is what it was given, packed or
   // not.
   if (const std::string packed = response.header("content-encoding");
-      !request.as_stored && !packed.empty() && lower(packed) != "identity") {
+      !request.as_stored && !packed.empty() &&
+      text::lower(packed) != "identity") {
     verdict_ = Verdict::kPacked;
     verdict_text_ = text::printable(packed);
     return false;

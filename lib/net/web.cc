@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 #include <set>
 #include <string>
 #include <string_view>
@@ -16,6 +15,7 @@
 #include "lib/net/url.h"
 #include "lib/net/xml.h"
 #include "lib/text/number.h"
+#include "lib/text/words.h"
 
 namespace ckpt::net {
 namespace {
@@ -31,14 +31,6 @@ struct ListingPage {
 };
 
 constexpr std::string_view kSpace = " \t\r\n\f";
-
-std::string lower_case(std::string_view text) {
-  std::string out(text);
-  std::ranges::transform(out, out.begin(), [](unsigned char c) {
-    return static_cast<char>(std::tolower(c));
-  });
-  return out;
-}
 
 // The tags of a page, without what is in comments.
 std::vector<std::string_view> tags(std::string_view html) {
@@ -79,12 +71,12 @@ std::string_view take_attribute(std::string_view& rest,
 // The value of href, if it is a tag of that name: "a", "base".
 std::string link_of(std::string_view tag, std::string_view wanted) {
   const size_t end = std::min(tag.find_first_of(kSpace), tag.size());
-  if (lower_case(tag.substr(0, end)) != wanted) return {};
+  if (text::lower(tag.substr(0, end)) != wanted) return {};
   tag.remove_prefix(end);
   while (tag.find_first_not_of(kSpace) != tag.npos) {
     std::string_view name;
     const std::string_view value = take_attribute(tag, name);
-    if (lower_case(name) == "href") return unescape(value);
+    if (text::lower(name) == "href") return unescape(value);
   }
   return {};
 }
@@ -102,7 +94,7 @@ std::string linked_path(std::string_view link, const std::string& base) {
       link.starts_with("http://") || link.starts_with("https://");
   if (link.empty() || (!absolute && is_of_other_kind(link))) return {};
   const Url to = parse_url(resolve_reference(base, link));
-  if (lower_case(to.authority) != lower_case(parse_url(base).authority))
+  if (text::lower(to.authority) != text::lower(parse_url(base).authority))
     return {};
   std::string path = decode(to.path);
   for (size_t at; (at = path.find("/./")) != path.npos;) path.erase(at, 2);
@@ -135,7 +127,7 @@ ListingPage read_page(std::string_view html, const std::string& url) {
   }
   page.names = {names.begin(), names.end()};
   constexpr size_t kHead = 4096;
-  const std::string head = lower_case(html.substr(0, kHead));
+  const std::string head = text::lower(html.substr(0, kHead));
   for (const char* title : {"index of", "directory listing"})
     page.is_listing |= head.find(title) != head.npos;
   return page;

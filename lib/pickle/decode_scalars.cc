@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Numbers and texts of the pickle opcodes.
-#include <algorithm>
 #include <charconv>
 #include <cstring>
 
@@ -8,18 +7,9 @@
 #include "lib/pickle/codecs.h"
 #include "lib/pickle/decoder.h"
 #include "lib/text/format.h"
+#include "lib/text/words.h"
 
 namespace ckpt::pickle {
-namespace {
-
-std::string_view trimmed(std::string_view text) {
-  constexpr std::string_view kSpace = " \t\r\v\f";
-  text.remove_prefix(std::min(text.find_first_not_of(kSpace), text.size()));
-  return text.substr(0, text.find_last_not_of(kSpace) + 1);
-}
-
-}  // namespace
-
 Id Decoder::integer_of_bytes(std::string_view little_endian) {
   if (little_endian.size() > 8)
     return doc_.add_big_int(decimal_of(little_endian));
@@ -55,7 +45,7 @@ Id Decoder::integer_of_text(std::string_view text, bool is_long) {
 }
 
 Id Decoder::float_of_text(std::string_view text) {
-  std::string_view digits = trimmed(text);
+  std::string_view digits = text::trimmed(text, " \t\r\v\f");
   if (digits.starts_with('+')) digits.remove_prefix(1);
   double value = 0;
   const char* end = digits.data() + digits.size();
@@ -84,7 +74,7 @@ Id Decoder::python2_string(std::string_view bytes) {
 }
 
 Id Decoder::quoted_string(std::string_view line) {
-  const auto bytes = from_quoted(trimmed(line));
+  const auto bytes = from_quoted(text::trimmed(line, " \t\r\v\f"));
   if (!bytes) fail("a string that is not quoted as Python does");
   return python2_string(*bytes);
 }
@@ -96,7 +86,7 @@ Id Decoder::escaped_string(std::string_view line) {
 }
 
 uint64_t Decoder::memo_index(std::string_view line) {
-  const std::string_view digits = trimmed(line);
+  const std::string_view digits = text::trimmed(line, " \t\r\v\f");
   uint64_t index = 0;
   const char* end = digits.data() + digits.size();
   const auto [stop, error] = std::from_chars(digits.data(), end, index);

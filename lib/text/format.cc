@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
@@ -14,6 +13,7 @@
 #include "ckpt/error.h"
 #include "lib/text/hostile.h"
 #include "lib/text/utf8.h"
+#include "lib/text/words.h"
 
 namespace ckpt::text {
 namespace {
@@ -50,11 +50,9 @@ constexpr auto kUnits = std::to_array<Unit>({
 }
 
 const Unit* find_unit(std::string_view text) {
-  std::string lower;
-  for (const char c : text)
-    lower += static_cast<char>(std::tolower(static_cast<uint8_t>(c)));
+  const std::string wanted = lower(text);
   for (const Unit& unit : kUnits)
-    if (unit.name == lower) return &unit;
+    if (unit.name == wanted) return &unit;
   return nullptr;
 }
 

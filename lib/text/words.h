@@ -3,9 +3,25 @@
 // As an array of strings, a long list has a line for each.
 #pragma once
 
+#include <string>
 #include <string_view>
 
 namespace ckpt::text {
+
+constexpr std::string_view trimmed(std::string_view text,
+                                   std::string_view blanks = " \t\r\n") {
+  const size_t begin = text.find_first_not_of(blanks);
+  if (begin == text.npos) return {};
+  return text.substr(begin, text.find_last_not_of(blanks) + 1 - begin);
+}
+
+// ASCII's letters; other bytes stay.
+inline std::string lower(std::string_view text) {
+  std::string out(text);
+  for (char& c : out)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  return out;
+}
 
 // Calls `ask` with one word after the other until it returns true.
 template <class Ask>
