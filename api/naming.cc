@@ -269,8 +269,9 @@ class Renaming {
           "the optimizer's, beside them, are of yet another form",
           text::printable(prefix), families::owner_of(target_.dialect))
           .with_hint("--model-only converts the model alone");
-    const bool neox = naming_.dialect.empty() &&
-                      families::described_dialect(source_) == families::kNeox;
+    const auto* trainer = families::TrainerConfig::of_names(source_);
+    const bool neox =
+        naming_.dialect.empty() && trainer != nullptr && trainer->is_several();
     if (!target_.is_container || !(asked_ || neox)) return;
     apply_prefix_mapping(source_, {{prefix, ""}});
     say(naming_, fmt::format("the prefix '{}' is taken off", prefix));
