@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "ckpt/error.h"
+#include "convert/gguf.h"
 #include "convert/trained_experts.h"
 #include "models/key_table.h"
 
@@ -193,6 +194,10 @@ class Checker {
 DialectCheck check_dialect(const Numbers& numbers, const Shapes& tensors,
                            bool hf_alone) {
   return Checker(numbers, tensors, hf_alone).run();
+}
+
+bool covers_family(const Dialect& dialect) {
+  return !dialect.rules.empty() && dialect.name != kGguf;
 }
 
 }  // namespace ckpt::families

@@ -36,4 +36,8 @@ DialectCheck check_dialect(const Numbers& numbers, const Shapes& tensors,
 Shape shape_of(const Instance& instance, const Numbers& numbers,
                const std::vector<Shape>& sources);
 
+// True for a dialect with rules for every model of a family. llama.cpp's
+// architectures have fewer: other model types, dense layers among experts.
+bool covers_family(const Dialect& dialect);
+
 }  // namespace ckpt::families

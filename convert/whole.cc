@@ -487,7 +487,7 @@ std::vector<DialectCheck> check_family(
     if (tensor.kind == Kind::model) tensors.emplace(tensor.name, tensor.shape);
   std::vector<DialectCheck> checks;
   for (const Dialect& dialect : family->dialects()) {
-    if (dialect.rules.empty()) continue;
+    if (!covers_family(dialect)) continue;
     const Numbers numbers(family, dialect, "hf", config.values, config.source,
                           overrides);
     checks.push_back(check_dialect(numbers, tensors));

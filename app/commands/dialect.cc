@@ -68,8 +68,10 @@ void add_dialect_options(CLI::App& app, DialectOptions& options) {
           "Directory with the config.json and tokenizer of the model"))
       ->type_name("DIR")
       ->group(group);
-  app.add_option("--tokenizer-from", options.tokenizer_from,
-                 "Tokenizer of a GGUF target: a directory, a GGUF file, none")
+  names_tokenizer(
+      app.add_option(
+          "--tokenizer-from", options.tokenizer_from,
+          "Tokenizer of a GGUF target: a directory, a GGUF file, none"))
       ->type_name("PATH")
       ->group(group);
   app.add_flag("--strict-config", options.strict_config,

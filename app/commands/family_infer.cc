@@ -81,7 +81,7 @@ std::optional<Candidate> try_family(const Model& model,
                                     const std::string& name) {
   const FamilyPtr family = families::Family::by_name(name);
   for (const Dialect& dialect : family->dialects()) {
-    if (dialect.rules.empty()) continue;
+    if (!families::covers_family(dialect)) continue;
     try {
       const Numbers numbers(family, dialect, "hf", model.config.values,
                             model.config.source, {});

@@ -67,6 +67,12 @@ CLI::Option* names_either(CLI::Option* option) {
   });
 }
 
+CLI::Option* names_tokenizer(CLI::Option* option) {
+  return checked(option, [](const std::string&, const std::string& path) {
+    if (path != "none") formats::check_named(path);
+  });
+}
+
 CLI::Option* names_order(CLI::Option* option) {
   return checked(option, [](const std::string&, const std::string& text) {
     runs::check_order(text);

@@ -14,6 +14,8 @@ CLI::Option* names_file(CLI::Option* option);
 CLI::Option* names_rules(CLI::Option* option);
 CLI::Option* names_directory(CLI::Option* option);
 CLI::Option* names_either(CLI::Option* option);
+// A file, a directory, or "none".
+CLI::Option* names_tokenizer(CLI::Option* option);
 // A rule of --assume-order, or a file.
 CLI::Option* names_order(CLI::Option* option);
 

@@ -24,7 +24,7 @@
 namespace ckpt::dcp {
 namespace {
 
-using Path = std::vector<PathElement>;
+using Elements = std::vector<PathElement>;
 
 using formats::Support;
 using text::printable;
@@ -38,7 +38,8 @@ constexpr std::string_view kIndex = ".metadata";
 //   ("model", "layers.0._flat_param")  ->  ("model", "layers.0.norm.weight") …
 
 // In the element that ends with the leaf, replaces the leaf by the parameter.
-Path path_of(Path path, const std::string& leaf, const std::string& parameter) {
+Elements path_of(Elements path, const std::string& leaf,
+                 const std::string& parameter) {
   for (PathElement& element : path) {
     const auto* text = std::get_if<std::string>(&element);
     if (text == nullptr || !text->ends_with(leaf)) continue;
@@ -64,7 +65,7 @@ void rename_entries(const std::vector<fsdp::Expansion>& expansions,
       continue;
     }
     const fsdp::Expansion& expansion = *found->second;
-    Path whole;
+    Elements whole;
     if (metadata.planner) {
       auto node = metadata.planner->extract(entry.name);
       if (!node.empty()) whole = std::move(node.mapped());

@@ -31,7 +31,8 @@ CASES = {
     "run": ["runs/nanotron_tp2"],
 }
 # What no golden holds: made by the peers that their own tests need.
-ELSEWHERE = {"nemo", "megatron_fsdp_dtensor", "megatron_local"}
+# One file whose header is read page by page: tests/app/formats/gguf_test.py.
+ELSEWHERE = {"gguf", "nemo", "megatron_fsdp_dtensor", "megatron_local"}
 
 # Rounds that opening takes, one after the other: an index, what it names, the
 # files beside it; and the look at the end.

@@ -255,7 +255,8 @@ def test_empty(folder):
 READ = {"--shard-dims": "file", "--flat-params": "file", "--rename": "file",
         "--family-file": "file", "--assume-order": "order",
         "--config-from": "directory", "--adapter": "directory",
-        "--like": "either", "--against": "file"}
+        "--like": "either", "--against": "file",
+        "--tokenizer-from": "either"}
 WRITTEN = {"--trace", "--html", "--plan-file", "--draft", "--dir"}
 
 

@@ -22,7 +22,8 @@ CONTENTS = {
     "trainer_state.json": '{"global_step": 3}', "training_info.json":
     '{"step": 3}', "composer_metadata.json": "{}",
     "random_states_{r}.pkl": {"step": 0}, "meta.pt": {"global_step": 3},
-    "recipe_state.pt": {"seed": 1},
+    "recipe_state.pt": {"seed": 1}, "train.pt": {"global_step": 3},
+    "config.yaml": "model:\n  d_model: 4\n",
 }
 
 
