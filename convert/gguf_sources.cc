@@ -123,10 +123,11 @@ void add_gguf_tokenizer(Catalog& catalog) {
       metadata[object.name] =
           pickle::to_config(*object.document, object.node, kMostTokens);
   if (!metadata.contains("tokenizer.ggml.model")) return;
-  for (auto& [name, text] : tokenizer_of_gguf(metadata, catalog.path)) {
-    std::erase_if(catalog.sidecars,
-                  [&](const Sidecar& sidecar) { return sidecar.name == name; });
-    add_text(catalog, name, std::move(text));
+  for (const auto& file : tokenizer_of_gguf(metadata, catalog.path)) {
+    std::erase_if(catalog.sidecars, [&](const Sidecar& sidecar) {
+      return sidecar.name == file.first;
+    });
+    add_text(catalog, file.first, file.second);
   }
 }
 
