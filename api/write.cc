@@ -298,6 +298,10 @@ Prepared prepare(Catalog source, Layout layout, const std::string& path,
     locate(source);
     families::dequantize(source, *options.dtype);
   }
+  if (options.dtype)
+    // Decoded already; a GGUF target would keep the blocks.
+    for (Tensor& tensor : source.tensors)
+      if (blocks_of(tensor, source)) tensor.pinned = options.dtype;
   source = format.writer->review(std::move(source), layout);
   Prepared prepared;
   prepared.path = path;

@@ -64,4 +64,32 @@ void take_stored(Catalog& catalog) {
   for (Tensor& tensor : catalog.tensors) take_stored(catalog, tensor);
 }
 
+std::string_view stored_type(const Tensor& tensor, const Catalog& catalog) {
+  const GgmlInfo* type = blocks_of(tensor, catalog);
+  return type ? type->name : name(tensor.dtype);
+}
+
+uint64_t stored_bytes(const Tensor& tensor, const Catalog& catalog) {
+  if (!blocks_of(tensor, catalog)) return byte_size(tensor);
+  return byte_size(
+      decoding_of(catalog.files[tensor.pieces[0].extent.file]).codes);
+}
+
+std::vector<std::string_view> stored_in(const Piece& piece,
+                                        const Catalog& catalog) {
+  const File& file = catalog.files[piece.extent.file];
+  if (!is_decoded(file)) return {file.path};
+  const Decoding& made = decoding_of(file);
+  std::vector<std::string_view> paths;
+  for (const Tensor* part : parts_of(made))
+    for (const Piece& one : part->pieces)
+      paths.push_back((*made.files)[one.extent.file].path);
+  return paths;
+}
+
+uint64_t file_count(const Catalog& catalog) {
+  return static_cast<uint64_t>(std::ranges::count_if(
+      catalog.files, [](const File& file) { return !is_decoded(file); }));
+}
+
 }  // namespace ckpt

@@ -118,4 +118,15 @@ bool has_blocks(const Catalog& catalog);
 void take_stored(const Catalog& catalog, Tensor& tensor);
 void take_stored(Catalog& catalog);
 
+// As inspect shows them: "Q4_0" and the bytes of the blocks; of other tensors
+// the dtype and the bytes of the elements.
+std::string_view stored_type(const Tensor& tensor, const Catalog& catalog);
+uint64_t stored_bytes(const Tensor& tensor, const Catalog& catalog);
+// The catalog's files, without those that are decoded.
+uint64_t file_count(const Catalog& catalog);
+// The files that a piece's bytes are in: for decoded elements those of the
+// parts that they are made of.
+std::vector<std::string_view> stored_in(const Piece& piece,
+                                        const Catalog& catalog);
+
 }  // namespace ckpt

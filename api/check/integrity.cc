@@ -69,7 +69,8 @@ class Check {
   void headers(const Catalog& catalog) {
     report_.tensors = catalog.tensors.size();
     std::set<std::string> files;
-    for (const File& file : catalog.files) files.insert(file.path);
+    for (const File& file : catalog.files)
+      if (!is_decoded(file)) files.insert(file.path);
     report_.files = files.size();
     for (const Problem& problem : catalog.problems)
       if (problem.severity != Problem::Severity::kNote ||

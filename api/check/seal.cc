@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ckpt/error.h"
+#include "lib/decoding.h"
 #include "lib/io/file.h"
 #include "lib/io/lock.h"
 #include "lib/io/remote.h"
@@ -101,7 +102,8 @@ std::map<std::string, std::string> files_below(const Catalog& catalog,
           .with_hint("seal the folder that holds all of the checkpoint");
     if (io::is_file(path)) files.emplace(path.substr(root.size() + 1), path);
   };
-  for (const File& file : catalog.files) add(file.path);
+  for (const File& file : catalog.files)
+    if (!is_decoded(file)) add(file.path);
   if (io::is_directory(catalog.path))
     for (const SourceFile& file : catalog.file_list)
       add(io::join(catalog.file_root, file.path));

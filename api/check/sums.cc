@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <tuple>
@@ -12,6 +13,7 @@
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
+#include "lib/decoding.h"
 #include "lib/io/remote.h"
 #include "lib/manifest.h"
 #include "lib/parallel.h"
@@ -173,7 +175,10 @@ uint64_t without_checksum(const Catalog& catalog,
            std::prev(after)->first.first == extent.file &&
            extent.offset <= std::prev(after)->second;
   };
-  const auto is_bare = [&](const Piece& piece) {
+  const std::function<bool(const Piece&)> is_bare = [&](const Piece& piece) {
+    if (const File& file = catalog.files[piece.extent.file]; is_decoded(file))
+      // What it is made of is in the catalog's first files.
+      return std::ranges::any_of(decoding_of(file).codes.pieces, is_bare);
     const Codec codec = catalog.files[piece.extent.file].codec;
     if (proven.contains(catalog.files[piece.extent.file].path)) return false;
     return codec != Codec::kMemory && codec != Codec::kFill &&

@@ -23,6 +23,7 @@
 #include "app/print/facts.h"
 #include "app/print/pattern.h"
 #include "app/print/report.h"
+#include "lib/decoding.h"
 #include "lib/text/format.h"
 
 namespace ckpt::app {
@@ -186,7 +187,7 @@ VerifyReport Verify::verify_two() {
   // Values and files of another grid or format are its own.
   compare_.alike_objects =
       !met && a.format == b.format && a.topology == b.topology;
-  report.files = a.files.size() + b.files.size();
+  report.files = file_count(a) + file_count(b);
   compare_.casts = true;
   Comparison result =
       library::compare(std::move(a), std::move(b), compare_, engine);

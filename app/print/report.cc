@@ -14,6 +14,7 @@
 #include "app/print/value_text.h"
 #include "ckpt/error.h"
 #include "formats/peft/settings.h"
+#include "lib/decoding.h"
 #include "lib/pickle/json.h"
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"
@@ -386,8 +387,8 @@ Totals totals(const Catalog& catalog) {
   std::set<Place> seen;
   for (const Tensor& tensor : catalog.tensors) {
     // The reader checked each term, but their sum may still be a lie.
-    sums.bytes =
-        checked_add(sums.bytes, byte_size(tensor)).value_or(UINT64_MAX);
+    sums.bytes = checked_add(sums.bytes, stored_bytes(tensor, catalog))
+                     .value_or(UINT64_MAX);
     (tensor.kind == Kind::model   ? sums.model
      : tensor.kind == Kind::optim ? sums.optim
                                   : sums.other)++;
@@ -422,7 +423,8 @@ Totals totals(const Catalog& catalog) {
       const uint32_t file = piece.extent.file;
       if (known[file]) continue;
       known[file] = true;
-      paths.insert(catalog.files[file].path);
+      for (const std::string_view path : stored_in(piece, catalog))
+        paths.insert(path);
     }
   }
   sums.files = paths.size();

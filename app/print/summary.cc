@@ -8,6 +8,7 @@
 #include <chrono>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "api/edit/layer_place.h"
 #include "app/print/console.h"
@@ -21,6 +22,7 @@
 #include "convert/facts.h"
 #include "convert/values.h"
 #include "formats/peft/settings.h"
+#include "lib/decoding.h"
 #include "lib/io/file.h"
 #include "lib/io/remote.h"
 #include "lib/text/format.h"
@@ -77,17 +79,26 @@ std::string family_text(const Catalog& catalog) {
 
 // "bf16 16.8 KiB, f32 101.1 KiB", the largest first.
 std::string dtypes_text(const Catalog& catalog) {
-  std::map<DType, uint64_t> bytes;
+  // dtypes in the order of the enum, then types of blocks.
+  using Key = std::pair<std::optional<DType>, std::string_view>;
+  const auto less = [](const Key& a, const Key& b) {
+    return a.first && b.first   ? *a.first < *b.first
+           : a.first || b.first ? a.first.has_value()
+                                : a.second < b.second;
+  };
+  std::map<Key, uint64_t, decltype(less)> bytes(less);
   for (const Tensor& tensor : catalog.tensors) {
-    uint64_t& sum = bytes[tensor.dtype];
-    sum = checked_add(sum, byte_size(tensor)).value_or(UINT64_MAX);
+    Key key(tensor.dtype, stored_type(tensor, catalog));
+    if (blocks_of(tensor, catalog)) key.first.reset();
+    uint64_t& sum = bytes[key];
+    sum = checked_add(sum, stored_bytes(tensor, catalog)).value_or(UINT64_MAX);
   }
-  std::vector<std::pair<DType, uint64_t>> sorted(bytes.begin(), bytes.end());
+  std::vector<std::pair<Key, uint64_t>> sorted(bytes.begin(), bytes.end());
   std::ranges::stable_sort(sorted, std::greater{},
-                           &std::pair<DType, uint64_t>::second);
+                           &std::pair<Key, uint64_t>::second);
   std::string text;
-  for (const auto& [dtype, sum] : sorted)
-    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name(dtype),
+  for (const auto& [key, sum] : sorted)
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", key.second,
                         iec_size(sum));
   return text;
 }

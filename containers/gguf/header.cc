@@ -27,6 +27,9 @@ using text::printable;
 constexpr uint64_t kMostDims = 4;
 constexpr int kMostDepth = 4;
 constexpr uint64_t kMostName = 1 << 16;
+// Vocabularies have a million tokens, and as many merges; templates some KiB.
+constexpr uint64_t kMostValues = uint64_t{1} << 24;
+constexpr uint64_t kMostText = uint64_t{1} << 26;
 
 struct ValueType {
   std::string_view name;
@@ -96,8 +99,11 @@ class Cursor {
   std::string_view text(uint64_t most) {
     const uint64_t length = count();
     if (length > left() || length > most)
-      fail(fmt::format("a text of {} bytes{}", length,
-                       length > left() ? ", more than the file has" : ""));
+      fail(length > left()
+               ? fmt::format("a text of {} bytes, more than the file has",
+                             length)
+               : fmt::format("a text of {} bytes; {} are read at most", length,
+                             most));
     return take(length);
   }
 
@@ -142,6 +148,9 @@ class KeyReader {
     if (count > cursor_.left() / each)
       cursor_.fail(
           fmt::format("an array of {} values, more than the file has", count));
+    if (count > kMostValues)
+      cursor_.fail(fmt::format("an array of {} values; {} are read at most",
+                               count, kMostValues));
     std::string inner;
     std::vector<Id> values;
     for (uint64_t i = 0; i < count; ++i) {
@@ -171,7 +180,7 @@ class KeyReader {
       case kBool:
         return boolean();
       case kString:
-        return document_.add_string(cursor_.text(cursor_.left()));
+        return document_.add_string(cursor_.text(kMostText));
       case 10:
         return document_.add_big_int(
             std::to_string(cursor_.number<uint64_t>()));

@@ -226,51 +226,44 @@ class Assembly {
   std::shared_ptr<const std::vector<File>> files_;  // without those decoded
 };
 
-class GgufReader final : public formats::Reader {
- public:
-  std::string_view name() const override { return kFormat; }
-
-  Support supports(const std::string& path) const override {
-    if (io::is_directory(path)) {
-      const auto names = models_in(path);
-      if (names.empty()) return {false, "no .gguf file in it"};
-      return {true, "holds " + printable(names[0])};
-    }
-    const io::Handle file = io::Handle::open_read(path);
-    if (file.size() >= kMagic.size() &&
-        file.read_string(0, kMagic.size()) == kMagic)
-      return {true, "starts with GGUF"};
-    if (is_gguf(io::base_name(path)))
-      return {true, "is named .gguf, though it does not start so"};
-    return {false, "does not start with GGUF"};
+Support supports(const std::string& path) {
+  if (io::is_directory(path)) {
+    const auto names = models_in(path);
+    if (names.empty()) return {false, "no .gguf file in it"};
+    return {true, "holds " + printable(names[0])};
   }
+  const io::Handle file = io::Handle::open_read(path);
+  if (file.size() >= kMagic.size() &&
+      file.read_string(0, kMagic.size()) == kMagic)
+    return {true, "starts with GGUF"};
+  if (is_gguf(io::base_name(path)))
+    return {true, "is named .gguf, though it does not start so"};
+  return {false, "does not start with GGUF"};
+}
 
-  Catalog read_catalog(const std::string& path,
-                       const formats::ReadOptions&) const override {
-    std::string first = path;
-    if (io::is_directory(path)) {
-      const auto names = models_in(path);
-      if (names.empty())
-        throw missing_error({path, {}}, "there is no .gguf file in it");
-      if (names.size() != 1) {
-        std::string list;
-        for (const std::string& one : names)
-          list += (list.empty() ? "" : ", ") + printable(one);
-        throw usage_error({path, {}}, "holds {} models: {}", names.size(), list)
-            .with_hint("name one of the files");
-      }
-      first = io::join(path, names[0]);
-    }
-    Assembly assembly(path);
-    assembly.read(parts_of_file(first));
-    return std::move(assembly.catalog());
-  }
-};
+// The one model of a directory.
+std::string model_in(const std::string& directory) {
+  const auto names = models_in(directory);
+  if (names.size() == 1) return io::join(directory, names[0]);
+  if (names.empty())
+    throw missing_error({directory, {}}, "there is no .gguf file in it");
+  std::string list;
+  for (const std::string& one : names)
+    list += (list.empty() ? "" : ", ") + printable(one);
+  throw usage_error({directory, {}}, "holds {} models: {}", names.size(), list)
+      .with_hint("name one of the files");
+}
+
+Catalog read_catalog(const std::string& path, const formats::ReadOptions&) {
+  Assembly assembly(path);
+  assembly.read(parts_of_file(io::is_directory(path) ? model_in(path) : path));
+  return std::move(assembly.catalog());
+}
 
 }  // namespace
 
 std::unique_ptr<formats::Reader> make_reader() {
-  return std::make_unique<GgufReader>();
+  return formats::reader_of(kFormat, supports, read_catalog);
 }
 
 }  // namespace ckpt::gguf

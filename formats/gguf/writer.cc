@@ -184,40 +184,31 @@ class Builder {
   std::map<std::string, std::string> blocks_;  // tensor -> type
 };
 
-class GgufWriter final : public formats::Writer {
- public:
-  std::string_view name() const override { return kFormat; }
-
-  Catalog review(Catalog source, const Layout& layout) const override {
-    if (layout.max_shard_size)
-      throw usage_error({}, "GGUF is written as one file")
-          .with_hint("llama.cpp's llama-gguf-split makes parts of it");
-    source = runs::model_only(std::move(source));
-    auto types = std::make_shared<pickle::Document>();
-    const pickle::Id dict = types->add_container(pickle::Type::kDict);
-    for (Tensor& tensor : source.tensors) {
-      const GgmlInfo* type = blocks_of(tensor, source);
-      // With --dtype, numbers are wanted.
-      if (type && !tensor.pinned) {
-        take_stored(source, tensor);
-        types->set(dict, tensor.name, types->add_string(type->name));
-      } else if (is_float(tensor.dtype) && needs_f32(tensor)) {
-        tensor.pinned = DType::f32;
-      }
+Catalog review(Catalog source, const Layout& layout) {
+  if (layout.max_shard_size)
+    throw usage_error({}, "GGUF is written as one file")
+        .with_hint("llama.cpp's llama-gguf-split makes parts of it");
+  source = runs::model_only(std::move(source));
+  auto types = std::make_shared<pickle::Document>();
+  const pickle::Id dict = types->add_container(pickle::Type::kDict);
+  for (Tensor& tensor : source.tensors) {
+    const GgmlInfo* type = blocks_of(tensor, source);
+    // With --dtype, numbers are wanted.
+    if (type && !tensor.pinned) {
+      take_stored(source, tensor);
+      types->set(dict, tensor.name, types->add_string(type->name));
+    } else if (is_float(tensor.dtype) && needs_f32(tensor)) {
+      tensor.pinned = DType::f32;
     }
-    source.objects.push_back({std::string(kBlocks), types, dict});
-    return source;
   }
-
-  Target lay_out(const Catalog& source, const Layout& layout) const override {
-    return Builder(source, layout).build();
-  }
-};
+  source.objects.push_back({std::string(kBlocks), types, dict});
+  return source;
+}
 
 }  // namespace
 
 std::unique_ptr<formats::Writer> make_writer() {
-  return std::make_unique<GgufWriter>();
+  return formats::writer_of(kFormat, review, formats::build_with<Builder>);
 }
 
 }  // namespace ckpt::gguf

@@ -151,6 +151,85 @@ def test_llama3(folder):
                logits(loaded(folder / "out"), 64), "home")
 
 
+ROPES = {
+    "yarn": ({"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4,
+              "original_max_position_embeddings": 16}, True),
+    "yarn of other betas": ({"rope_type": "yarn", "factor": 4.0,
+                             "rope_theta": 1e4, "beta_fast": 16.0,
+                             "original_max_position_embeddings": 16}, True),
+    "linear": ({"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}, True),
+    "another base": ({"rope_type": "default", "rope_theta": 123456.0}, True),
+    "dynamic": ({"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
+                False),
+    "yarn that scales": ({"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4,
+                          "attention_factor": 0.5,
+                          "original_max_position_embeddings": 16}, False)}
+
+
+def test_rope(folder, kind, name):
+    """What the metadata say of a rope comes home; any other is refused."""
+    rope, said = ROPES[kind]
+    model = tiny(name, rope_parameters=rope)
+    model.save_pretrained(folder / "in")
+    result = CKPT.run("convert", folder / "in", folder / "m.gguf")
+    if not said:
+        check(result.code == 5 and "rope" in result.err, str(result))
+        return
+    check_equal(result.code, 0, str(result))
+    CKPT.ok("convert", folder / "m.gguf", folder / "out", "--to", "safetensors")
+    vocabulary = model.config.vocab_size
+    check_near(logits(loaded(folder / "in"), vocabulary),
+               logits(loaded(folder / "out"), vocabulary), "home")
+
+
+def test_lora(folder, name):
+    """A LoRA as llama.cpp's converter writes it, rows of q and k as its base
+    has them, is added as peft adds it."""
+    import gguf
+    from peft import LoraConfig, get_peft_model
+    from safetensors.torch import load_file
+
+    base = tiny(name).float()
+    base.save_pretrained(folder / "base")
+    heads = {"q_proj": base.config.num_attention_heads,
+             "k_proj": base.config.num_key_value_heads}
+    names = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v",
+             "o_proj": "attn_output", "down_proj": "ffn_down"}
+    model = get_peft_model(base, LoraConfig(
+        r=4, lora_alpha=6, target_modules=list(names)))
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if "lora_" in key:
+                parameter.copy_(torch.randn(parameter.shape) / 4)
+    writer = gguf.GGUFWriter(folder / "lora.gguf", name)
+    writer.add_string("general.type", "adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 6.0)
+    for key, value in model.state_dict().items():
+        if "lora_" not in key:
+            continue
+        words = key.split(".")
+        module = next(word for word in words if word in names)
+        layer = words[words.index("layers") + 1]
+        a = "lora_A" in key
+        if not a and module in heads and name == "llama":
+            count = heads[module]
+            value = (value.reshape(count, 2, value.shape[0] // count // 2, -1)
+                     .swapaxes(1, 2).reshape(value.shape))
+        writer.add_tensor(f"blk.{layer}.{names[module]}.weight.lora_"
+                          f"{'a' if a else 'b'}", value.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    CKPT.ok("convert", folder / "base", folder / "out", "--to", "safetensors",
+            "--adapter", folder / "lora.gguf")
+    want = model.merge_and_unload().state_dict()
+    for key, value in load_file(folder / "out/model.safetensors").items():
+        far = (value - want[key]).abs().max()
+        check(far < 1e-5, f"{key} differs by {far}")
+
+
 def test_refused(folder):
     """What the architecture does not say: by the fact's name."""
     for change, word in (({"sliding_window": 8}, "window"),):
@@ -266,6 +345,28 @@ def test_blocks(folder):
                 "blocks")
     CKPT.ok("verify", folder / "again.gguf")
     CKPT.ok("verify", folder / "m.gguf", folder / "again.gguf")
+    # --dtype asks for numbers of a GGUF target, too.
+    CKPT.ok("convert", folder / "m.gguf", folder / "f16.gguf", "--dtype", "f16")
+    for tensor in gguf.GGUFReader(folder / "f16.gguf").tensors:
+        check_equal(tensor.tensor_type.name, "F16", tensor.name)
+        check(numpy.array_equal(tensor.data,
+                                want[tensor.name].astype(numpy.float16)),
+              f"numbers of {tensor.name}")
+    # What is stored is shown, sealed and compared: not what it stands for.
+    stored = sum(tensor.data.nbytes for tensor in old.tensors)
+    shown = CKPT.inspect(folder / "m.gguf")
+    check_equal((shown["bytes"], shown["files"]), (stored, 1), "inspect")
+    said = CKPT.ok("verify", folder / "m.gguf").out
+    check("no checksums\n" in said and "1 file," in said, said)
+    (folder / "sealed").mkdir()
+    shutil.copy(folder / "m.gguf", folder / "sealed")
+    CKPT.ok("verify", folder / "sealed/m.gguf", "--seal")
+    CKPT.ok("verify", folder / "sealed/m.gguf", "--finite")
+    data = bytearray((folder / "m.gguf").read_bytes())
+    data[-100] ^= 4
+    (folder / "sealed/m.gguf").write_bytes(data)
+    result = CKPT.run("verify", folder / "sealed/m.gguf")
+    check(result.code == 1 and "digest" in result.out, str(result))
 
 
 def test_parts(folder):
@@ -399,6 +500,11 @@ def prepare(suite, ckpt):
         suite.add(model_type, test_model, model_type)
     suite.add("llama 3's rope", test_llama3)
     suite.add("refused", test_refused)
+    for kind in ROPES:
+        for name in ("llama", "qwen2"):
+            suite.add(f"{name}, {kind}", test_rope, kind, name)
+    for name in ("llama", "qwen2"):
+        suite.add(f"{name} with a LoRA", test_lora, name)
     suite.add("blocks", test_blocks)
     suite.add("parts", test_parts)
     suite.add("whole", test_whole)
@@ -406,7 +512,7 @@ def prepare(suite, ckpt):
         suite.add(f"broken {seed}", test_broken, seed)
     for facts in peer_files():
         suite.add(f"llama.cpp's {facts.stem}", test_peer, facts)
-    suite.always += ("llama", "blocks", "llama 3's rope", "refused", "parts",
+    suite.always += ("llama", "blocks", "llama 3's rope", "refused", "parts", "llama with a LoRA",
                      "whole", "broken 0")
 
 
