@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "ckpt/error.h"
+#include "convert/gguf.h"
 #include "lib/text/number.h"
 #include "models/view.h"
 
@@ -49,26 +50,10 @@ constexpr Row kLitgpt[] = {
     {"transformer.h.{l}.mlp.proj", "model.layers.{l}.mlp.down_proj"},
 };
 
-constexpr Row kGgufRows[] = {
-    {"token_embd", "model.embed_tokens"},
-    {"output", "lm_head"},
-    {"blk.{l}.attn_q", "model.layers.{l}.self_attn.q_proj", Rows::kQuery},
-    {"blk.{l}.attn_k", "model.layers.{l}.self_attn.k_proj", Rows::kKey},
-    {"blk.{l}.attn_v", "model.layers.{l}.self_attn.v_proj"},
-    {"blk.{l}.attn_output", "model.layers.{l}.self_attn.o_proj"},
-    {"blk.{l}.ffn_gate", "model.layers.{l}.mlp.gate_proj"},
-    {"blk.{l}.ffn_up", "model.layers.{l}.mlp.up_proj"},
-    {"blk.{l}.ffn_down", "model.layers.{l}.mlp.down_proj"},
-};
-
 // Models (model_type) for which torchtune rotates adjacent rows, and those for
 // which it rotates halves as transformers does.
 constexpr std::string_view kPairs[] = {"llama", "mistral", "gemma", "gemma2"};
 constexpr std::string_view kHalves[] = {"qwen2", "qwen3"};
-// The same of llama.cpp.
-constexpr std::string_view kGgufPairs[] = {"llama", "mistral"};
-constexpr std::string_view kGgufHalves[] = {"qwen2", "qwen3", "gemma", "gemma2",
-                                            "gemma3_text"};
 
 // "layers.3.attn" -> "layers.{l}.attn", and the number.
 std::string without_layer(const std::string& module, std::string& layer) {
@@ -85,9 +70,9 @@ std::string without_layer(const std::string& module, std::string& layer) {
 }
 
 template <size_t Size>
-const Row* find_row(const Row (&rows)[Size], const std::string& key) {
+std::optional<Row> find_row(const Row (&rows)[Size], const std::string& key) {
   const auto found = std::ranges::find(rows, key, &Row::own);
-  return found == std::end(rows) ? nullptr : found;
+  return found == std::end(rows) ? std::nullopt : std::optional(*found);
 }
 
 class Trained {
@@ -103,10 +88,10 @@ class Trained {
   std::vector<Tensor> run() {
     std::string layer;
     const std::string key = without_layer(part_.module, layer);
-    const Row* row = tune()   ? find_row(kTorchtune, key)
-                     : gguf() ? find_row(kGgufRows, key)
+    const auto row = tune()   ? find_row(kTorchtune, key)
+                     : gguf() ? row_of_rules(key)
                               : find_row(kLitgpt, key);
-    if (row == nullptr)
+    if (!row)
       fail(
           "transformers' model has no such module, or its counterpart is not "
           "known");
@@ -122,6 +107,28 @@ class Trained {
     return part_.dialect->modules == peft::Modules::kTorchtune;
   }
   bool gguf() const { return part_.dialect->modules == peft::Modules::kGguf; }
+
+  // llama.cpp's, by the rule that the whole weight has in the base's family.
+  std::optional<Row> row_of_rules(const std::string& key) const {
+    const Dialect* dialect =
+        base_.family ? base_.family->dialect(kGguf) : nullptr;
+    if (dialect == nullptr)
+      fail("there are no rules of llama.cpp's for the base's family");
+    constexpr std::string_view kWeight = ".weight";
+    for (const Rule& rule : dialect->rules) {
+      if (rule.to != key + std::string(kWeight) || rule.hf.size() != 1 ||
+          !rule.each.empty() || rule.ops.size() > 1)
+        continue;
+      Row row{rule.to, rule.hf[0]};
+      row.hf.remove_suffix(kWeight.size());
+      if (rule.ops.empty()) return row;
+      if (rule.ops[0].name != "rope_interleave") continue;
+      const bool groups = rule.ops[0].params.value("heads", "$nh") == "$ng";
+      row.rows = groups ? Rows::kKey : Rows::kQuery;
+      return row;
+    }
+    return std::nullopt;
+  }
 
   [[noreturn]] void fail(const std::string& why) const {
     throw unfaithful_error({source_.path, tensor_.name},
@@ -174,8 +181,8 @@ class Trained {
     const auto among = [&](const auto& types) {
       return std::ranges::find(types, type) != std::end(types);
     };
-    if (gguf() ? among(kGgufPairs) : among(kPairs)) return true;
-    if (gguf() ? among(kGgufHalves) : among(kHalves)) return false;
+    if (gguf() || among(kPairs)) return true;
+    if (among(kHalves)) return false;
     if (type.empty()) number("model_type", "model_type");
     fail(fmt::format("it is not known how {} arranges the rotary rows of {}",
                      part_.dialect->owner, type));

@@ -503,7 +503,7 @@ def prepare(suite, ckpt):
     for kind in ROPES:
         for name in ("llama", "qwen2"):
             suite.add(f"{name}, {kind}", test_rope, kind, name)
-    for name in ("llama", "qwen2"):
+    for name in ("llama", "qwen2", "qwen3", "gemma2"):
         suite.add(f"{name} with a LoRA", test_lora, name)
     suite.add("blocks", test_blocks)
     suite.add("parts", test_parts)
