@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ckpt/error.h"
+#include "formats/traits.h"
 #include "lib/digest.h"
 #include "reshard/cast.h"
 #include "reshard/read.h"
@@ -16,6 +17,8 @@
 
 namespace ckpt::library {
 namespace {
+
+constexpr std::string_view kEqualAfterCast = "equal after cast";
 
 using Bytes = std::vector<std::byte>;
 
@@ -192,6 +195,12 @@ std::optional<std::string> only_padding(const Catalog& a, const Tensor& x,
   return fmt::format(
       "only padding differs (rows {} to {}; the vocabulary has {})", vocabulary,
       x.shape[0] - 1, vocabulary);
+}
+
+bool is_own_dtype(const Catalog& a, const Catalog& b, std::string_view said) {
+  return said.find(kEqualAfterCast) != said.npos &&
+         (formats::traits_of(a.format).own_dtypes ||
+          formats::traits_of(b.format).own_dtypes);
 }
 
 }  // namespace ckpt::library

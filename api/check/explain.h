@@ -5,6 +5,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "api/engine.h"
 #include "ckpt/catalog.h"
@@ -12,7 +13,6 @@
 namespace ckpt::library {
 
 // "equal after cast to bf16", "B is A rounded to bf16".
-inline constexpr char kEqualAfterCast[] = "equal after cast";
 std::optional<std::string> rounding(const Catalog& a, const Tensor& x,
                                     const Catalog& b, const Tensor& y,
                                     const Engine& engine);
@@ -29,5 +29,9 @@ std::optional<std::string> only_padding(const Catalog& a, const Tensor& x,
                                         const Catalog& b, const Tensor& y,
                                         uint64_t vocabulary,
                                         const Engine& engine);
+
+// True if, by what rounding() said, only a format's own dtype for such a tensor
+// differs, and no number.
+bool is_own_dtype(const Catalog& a, const Catalog& b, std::string_view said);
 
 }  // namespace ckpt::library

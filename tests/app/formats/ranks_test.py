@@ -498,15 +498,17 @@ class Tests:
         """A rank is killed at random points of the run."""
         self.big()
         whole = self.look_at_a_run()
-        hit = resumable = 0
-        for i in range(self.options.kills):
+        hit = resumable = tried = 0
+        # A quick machine is done before a signal arrives: that run is no try.
+        while hit < self.options.kills and tried < 10 * self.options.kills:
             # Every second one in the middle of messages.
-            mode = self.options.exchange or ("send", "auto", "gpus")[i % 3]
+            mode = self.options.exchange or ("send", "auto", "gpus")[tried % 3]
             hit_now, had_work = self.kill_one(whole, mode)
+            tried += 1
             hit += hit_now
             resumable += had_work
-        check(hit > self.options.kills / 4, f"only {hit} kills hit a run")
-        print(f"  {self.options.kills} kills: {hit} before the end, "
+        check(hit == self.options.kills, f"only {hit} of {tried} kills hit a run")
+        print(f"  {tried} kills: {hit} before the end, "
               f"{resumable} with finished items to resume from")
 
     def work_done(self):
