@@ -166,7 +166,7 @@ Problems check_some(Job& job, const Catalog& catalog,
   for (const uint32_t i : which) all += size(i);
   std::vector<std::vector<uint32_t>> parts(job.size());
   for (const uint32_t i : which) {
-    const auto middle = static_cast<unsigned __int128>(given + size(i) / 2);
+    const unsigned __int128 middle = given + size(i) / 2;
     const auto rank = static_cast<uint32_t>(
         all ? std::min<unsigned __int128>(middle * job.size() / all,
                                           job.size() - 1)
