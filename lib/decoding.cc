@@ -12,6 +12,8 @@ std::vector<const Tensor*> parts_of(const Decoding& made) {
   for (const Tensor* part :
        {&made.codes, &made.scales, &made.zeros, &made.order, &made.outer})
     if (!part->name.empty()) parts.push_back(part);
+  if (made.combined)
+    for (const Term& term : made.combined->terms) parts.push_back(&term.tensor);
   return parts;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Elements that no file holds: a quantized weight's numbers, computed from its
-// codes and scales as they are read, or what ranks' vectors amount to together.
-// A File that is_decoded() has one; its bytes are
+// codes and scales as they are read, or what several tensors amount to
+// together. A File that is_decoded() has one; its bytes are
 //
 //   [batch][rows][columns] elements of `dtype`, row-major
 //
@@ -46,9 +46,47 @@ enum class Coding : uint8_t {
   // `columns` count numbers in both. Nothing is transposed.
   kGgml,
   kGgmlBlocks,
-  // No codes: a row of `columns` numbers from each of codes.shape[0] ranks,
-  // which are added up in f64, and rounded once.
-  kSum,
+  // No codes: what several tensors of one shape amount to, element by element
+  // (Combination). Nothing is transposed.
+  kCombined,
+};
+
+// The differences from a base that count. The others are taken for zero.
+struct KeptDeltas {
+  // Those that are larger than `least` and, of those that equal it, those of a
+  // lower index than `until`: the bits of an f32 without its sign.
+  uint32_t least = 0;
+  uint64_t until = UINT64_MAX;
+  // Or those of which a hash of `seed` and index is below `share`.
+  std::optional<double> share;
+  uint64_t seed = 0;
+  float factor = 1;  // of each that is kept
+};
+
+// One of the tensors that are taken together.
+struct Term {
+  Tensor tensor;  // [batch][rows][columns]; its dtype may be its own
+  double weight = 1;
+  std::optional<KeptDeltas> kept;  // kDeltas; nothing: all count
+};
+
+// What `terms` amount to, in f32, or in f64 if it is `exact`:
+//
+//   kSum     (w0 x0 + w1 x1 + ...) / divisor
+//   kDeltas  x0 + lambda / divisor * (w1 (x1 - x0) + w2 (x2 - x0) + ...)
+//
+// kDeltas with `agreeing`: of the deltas of an element only those with the sign
+// of their sum count; the divisor is then the sum of their weights, or 1 if it
+// is not `normal`.
+struct Combination {
+  enum class How : uint8_t { kSum, kDeltas };
+  How how = How::kSum;
+  std::vector<Term> terms;
+  double divisor = 1;
+  double lambda = 1;
+  bool agreeing = false;
+  bool normal = false;
+  bool exact = false;
 };
 
 struct Decoding {
@@ -69,8 +107,7 @@ struct Decoding {
   bool packed_zeros = false;
   // kPacked: zeros are added instead, code * scale + zero.
   bool adds_zeros = false;
-  float factor = 1;   // of each number, after its scale
-  bool mean = false;  // kSum: divided by the number of ranks
+  float factor = 1;  // of each number, after its scale
   // What each number is rounded to before it becomes `dtype`.
   std::optional<DType> rounds;
   std::shared_ptr<const std::vector<float>> table;
@@ -90,6 +127,7 @@ struct Decoding {
   // The files that the tensors' extents refer to. Not the catalog's own list,
   // which may become part of another.
   std::shared_ptr<const std::vector<File>> files;
+  std::shared_ptr<const Combination> combined;  // kCombined
 };
 
 // Such a File has Codec::kMemory, "bytes of the caller's": `memory` is the

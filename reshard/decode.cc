@@ -63,7 +63,7 @@ DecodeReader::Tile DecodeReader::stored_tile(const Decoding& made,
     case Coding::kFp8Scales:
     case Coding::kGgml:
     case Coding::kGgmlBlocks:
-    case Coding::kSum:
+    case Coding::kCombined:
       break;
     case Coding::kPacked:
       stored.column = tile.column * made.bits / 8;
@@ -106,7 +106,8 @@ void DecodeReader::read_elements(const Decoding& made, uint64_t first,
     return read_fp8(made, first, count, out);
   if (made.coding == Coding::kGgml || made.coding == Coding::kGgmlBlocks)
     return read_ggml(made, first, count, out);
-  if (made.coding == Coding::kSum) return read_sum(made, first, count, out);
+  if (made.coding == Coding::kCombined)
+    return read_combined(made, first, count, out);
   const uint64_t element = element_size(made.dtype);
   const uint64_t matrix = made.rows * made.columns;
   const uint64_t width = made.transposed ? made.rows : made.columns;

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -27,6 +28,12 @@ class DecodeReader {
   // that are not numbers.
   void read(const Decoding& made, uint64_t offset, std::span<std::byte> buffer);
   uint64_t bytes_read() const;
+
+  // All elements of the terms of a kCombined, in f32: `use` gets the index of
+  // the first and a line of each term, which it may change.
+  using UseLines =
+      std::function<void(uint64_t first, std::vector<std::vector<float>>&)>;
+  void each_line(const Decoding& made, const UseLines& use);
 
   // About how much it holds at most: panels and lines.
   static constexpr uint64_t kMemory = uint64_t{8} << 20;
@@ -77,6 +84,14 @@ class DecodeReader {
   void check_zero(const Decoding& made, const Tile& tile, uint64_t row,
                   uint64_t column, const std::byte* codes, uint64_t count);
   uint64_t group_of(const Decoding& made, uint64_t row) const;
+  // `count` rows of `row` bytes, the first of them at `from`.
+  struct Rows {
+    uint64_t count, row, from, element;
+  };
+  void read_part(const Decoding& made, const Piece& part, const Rows& rows,
+                 std::byte* to, uint64_t width);
+  void gather_part(const Decoding& made, const Piece& part, const Rows& rows,
+                   std::byte* to, uint64_t width);
   // A box of a tensor of three dimensions, row-major.
   void box(const Decoding& made, const Tensor& tensor, const Tile& tile,
            std::byte* out);
@@ -89,9 +104,24 @@ class DecodeReader {
                          uint64_t first, uint64_t rows);
   void round_line(const Decoding& made, uint64_t count);
   void add_zeros(const Decoding& made, const Tile& tile, uint64_t row);
-  // decode_sum.cc
-  void read_sum(const Decoding& made, uint64_t first, uint64_t count,
-                std::byte* out);
+  // decode_combined.cc
+  template <class Number>
+  struct Lines {
+    std::vector<Number> base, term, deltas, sums;
+  };
+  void read_combined(const Decoding& made, uint64_t first, uint64_t count,
+                     std::byte* out);
+  void put_combined(const Decoding& made, const Tile& tile, std::byte* out);
+  template <class Number>
+  void combine(const Decoding& made, const Tile& tile, Lines<Number>& lines);
+  void read_term(const Decoding& made, const Tensor& tensor, const Tile& tile,
+                 std::vector<float>& out);
+  void read_term(const Decoding& made, const Tensor& tensor, const Tile& tile,
+                 std::vector<double>& out);
+  // Rows as a whole where they fit in `most` elements.
+  static void each_tile(const Decoding& made, uint64_t first, uint64_t count,
+                        uint64_t most,
+                        const std::function<void(const Tile&)>& use);
   // decode_fp8.cc
   void read_fp8(const Decoding& made, uint64_t first, uint64_t count,
                 std::byte* out);
@@ -116,6 +146,9 @@ class DecodeReader {
   std::shared_ptr<const std::vector<File>> files_;
   std::unique_ptr<SourceReader> reader_;
   uint64_t read_before_ = 0;  // by readers of other lists of files
+
+  Lines<float> singles_;
+  Lines<double> doubles_;
 
   // Scales and zeros of the last tile loaded.
   const Decoding* scales_of_ = nullptr;

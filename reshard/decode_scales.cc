@@ -11,6 +11,7 @@
 #include "reshard/decode.h"
 #include "reshard/decode_kernel.h"
 #include "reshard/sources.h"
+#include "reshard/transform.h"
 
 namespace ckpt::reshard {
 namespace {
@@ -144,6 +145,63 @@ void DecodeReader::numbers(const Decoding& made, const Tensor& tensor,
           .with_hint("the numbers of " + made.name + " can't be told from it");
 }
 
+// Rows of `row` bytes of a piece, to rows that are `width` bytes apart.
+void DecodeReader::read_part(const Decoding& made, const Piece& part,
+                             const Rows& rows, std::byte* to, uint64_t width) {
+  constexpr uint64_t kBounce = 256 << 10;
+  const Dims& strides = part.extent.strides;
+  SourceReader& source = reader(made);
+  const uint32_t file = part.extent.file;
+  if (strides[2] != rows.element && rows.row != rows.element)
+    return gather_part(made, part, rows, to, width);
+  if (strides[1] == rows.row && width == rows.row) {
+    source.read(file, rows.from, {to, rows.count * rows.row});
+    return;
+  }
+  const uint64_t once =
+      strides[1] <= 4 * rows.row + 512 && strides[1] >= rows.row
+          ? kBounce / strides[1]
+          : 0;
+  if (once < 2) {
+    for (uint64_t r = 0; r < rows.count; ++r)
+      source.read(file, rows.from + r * strides[1], {to + r * width, rows.row});
+    return;
+  }
+  bounce_.resize(kBounce);
+  for (uint64_t r = 0; r < rows.count; r += once) {
+    const uint64_t few = std::min(once, rows.count - r);
+    source.read(file, rows.from + r * strides[1],
+                {bounce_.data(), (few - 1) * strides[1] + rows.row});
+    for (uint64_t i = 0; i < few; ++i)
+      std::memcpy(to + (r + i) * width, bounce_.data() + i * strides[1],
+                  rows.row);
+  }
+}
+
+// The same where the elements of a row stand apart: column by column, each of
+// which is read with what is between its elements if that is little.
+void DecodeReader::gather_part(const Decoding& made, const Piece& part,
+                               const Rows& rows, std::byte* to,
+                               uint64_t width) {
+  constexpr uint64_t kGap = 512, kMost = 1 << 20;
+  const uint64_t apart = part.extent.strides[1];
+  SourceReader& source = reader(made);
+  for (uint64_t c = 0; c < rows.row / rows.element; ++c) {
+    const uint64_t from = rows.from + c * part.extent.strides[2];
+    std::byte* const column = to + c * rows.element;
+    const uint64_t once =
+        apart <= kGap ? kMost / std::max<uint64_t>(apart, 1) : 1;
+    for (uint64_t r = 0; r < rows.count; r += once) {
+      const uint64_t few = std::min(once, rows.count - r);
+      bounce_.resize((few - 1) * apart + rows.element);
+      source.read(part.extent.file, from + r * apart, bounce_);
+      for (uint64_t i = 0; i < few; ++i)
+        std::memcpy(column + (r + i) * width, bounce_.data() + i * apart,
+                    rows.element);
+    }
+  }
+}
+
 void DecodeReader::box(const Decoding& made, const Tensor& tensor,
                        const Tile& tile, std::byte* out) {
   uint64_t covered = 0;
@@ -169,29 +227,10 @@ void DecodeReader::box(const Decoding& made, const Tensor& tensor,
     const uint64_t from =
         part.extent.offset + (tile.batch - at[0]) * strides[0] +
         (both.row - at[1]) * strides[1] + (both.column - at[2]) * strides[2];
-    SourceReader& source = reader(made);
-    const uint32_t file = part.extent.file;
-    if (strides[1] == seg && width == seg) {
-      source.read(file, from, {to, both.rows * seg});
-      continue;
-    }
-    constexpr uint64_t kBounce = 256 << 10;
-    const uint64_t once = strides[1] <= 4 * seg + 512 && strides[1] >= seg
-                              ? kBounce / strides[1]
-                              : 0;
-    if (once < 2) {
+    read_part(made, part, {both.rows, seg, from, element}, to, width);
+    if (part.transform != kNoTransform)
       for (uint64_t r = 0; r < both.rows; ++r)
-        source.read(file, from + r * strides[1], {to + r * width, seg});
-      continue;
-    }
-    bounce_.resize(kBounce);
-    for (uint64_t r = 0; r < both.rows; r += once) {
-      const uint64_t rows = std::min(once, both.rows - r);
-      source.read(file, from + r * strides[1],
-                  {bounce_.data(), (rows - 1) * strides[1] + seg});
-      for (uint64_t i = 0; i < rows; ++i)
-        std::memcpy(to + (r + i) * width, bounce_.data() + i * strides[1], seg);
-    }
+        apply_transform(part.transform, tensor.dtype, {to + r * width, seg});
   }
   if (covered < tile.rows * tile.columns)
     throw bug_error({{}, tensor.name}, "pieces of a quantized weight lack");

@@ -96,14 +96,14 @@ forbid 'api includes no format but dcp, fairseq2, megatron, modelopt' \
 
 # How many lines of C++ a room may have.
 budgets='
-lib: 32300
+lib: 32450
 containers: 10300
 models: 6650
 formats: 77500
 convert: 17200
-reshard: 22500
-api: 21200
-app: 16400
+reshard: 22900
+api: 21900
+app: 16700
 '
 while IFS=: read -r room most; do
   [ -n "$room" ] || continue

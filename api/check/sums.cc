@@ -178,7 +178,10 @@ uint64_t without_checksum(const Catalog& catalog,
   const std::function<bool(const Piece&)> is_bare = [&](const Piece& piece) {
     if (const File& file = catalog.files[piece.extent.file]; is_decoded(file))
       // What it is made of is in the catalog's first files.
-      return std::ranges::any_of(decoding_of(file).codes.pieces, is_bare);
+      return std::ranges::any_of(
+          parts_of(decoding_of(file)), [&](const Tensor* part) {
+            return std::ranges::any_of(part->pieces, is_bare);
+          });
     const Codec codec = catalog.files[piece.extent.file].codec;
     if (proven.contains(catalog.files[piece.extent.file].path)) return false;
     return codec != Codec::kMemory && codec != Codec::kFill &&

@@ -37,18 +37,18 @@ void Assembler::merge(Tensor& tensor, Merge how,
   if (!merged_of_) merged_of_ = std::make_shared<std::vector<File>>();
   const uint64_t count = element_count(tensor.shape).value();
   const uint64_t item = element_size(tensor.dtype);
-  Decoding made{.coding = Coding::kSum,
-                .dtype = tensor.dtype,
-                .rows = 1,
-                .columns = count,
-                .mean = how == Merge::kMean,
-                .name = tensor.name,
-                .files = merged_of_};
-  made.codes.name = tensor.name;
-  made.codes.dtype = tensor.dtype;
-  made.codes.shape = {ranks.size(), 1, count};
-  for (uint64_t t = 0; t < ranks.size(); ++t)
-    for (const Piece& piece : ranks[t]) {
+  const bool mean = how == Merge::kMean;
+  // f64 holds the sum of a few f16, bf16 or f32 exactly, so that the mean of
+  // equal vectors is that vector in every bit. Added up in f16, as trainers'
+  // own converters do it, three equal ones and a fourth are not.
+  Combination all{.terms = {}, .exact = true};
+  if (mean) all.divisor = static_cast<double>(ranks.size());
+  for (const std::vector<Piece>& pieces : ranks) {
+    Tensor& part = all.terms.emplace_back().tensor;
+    part.name = tensor.name;
+    part.dtype = tensor.dtype;
+    part.shape = {1, 1, count};
+    for (const Piece& piece : pieces) {
       const auto run = run_of(piece, tensor);
       if (!run || !can_be_merged(tensor.dtype))
         throw unfaithful_error({catalog_.path, text::printable(tensor.name)},
@@ -57,12 +57,21 @@ void Assembler::merge(Tensor& tensor, Merge how,
                                "up",
                                ckpt::name(tensor.dtype));
       const uint64_t length = run->end - run->begin;
-      Piece& part = made.codes.pieces.emplace_back();
-      part.box = {{t, 0, run->begin}, {1, 1, length}};
-      part.extent = {.offset = piece.extent.offset,
-                     .strides = {count * item, length * item, item},
-                     .file = piece.extent.file};
+      Piece& at = part.pieces.emplace_back();
+      at.box = {{0, 0, run->begin}, {1, 1, length}};
+      at.extent = {.offset = piece.extent.offset,
+                   .strides = {count * item, length * item, item},
+                   .file = piece.extent.file};
     }
+  }
+  Decoding made{
+      .coding = Coding::kCombined,
+      .dtype = tensor.dtype,
+      .rows = 1,
+      .columns = count,
+      .name = tensor.name,
+      .files = merged_of_,
+      .combined = std::make_shared<const Combination>(std::move(all))};
   (how == Merge::kSum ? sums_ : means_) += 1;
   if (how == Merge::kMean && first_mean_.empty()) first_mean_ = tensor.name;
   tensor.pieces = {
@@ -73,7 +82,7 @@ void Assembler::merge(Tensor& tensor, Merge how,
                   .file = static_cast<uint32_t>(catalog_.files.size())}}};
   catalog_.files.push_back(
       decoded_file(fmt::format("made:{} {} of {} ranks", tensor.name,
-                               made.mean ? "mean" : "sum", ranks.size()),
+                               mean ? "mean" : "sum", ranks.size()),
                    count * item, std::move(made)));
 }
 
