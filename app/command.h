@@ -39,6 +39,7 @@ std::unique_ptr<Command> make_fetch();
 std::unique_ptr<Command> make_inspect();
 std::unique_ptr<Command> make_ls();
 std::unique_ptr<Command> make_man();
+std::unique_ptr<Command> make_merge();
 std::unique_ptr<Command> make_reshard();
 std::unique_ptr<Command> make_run();
 std::unique_ptr<Command> make_scan();

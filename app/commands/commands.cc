@@ -29,6 +29,7 @@ Commands all_commands() {
   commands.push_back(make_convert());
   commands.push_back(make_reshard());
   commands.push_back(make_unshard());
+  commands.push_back(make_merge());
   commands.push_back(make_verify());
   commands.push_back(make_diff());
   commands.push_back(make_scan());
@@ -105,6 +106,23 @@ void refuse_empty_paths(const CLI::App& app) {
   }
 }
 
+// `SRC... DST`: a list takes all the words that come, and the last of them is
+// the target.
+void split_off_target(CLI::App& app) {
+  CLI::Option* const list = app.get_option_no_throw("SRC");
+  CLI::Option* const target = app.get_option_no_throw("DST");
+  if (!list || !target || list->get_expected_max() <= 1 || target->count() != 0)
+    return;
+  std::vector<std::string> paths = list->results();
+  if (paths.size() < 2) return;
+  target->add_result(paths.back());
+  target->run_callback();
+  paths.pop_back();
+  list->clear();
+  list->add_result(paths);
+  list->run_callback();
+}
+
 int run_command(Command& command, std::vector<std::string> words) {
   CLI::App app;
   bool help = false;
@@ -134,6 +152,7 @@ int run_command(Command& command, std::vector<std::string> words) {
     throw error.with_hint(set + " sets it" +
                           (error.hint().empty() ? "" : "; " + error.hint()));
   }
+  split_off_target(app);
   refuse_empty_paths(app);
   configure(command.output);
   guard_written(app, command.output);

@@ -191,8 +191,11 @@ std::string usage_text(const Command& command, const CLI::App& app) {
   std::string line = fmt::format("ckpt {}", command.name());
   for (const CLI::Option* option : app.get_options()) {
     if (!option->get_positional()) continue;
-    const std::string name = option->get_name(true);
-    line += option->get_required() ? " " + name : " [" + name + "]";
+    std::string name = option->get_name(true);
+    // The target behind a list is a part of it until the words are counted.
+    const bool needed = option->get_required() || name == "DST";
+    if (option->get_expected_max() > 1) name += "...";
+    line += needed ? " " + name : " [" + name + "]";
   }
   for (const CLI::Option* option : app.get_options())
     if (!option->get_positional() && option->get_required())

@@ -120,6 +120,7 @@ GOOD = [
     ("convert", 0, ("convert", TP4, LLAMA, "--to", "safetensors",
                     "--if-exists", "skip")),
     ("unshard", 0, ("unshard", DCP, "out.pt")),
+    ("merge", 0, ("merge", LLAMA, LLAMA, "out")),
     ("verify", 0, ("verify", TP4)),
     ("verify", 1, ("verify", TP4, LLAMA)),
     ("verify", 0, ("verify", TP4, TP4)),

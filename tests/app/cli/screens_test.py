@@ -85,7 +85,7 @@ EVERY = (
     ("wait", "hf/llama/ckpt", "--settle", "0"), ("doctor",), ("help",),
     *((name, how) for name in (
         "inspect", "ls", "view", "show", "convert", "reshard", "unshard",
-        "verify", "diff", "scan", "salvage", "fetch", "family", "run", "wait",
+        "merge",         "verify", "diff", "scan", "salvage", "fetch", "family", "run", "wait",
         "doctor", "man", "completion") for how in ("-h", "--help")),
 )
 

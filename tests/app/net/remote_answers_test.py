@@ -58,6 +58,7 @@ COMMANDS = {
     "dry run": ["convert", "{url}", "{out}", "--to", "dcp", "-n", "--json"],
     "unshard": ["unshard", "{url}", "{out}", "-q",
                 "--allow-replica-mismatch"],
+    "merge": ["merge", "{twin}", "{url}", "{out}", "-q"],
     "run": ["run", "{plan}", "-q"],
     "view": ["view", "{url}"],
     "fetch": ["fetch", "{url}", "{out}", "-q"],

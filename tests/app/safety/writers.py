@@ -89,6 +89,8 @@ WRITERS = [
            golden("fairseq2_native", "llama_tp2dp1_blocking", "ckpt"), "out"),
     Writer("unshard", ["unshard", "SRC", "DST"],
            golden("dcp", "fsdp2_w2_adamw", "ckpt"), "out"),
+    Writer("merge", ["merge", "SRC", "SRC", "DST"],
+           golden("dcp", "fsdp2_w2_adamw", "ckpt"), "out"),
     Writer("overwrite", ["convert", "SRC", "DST", "--to", "safetensors",
                          "--overwrite"], small_file, "out", old=True),
     Writer("salvage", ["salvage", "SRC", "DST"], without_index, "out"),

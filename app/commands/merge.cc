@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ckpt/merge.h"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <utility>
+
+#include "api/edit/select.h"
+#include "api/places.h"
+#include "app/command.h"
+#include "app/commands/dialect.h"
+#include "app/commands/source.h"
+#include "app/commands/target.h"
+#include "app/commands/within.h"
+#include "app/commands/write.h"
+#include "app/options/target_name.h"
+#include "app/print/console.h"
+#include "app/print/steps.h"
+#include "ckpt/error.h"
+#include "convert/dialects.h"
+#include "formats/format.h"
+#include "formats/traits.h"
+#include "lib/io/file.h"
+#include "lib/text/format.h"
+
+namespace ckpt::app {
+namespace {
+
+// Returns how many tensors of an optimizer there were.
+uint64_t leave_state(Catalog& source) {
+  const auto tensors = static_cast<uint64_t>(
+      std::ranges::count(source.tensors, Kind::optim, &Tensor::kind));
+  if (tensors != 0) library::choose(source, {.model_only = true});
+  return tensors;
+}
+
+class Merge : public Command {
+ public:
+  std::string_view name() const override { return "merge"; }
+  std::string_view help() const override {
+    return "average checkpoints, or put together what several learned";
+  }
+  std::string_view examples() const override {
+    return "ckpt merge step_900 step_1000 averaged\n"
+           "ckpt merge runs/llama averaged --last 5 --ema 0.9\n"
+           "ckpt merge A B C out --weights 0.5,0.3,0.2 --dtype bf16\n"
+           "ckpt merge math code out --method ties --base Llama-3-8B "
+           "--density 0.5\n"
+           "ckpt merge A B out --take 'lm_head.*=B'\n"
+           "ckpt merge Llama-3-8B iter_0001000 out --to dcp";
+  }
+  void add_options(CLI::App& app) override;
+  ExitCode run() override;
+
+ private:
+  void add_method_options(CLI::App& app);
+  void take_paths();
+  MergeOptions merge_options() const;
+  MergeTake parse_take(const std::string& text) const;
+  size_t source_of(const std::string& name, const std::string& text) const;
+  ExitCode write();
+
+  std::vector<std::string> given_;    // as on the command line
+  std::vector<std::string> sources_;  // the base last, if there is one
+  WriteRequest request_;
+  TargetOptions target_;
+  DialectOptions dialect_;
+  std::vector<double> weights_, densities_;
+  std::optional<double> decay_;
+  std::string method_, base_;
+  std::vector<std::string> takes_;
+  uint32_t last_ = 0;
+  std::optional<double> between_;  // --t, if it was given
+  std::optional<double> factor_;   // --lambda
+  std::optional<uint64_t> seed_;
+  bool normalize_ = false, no_normalize_ = false, no_rescale_ = false;
+  bool exact_ = false, with_optimizer_ = false;
+};
+
+void Merge::add_options(CLI::App& app) {
+  app.add_option("SRC", given_, "The checkpoints, of any formats")
+      ->required()
+      ->expected(1, -1)
+      ->group("Arguments");
+  app.add_option("DST", request_.target_path,
+                 "The last one is where the new one goes")
+      ->group("Arguments");
+  add_method_options(app);
+  add_select_options(app, request_.select);
+  add_source_options(app, request_.source);
+  add_write_options(app, request_.write);
+  add_engine_options(app, request_.engine);
+  add_target_options(app, target_);
+  add_dialect_options(app, dialect_);
+}
+
+void Merge::add_method_options(CLI::App& app) {
+  const char* group = "Merge";
+  app.add_option("--weights", weights_,
+                 "One for each source, in their order (default: 1 each)")
+      ->type_name("W,W…")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->group(group);
+  app.add_option("--ema", decay_,
+                 "Over the sources in order: e = D e + (1 - D) x")
+      ->type_name("D")
+      ->group(group);
+  app.add_option("--method", method_,
+                 "How they are merged, as mergekit defines it")
+      ->type_name("NAME")
+      ->check(CLI::IsMember({"linear", "slerp", "task_arithmetic", "ties",
+                             "dare_linear", "dare_ties", "model_stock"}))
+      ->group(group);
+  app.add_option("--base", base_,
+                 "The model that all were trained from, for methods that "
+                 "compare with it")
+      ->type_name("PATH")
+      ->group(group);
+  app.add_option("--last", last_,
+                 "The last N complete steps of a run: SRC is its folder")
+      ->type_name("N")
+      ->check(CLI::Range(uint32_t{1}, uint32_t{100'000}))
+      ->group(group);
+  app.add_option("--take", takes_,
+                 "Tensors that one source gives as they are: its path, or its "
+                 "number; without a method the others are the first's")
+      ->type_name("GLOB=SRC")
+      ->allow_extra_args(false)
+      ->group(group);
+  app.add_option("--density", densities_,
+                 "Share of the deltas that is kept: one, or one for each "
+                 "model")
+      ->type_name("P,P…")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->group(group);
+  app.add_option("--lambda", factor_, "Factor of all deltas together")
+      ->type_name("L")
+      ->group(group);
+  app.add_option("--t", between_, "slerp: 0 is the first, 1 the second (0.5)")
+      ->type_name("T")
+      ->group(group);
+  app.add_option("--seed", seed_, "Of the deltas that dare leaves out (0)")
+      ->type_name("N")
+      ->group(group);
+  auto* normalize =
+      app.add_flag("--normalize", normalize_,
+                   "Divide by the sum of the weights (linear, ties)")
+          ->group(group);
+  app.add_flag("--no-normalize", no_normalize_, "Take the sum as it is")
+      ->excludes(normalize)
+      ->group(group);
+  app.add_flag("--no-rescale", no_rescale_,
+               "dare: leave the deltas that are kept as they are")
+      ->group(group);
+  app.add_flag("--exact", exact_, "Compute in f64 instead of f32")
+      ->group(group);
+  app.add_flag("--with-optimizer", with_optimizer_,
+               "Merge moments and main weights, too; steps are the last "
+               "source's")
+      ->group(group);
+}
+
+// The sources, and whatever stands for several.
+void Merge::take_paths() {
+  sources_ = given_;
+  if (last_ != 0) {
+    if (given_.size() != 1)
+      throw usage_error({},
+                        "--last takes the steps of one run, and these are "
+                        "{} sources",
+                        given_.size())
+          .with_hint("ckpt merge RUN DST --last 5");
+    const std::string& root = given_.front();
+    std::vector<StepRow> steps = steps_of(root, request_.source, nullptr);
+    if (steps.empty()) {
+      const Catalog catalog =
+          formats::open(root, request_.source.from, request_.source.read);
+      steps = steps_of(root, request_.source, &catalog);
+    }
+    std::erase_if(steps, [](const StepRow& step) { return !step.complete; });
+    if (steps.size() < last_)
+      throw usage_error({root, {}}, "--last {}: there are {} here", last_,
+                        text::counted(steps.size(), "complete step"))
+          .with_hint("`ckpt ls " + root + "` lists them");
+    sources_.clear();
+    for (size_t i = steps.size() - last_; i < steps.size(); ++i)
+      sources_.push_back(steps[i].path);
+    std::string names;
+    for (size_t i = steps.size() - last_; i < steps.size(); ++i)
+      names += (names.empty() ? "" : ", ") + steps[i].name;
+    spdlog::info("merged: {}", text::printable(names));
+  }
+  if (!base_.empty()) sources_.push_back(base_);
+  if (sources_.size() < 2)
+    throw usage_error({}, "one source: there is nothing to merge it with")
+        .with_hint(
+            "ckpt merge A B DST; ckpt merge RUN DST --last 5; `ckpt unshard "
+            "SRC "
+            "DST` joins the shards of one");
+}
+
+// By path, or by number from 1.
+size_t Merge::source_of(const std::string& name,
+                        const std::string& text) const {
+  for (size_t i = 0; i < sources_.size(); ++i)
+    if (sources_[i] == name || io::base_name(sources_[i]) == name) return i;
+  uint32_t number = 0;
+  const auto [end, failed] =
+      std::from_chars(name.data(), name.data() + name.size(), number);
+  if (failed == std::errc() && end == name.data() + name.size() &&
+      number >= 1 && number <= sources_.size())
+    return number - 1;
+  throw usage_error({}, "--take '{}': '{}' is none of the {} sources", text,
+                    name, sources_.size())
+      .with_hint(
+          "after the last = stands a source as it was given, or its "
+          "number from 1");
+}
+
+MergeTake Merge::parse_take(const std::string& text) const {
+  const size_t sign = text.rfind('=');
+  if (sign == 0 || sign == text.npos || sign + 1 == text.size())
+    throw usage_error({}, "--take '{}': not GLOB=SRC", text)
+        .with_hint("--take 'lm_head.*=B', where B is one of the sources");
+  return {text.substr(0, sign), source_of(text.substr(sign + 1), text)};
+}
+
+MergeOptions Merge::merge_options() const {
+  MergeOptions options;
+  const bool weighted =
+      !weights_.empty() || decay_ || normalize_ || no_normalize_ || exact_;
+  if (!method_.empty())
+    options.method = merge_method(method_);
+  else if (!takes_.empty() && !weighted)
+    options.method.reset();
+  if (!base_.empty()) options.base = sources_.size() - 1;
+  options.weights = weights_;
+  options.decay = decay_;
+  options.densities = densities_;
+  options.lambda = factor_.value_or(1);
+  options.t = between_.value_or(0.5);
+  if (normalize_ || no_normalize_) options.normalize = normalize_;
+  if (no_rescale_) options.rescale = false;
+  options.seed = seed_.value_or(0);
+  options.exact = exact_;
+  for (const std::string& text : takes_)
+    options.takes.push_back(parse_take(text));
+  options.with_optimizer = with_optimizer_;
+  options.family = request_.source.read.family;
+  options.threads = request_.engine.threads;
+  options.max_mem = request_.engine.max_mem;
+  options.only_planned = request_.write.dry_run || request_.counted != nullptr;
+  options.ignore_checksums = request_.write.ignore_checksums;
+  options.note = [](const std::string& line) { say_note(line); };
+  return options;
+}
+
+ExitCode Merge::run() {
+  if (request_.target_path.empty())
+    throw usage_error({}, "SRC and DST are required: {} given",
+                      text::counted(given_.size(), "path"))
+        .with_hint("ckpt merge A B DST");
+  library::check_target_name(request_.target_path);
+  if (target_.to.empty()) target_.to = file_format(request_.target_path);
+  check_target_options(target_);
+  request_.command = "merge";
+  request_.output = output;
+  request_.source.read.set = numbers_of(dialect_);
+  take_paths();
+  request_.source_path = sources_.front();
+  return within_memory(request_, [this] { return write(); });
+}
+
+ExitCode Merge::write() {
+  std::vector<Catalog> sources;
+  uint64_t left_out = 0;
+  for (size_t i = sources_.size(); i-- > 0;) {
+    WriteRequest one = request_;
+    one.source_path = sources_[i];
+    sources.push_back(open_for_write(one));
+    if (!with_optimizer_) left_out += leave_state(sources.back());
+    if (i != 0) continue;
+    request_.edits = one.edits;
+    request_.part = one.part;
+    request_.renamed = one.renamed;
+  }
+  std::ranges::reverse(sources);
+  if (left_out != 0)
+    say_note(fmt::format(
+        "the optimizer's state is left out ({}): --with-optimizer merges "
+        "moments and main weights, too",
+        text::counted(left_out, "tensor")));
+  const std::string format = sources.front().format;
+  const std::string dialect(families::dialect_of(sources.front()));
+  Catalog merged = merge_models(std::move(sources), merge_options());
+  const bool moved = families::dialect_of(merged) != dialect;
+  dialect_.renamed = !request_.write.rename_file.empty();
+  dialect_.with_optimizer = with_optimizer_;
+  if (!target_.to.empty() || moved)
+    merged =
+        into_dialect(std::move(merged), dialect_, request_.source.read.family,
+                     target_.to.empty() ? format : target_.to,
+                     target_.vocab_size, request_.write.dtype, request_.part);
+  if (!with_optimizer_) request_.select.model_only = true;
+  const Layout layout = make_layout(request_, target_, merged);
+  merged = with_state_as_asked(request_, std::move(merged), layout);
+  return write_checkpoint(request_, std::move(merged), layout);
+}
+
+}  // namespace
+
+std::unique_ptr<Command> make_merge() { return std::make_unique<Merge>(); }
+
+}  // namespace ckpt::app

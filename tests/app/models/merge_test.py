@@ -1,0 +1,604 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""ckpt merge: sums and means against numpy, element for element; mergekit's
+methods against mergekit, on its own folders; sources of several formats, as
+torch and transformers write and read them; and what is refused."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from support import (
+    DATA, Skip, Suite, check, check_equal, from_torch, load_pt,
+    read_safetensors)
+
+CKPT = None  # set by prepare
+LLAMA = DATA / "hf/llama/ckpt"
+MERGEKIT = next(Path(sys.prefix).glob("mergekit_*"), None)
+TRANSFORMERS = next(Path(sys.prefix).glob("transformers_5*"), None)
+
+
+def torch_of(tensor):
+    import torch
+
+    dtype = {"f32": torch.float32, "bf16": torch.bfloat16, "f64": torch.float64,
+             "f16": torch.float16, "i64": torch.int64}[tensor.dtype]
+    return torch.frombuffer(bytearray(tensor.data), dtype=dtype).reshape(
+        tensor.shape)
+
+
+def model(folder, name, seed, dtype="float32", config=LLAMA, near=None):
+    """A model of the golden's names and shapes, with numbers of its own. `near`:
+    those of another, changed a little."""
+    import torch
+    from safetensors.torch import save_file
+
+    torch.manual_seed(seed)
+    path = folder / name
+    path.mkdir()
+    for file in ("config.json", "generation_config.json"):
+        if (config / file).exists():
+            shutil.copy(config / file, path)
+    tensors = {}
+    for key, old in read_safetensors(config / "model.safetensors").items():
+        made = torch.randn(old.shape)
+        if near is not None:
+            made = torch_of(read_safetensors(
+                near / "model.safetensors")[key]).float() + made / 16
+        tensors[key] = made.to(getattr(torch, dtype)).contiguous()
+    save_file(tensors, str(path / "model.safetensors"), {"format": "pt"})
+    text = json.loads((path / "config.json").read_text())
+    text["dtype"] = dtype
+    (path / "config.json").write_text(json.dumps(text))
+    return path
+
+
+def models(folder, count, dtype="float32"):
+    return [model(folder, f"m{i}", i, dtype) for i in range(count)]
+
+
+def arrays(path):
+    """name -> numpy array, in f32 or wider."""
+    found = {}
+    for name, tensor in read_safetensors(path / "model.safetensors").items():
+        value = torch_of(tensor)
+        found[name] = (value if tensor.dtype == "f64" else value.float()).numpy()
+    return found
+
+
+def check_bits(out, want, dtype, what):
+    """Each tensor is the array, rounded once."""
+    import torch
+
+    got = read_safetensors(out / "model.safetensors")
+    check_equal(sorted(got), sorted(want), f"{what}: names")
+    for name, array in want.items():
+        rounded = from_torch(torch.from_numpy(array.copy()).to(
+            getattr(torch, dtype)))
+        check(got[name] == rounded, f"{what}: {name} differs")
+
+
+# ------------------------------------------------------------------ sums
+def weighted(paths, weights, number, divide=True):
+    """As mergekit's linear does it: product by product, in order."""
+    import numpy as np
+
+    sums = None
+    total = number(0)
+    for path, weight in zip(paths, weights):
+        each = arrays(path)
+        if sums is None:
+            sums = {name: np.zeros(x.shape, number) for name, x in each.items()}
+        for name, x in each.items():
+            sums[name] += x.astype(number) * number(weight)
+        total += number(weight)
+    if divide:
+        sums = {name: x / total for name, x in sums.items()}
+    return sums
+
+
+def test_mean(folder, count, dtype):
+    import numpy as np
+
+    paths = models(folder, count, dtype)
+    out = folder / "out"
+    CKPT.ok("merge", *paths, out, "--verify")
+    number = np.float64 if dtype == "float64" else np.float32
+    check_bits(out, weighted(paths, [1] * count, number), dtype, "as a rule")
+    CKPT.ok("merge", *paths, out, "--exact", "--overwrite")
+    check_bits(out, weighted(paths, [1] * count, np.float64), dtype, "f64")
+    for name in ("config.json", "generation_config.json"):
+        check_equal((out / name).read_bytes(), (paths[0] / name).read_bytes(),
+                    name)
+
+
+def test_weights(folder):
+    import numpy as np
+
+    paths, out = models(folder, 3), folder / "out"
+    given = ("--weights", "0.5,0.25,2")
+    CKPT.ok("merge", *paths, out, *given)
+    check_bits(out, weighted(paths, [0.5, 0.25, 2], np.float32), "float32",
+               "weights")
+    CKPT.ok("merge", *paths, out, *given, "--no-normalize", "--overwrite")
+    check_bits(out, weighted(paths, [0.5, 0.25, 2], np.float32, False),
+               "float32", "not divided")
+    # A mean of one, two and two is that of five.
+    CKPT.ok("merge", *paths, out, "--weights", "0,1,0", "--overwrite")
+    check_bits(out, arrays(paths[1]), "float32", "one alone")
+
+
+def test_ema(folder):
+    import numpy as np
+
+    paths, out = models(folder, 6), folder / "out"
+    for decay in (0.0, 0.5, 0.9, 1.0):
+        CKPT.ok("merge", *paths, out, "--ema", decay, "--exact", "--overwrite",
+                "--dtype", "f32")
+        average = {k: x.astype(np.float64) for k, x in arrays(paths[0]).items()}
+        for path in paths[1:]:
+            for name, x in arrays(path).items():
+                average[name] = decay * average[name] + (1 - decay) * x
+        got = arrays(out)
+        for name, x in average.items():
+            check(np.abs(got[name] - x).max() <= 2e-7 * max(
+                1, np.abs(x).max()), f"{decay}: {name}")
+
+
+def test_same_bits(folder):
+    """Whoever reads which part: threads, memory, ranks of the target."""
+    paths = models(folder, 3, "bfloat16")
+    CKPT.ok("merge", *paths, folder / "one", "-j", 1)
+    for name, options in (("many", ("-j", 7)), ("small", ("--max-mem", "64MiB"))):
+        CKPT.ok("merge", *paths, folder / name, *options)
+        check_equal(
+            read_safetensors(folder / name / "model.safetensors"),
+            read_safetensors(folder / "one/model.safetensors"), name)
+    CKPT.ok("merge", *paths, folder / "ranks", "--to", "megatron_torch_dist",
+            "--tp", 2, "--pp", 2)
+    CKPT.ok("verify", folder / "one", folder / "ranks")
+
+
+def test_dtypes(folder):
+    """Sources of several dtypes: the first's, or what --dtype says."""
+    import numpy as np
+
+    paths = [model(folder, "a", 0, "bfloat16"), model(folder, "b", 1),
+             model(folder, "c", 2, "float16")]
+    want = weighted(paths, [1, 1, 1], np.float32)
+    CKPT.ok("merge", *paths, folder / "out")
+    check_bits(folder / "out", want, "bfloat16", "the first's")
+    CKPT.ok("merge", *reversed(paths), folder / "back")
+    check_bits(folder / "back", weighted(paths[::-1], [1, 1, 1], np.float32),
+               "float16", "the first's")
+
+
+def test_too_large(folder):
+    """A sum that f16 can't hold is none of its numbers."""
+    import torch
+    from safetensors.torch import save_file
+
+    for name in ("a", "b"):
+        save_file({"w": torch.full((3,), 40000.0, dtype=torch.float16)},
+                  str(folder / f"{name}.safetensors"))
+    pair = (folder / "a.safetensors", folder / "b.safetensors")
+    CKPT.ok("merge", *pair, folder / "mean.safetensors")
+    done = CKPT.run("merge", *pair, folder / "sum.safetensors",
+                    "--no-normalize").want(5)
+    check("w: [0] of all together is 80000" in done.err, f"{done}")
+
+
+# ------------------------------------------------------------------ formats
+def test_formats(folder):
+    """A folder of transformers, Megatron's ranks and torch's DCP of one model,
+    to any of them: the mean is that of the three folders."""
+    import numpy as np
+
+    paths = models(folder, 3)
+    CKPT.ok("convert", paths[1], folder / "mcore", "--to",
+            "megatron_torch_dist", "--tp", 2, "--pp", 2)
+    CKPT.ok("convert", paths[2], folder / "dcp", "--to", "dcp", "--dp", 3)
+    mixed = (paths[0], folder / "mcore", folder / "dcp")
+    want = weighted(paths, [1, 1, 1], np.float32)
+    CKPT.ok("merge", *mixed, folder / "hf")
+    check_bits(folder / "hf", want, "float32", "the first is hf")
+    for order in ((1, 0, 2), (2, 1, 0)):
+        some = [mixed[i] for i in order]
+        out = folder / f"out{order[0]}"
+        CKPT.ok("merge", *some, out)
+        check_equal(CKPT.inspect(out)["format"],
+                    CKPT.inspect(some[0])["format"], "the first's format")
+        CKPT.ok("convert", out, folder / f"back{order[0]}", "--to",
+                "safetensors", "--config-from", paths[0])
+        want = weighted([paths[i] for i in order], [1, 1, 1], np.float32)
+        check_bits(folder / f"back{order[0]}", want, "float32", f"{order}")
+    CKPT.ok("merge", *mixed, folder / "meta", "--to", "meta", "--tp", 2)
+    CKPT.ok("verify", folder / "hf", folder / "meta")
+
+
+def test_torch_files(folder):
+    """What torch.save wrote, whose records have checksums, and torch reads."""
+    import torch
+
+    want = None
+    for i in range(2):
+        torch.manual_seed(i)
+        state = {"w": torch.randn(5, 7), "b": torch.randn(3).half(),
+                 "t": torch.randn(4, 6).t(), "n": torch.arange(4)}
+        want = state if want is None else {
+            k: x if k == "n" else ((x.float() + want[k].float()) / 2).to(x.dtype)
+            for k, x in state.items()}
+        torch.save(state, folder / f"{i}.pt")
+    CKPT.ok("merge", folder / "0.pt", folder / "1.pt", folder / "out.pt")
+    check_equal({k: from_torch(x) for k, x in load_pt(
+        folder / "out.pt").items()},
+                {k: from_torch(x) for k, x in want.items()}, "mean")
+    text = bytearray((folder / "1.pt").read_bytes())
+    at = text.find(state["w"].numpy().tobytes())
+    text[at] ^= 1
+    (folder / "1.pt").write_bytes(text)
+    CKPT.run("merge", folder / "0.pt", folder / "1.pt", folder / "bad.pt").want(4)
+    check(not (folder / "bad.pt").exists(), "written")
+    CKPT.ok("merge", folder / "0.pt", folder / "1.pt", folder / "bad.pt",
+            "--ignore-checksums")
+
+
+def test_tied(folder):
+    """What shares a storage still does."""
+    import torch
+
+    for i in range(2):
+        w = torch.full((2, 3), float(i))
+        torch.save({"a": w, "b": w, "c": w.clone()}, folder / f"{i}.pt")
+    CKPT.ok("merge", folder / "0.pt", folder / "1.pt", folder / "out.pt")
+    out = torch.load(folder / "out.pt")
+    check(out["a"].data_ptr() == out["b"].data_ptr() != out["c"].data_ptr(),
+          "ties")
+    check_equal(out["b"].tolist(), [[0.5] * 3] * 2, "mean")
+
+
+def test_last(folder):
+    """The newest steps of a run, in their order."""
+    import numpy as np
+
+    root = folder / "run"
+    root.mkdir()
+    paths = []
+    for step in (90, 100, 1000):
+        path = model(root, f"checkpoint-{step}", step)
+        (path / "trainer_state.json").write_text(json.dumps(
+            {"global_step": step, "log_history": []}))
+        paths.append(path)
+    out = folder / "out"
+    CKPT.ok("merge", root, out, "--last", 2, "--weights", "1,3")
+    check_bits(out, weighted(paths[1:], [1, 3], np.float32), "float32", "two")
+    done = CKPT.run("merge", root, folder / "more", "--last", 4).want(2)
+    check("3 complete steps" in done.err, f"{done}")
+    CKPT.run("merge", *paths, folder / "more", "--last", 2).want(2)
+
+
+def test_take(folder):
+    """Tensors of one source, unchanged; the others the first's or a mean."""
+    import numpy as np
+
+    paths, out = models(folder, 2), folder / "out"
+    a, b = (read_safetensors(path / "model.safetensors") for path in paths)
+    for source in ("m1", paths[1], 2):
+        CKPT.ok("merge", *paths, out, "--take", f"lm_head.*={source}",
+                "--take", f"*.norm*={source}", "--overwrite")
+        got = read_safetensors(out / "model.safetensors")
+        for name, tensor in got.items():
+            taken = "lm_head" in name or ".norm" in name
+            check(tensor == (b if taken else a)[name], name)
+    CKPT.ok("merge", *paths, out, "--take", "lm_head.*=2", "--method", "linear",
+            "--overwrite")
+    want = weighted(paths, [1, 1], np.float32)
+    want["lm_head.weight"] = arrays(paths[1])["lm_head.weight"]
+    check_bits(out, want, "float32", "with a mean")
+    for text, status in (("lm_head.*", 2), ("lm_head.*=3", 2),
+                         ("lm_head.*=other", 2), ("nothing.*=2", 5)):
+        CKPT.run("merge", *paths, folder / "no", "--take", text).want(status)
+
+
+# ------------------------------------------------------------------ mergekit
+def run_mergekit(folder, config):
+    """mergekit over its own folders, as its command runs it."""
+    if not MERGEKIT or not TRANSFORMERS:
+        raise Skip("no mergekit")
+    (folder / "merge.json").write_text(json.dumps(config))
+    code = ("import sys, json, yaml\n"
+            "from mergekit.config import MergeConfiguration\n"
+            "from mergekit.merge import run_merge\n"
+            "from mergekit.options import MergeOptions\n"
+            "config = MergeConfiguration.model_validate(json.load(open("
+            "sys.argv[1])))\n"
+            "run_merge(config, sys.argv[2], MergeOptions(copy_tokenizer=False,"
+            " write_model_card=False))\n")
+    environment = dict(os.environ, HF_HUB_OFFLINE="1", TQDM_DISABLE="1",
+                       PYTHONPATH=os.pathsep.join(
+                           [str(MERGEKIT), str(TRANSFORMERS)]))
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", code, folder / "merge.json",
+         folder / "mergekit"], env=environment, capture_output=True, text=True)
+    check(done.returncode == 0, done.stderr[-2000:])
+    found = {}
+    for file in (folder / "mergekit").glob("*.safetensors"):
+        found.update(read_safetensors(file))
+    return found
+
+
+def family_of(folder, count):
+    """A base and models that were trained from it."""
+    base = model(folder, "base", 99)
+    return base, [model(folder, f"t{i}", i, near=base) for i in range(count)]
+
+
+METHODS = {
+    "linear": ({}, ()),
+    "linear, weighted": ({"weight": [0.3, 0.7, 0.5]},
+                         ("--weights", "0.3,0.7,0.5")),
+    "linear, not normal": ({"weight": [0.3, 0.7, 0.5], "normalize": False},
+                           ("--weights", "0.3,0.7,0.5", "--no-normalize")),
+    "slerp": ({"t": 0.3}, ("--t", "0.3")),
+    "task_arithmetic": ({"weight": [0.8, -0.4, 0.3], "lambda": 0.9},
+                        ("--weights", "0.8,-0.4,0.3", "--lambda", "0.9")),
+    "task_arithmetic, normal": (
+        {"weight": [0.8, 0.4, 0.3], "normalize": True},
+        ("--weights", "0.8,0.4,0.3", "--normalize")),
+    "ties": ({"weight": [0.8, 0.4, 0.3], "density": [0.5, 0.3, 0.9]},
+             ("--weights", "0.8,0.4,0.3", "--density", "0.5,0.3,0.9")),
+    "ties, not normal": (
+        {"weight": [1, 1, 1], "density": [0.2] * 3, "normalize": False,
+         "lambda": 1.5},
+        ("--density", "0.2", "--no-normalize", "--lambda", "1.5")),
+    "dare_linear": ({"weight": [0.5, 0.5, 0.5], "density": [1, 1, 1]},
+                    ("--weights", "0.5,0.5,0.5")),
+    "dare_ties": ({"weight": [0.5, 0.7, 0.5], "density": [1, 1, 1]},
+                  ("--weights", "0.5,0.7,0.5")),
+    "model_stock": ({}, ()),
+}
+
+
+def test_mergekit(folder, name):
+    """Elements are mergekit's, but for the rounding of sums in f32."""
+    parameters, options = METHODS[name]
+    method = name.split(",")[0]
+    base, paths = family_of(folder, 2 if method == "slerp" else 3)
+    shared = {k: v for k, v in parameters.items() if not isinstance(v, list)}
+    each = [{k: v[i] for k, v in parameters.items() if isinstance(v, list)}
+            for i in range(len(paths))]
+    if method == "linear" and "weight" not in parameters:
+        each = [{"weight": 1} for _ in paths]
+    config = {"merge_method": method, "dtype": "float32",
+              "parameters": shared, "models": [
+                  {"model": str(path), "parameters": own}
+                  for path, own in zip(paths, each)]}
+    with_base = method not in ("linear", "slerp")
+    if with_base:
+        config["base_model"] = str(base)
+        options += ("--base", base)
+    if method == "slerp":
+        config["base_model"] = str(paths[0])
+    want = run_mergekit(folder, config)
+    CKPT.ok("merge", *paths, folder / "out", "--method", method, *options)
+    got = read_safetensors(folder / "out/model.safetensors")
+    check_equal(sorted(got), sorted(want), "names")
+    for key, tensor in want.items():
+        near(torch_of(got[key]), torch_of(tensor), f"{name}: {key}")
+
+
+def near(got, want, what):
+    import torch
+
+    # Sums of a few f32, in another order or fused.
+    limit = 4e-7 * max(1.0, want.abs().max().item())
+    apart = (got.float() - want.float()).abs().max().item()
+    check(apart <= limit, f"{what}: {apart:g} apart, at most {limit:g}")
+    check(torch.isfinite(got).all(), f"{what}: not finite")
+
+
+def test_dare(folder, method):
+    """Deltas are left out by chance, as many as asked for, the same ones
+    whatever the threads and ranks, others with another seed; those that are left
+    have the sum of magnitudes that all had."""
+    import torch
+
+    base, paths = family_of(folder, 1)
+    one = (paths[0], "--method", method, "--base", base, "--density", "0.25")
+    CKPT.ok("merge", *one[:1], folder / "a", *one[1:], "-j", 1)
+    CKPT.ok("merge", *one[:1], folder / "b", *one[1:], "--to",
+            "megatron_torch_dist", "--tp", 2)
+    CKPT.ok("verify", folder / "a", folder / "b")
+    CKPT.ok("merge", *one[:1], folder / "c", *one[1:], "--seed", 1)
+    CKPT.ok("merge", *one[:1], folder / "d", *one[1:], "--no-rescale")
+    values = {name: {k: torch.from_numpy(x) for k, x in arrays(
+        folder / name).items()} for name in "acd"}
+    old = {k: torch.from_numpy(x) for k, x in arrays(base).items()}
+    new = {k: torch.from_numpy(x) for k, x in arrays(paths[0]).items()}
+    kept = total = 0
+    for key, x in old.items():
+        delta = values["a"][key] - x
+        kept += int((delta != 0).sum())
+        total += delta.numel()
+        sums = [d.abs().sum().item() for d in (delta, new[key] - x)]
+        check(abs(sums[0] - sums[1]) <= 1e-4 * sums[1], f"{key}: {sums}")
+        plain = values["d"][key]
+        check(((plain == x) | ((plain - new[key]).abs() < 1e-6)).all(),
+              f"{key}: changed")
+    check(abs(kept / total - 0.25) < 0.02, f"kept {kept} of {total}")
+    check(any((values["a"][k] != values["c"][k]).any() for k in old), "seed")
+
+
+# ------------------------------------------------------------------ refusals
+def test_wrong_options(folder):
+    a, b = models(folder, 2)
+    out = folder / "out"
+    for words, said in (
+            ([a], "required"),
+            ([a, out], "nothing to merge it with"),
+            ([a, b, out, "--weights", "1"], "1 weight for 2 models"),
+            ([a, b, out, "--weights", "1,2,3"], "3 weights for 2 models"),
+            ([a, b, out, "--weights", "nan,1"], "weight 1 is nan"),
+            ([a, b, out, "--weights", "1,inf"], "weight 2 is inf"),
+            ([a, b, out, "--weights", "0,0"], "add up to 0"),
+            ([a, b, out, "--weights=-1,2"], "weight 1 is -1"),
+            ([a, b, out, "--weights", "1,x"], ""),
+            ([a, b, out, "--ema", "1.5"], "1.5"),
+            ([a, b, out, "--ema", "0.5", "--weights", "1,1"], "weights"),
+            ([a, b, out, "--method", "mean"], ""),
+            ([a, b, out, "--method", "ties"], "--base"),
+            ([a, b, out, "--base", a], "base"),
+            ([a, b, out, "--method", "slerp", "--weights", "1,1"], "weights"),
+            ([a, b, b, out, "--method", "slerp"], "3"),
+            ([a, b, out, "--method", "model_stock"], "--base"),
+            ([a, b, out, "--density", "0.5"], "density"),
+            ([a, b, out, "--method", "ties", "--base", a, "--density", "2"],
+             "2"),
+            ([a, b, out, "--last", "0"], ""),
+            ([a, b, a / "inside"], "inside")):
+        done = CKPT.run("merge", *words).want(2)
+        check(said in done.err and "hint: " in done.err, f"{said}\n{done}")
+        check(not out.exists(), f"{words}: written")
+
+
+def change(path, edit):
+    """Rewrites a model with other tensors."""
+    from safetensors.torch import save_file
+
+    tensors = {k: torch_of(x) for k, x in read_safetensors(
+        path / "model.safetensors").items()}
+    edit(tensors)
+    save_file(tensors, str(path / "model.safetensors"), {"format": "pt"})
+
+
+def test_unlike(folder):
+    """Another tensor, shape, fact or integer is named, with both values."""
+    import torch
+
+    def lost(tensors):
+        del tensors["model.norm.weight"]
+
+    def more(tensors):
+        tensors["model.extra.weight"] = torch.zeros(2)
+
+    def wide(tensors):
+        tensors["model.norm.weight"] = torch.zeros(33)
+
+    def integers(tensors):
+        tensors["model.position_ids"] = torch.arange(7)
+
+    def others(tensors):
+        tensors["model.position_ids"] = torch.arange(7) + 1
+
+    a = model(folder, "a", 0)
+    out = folder / "out"
+    for i, (edit, said) in enumerate((
+            (lost, ["model.norm.weight", "is not here"]),
+            (more, ["model.extra.weight", "is here"]),
+            (wide, ["model.norm.weight", "[33]", "[32]"]))):
+        b = model(folder, f"b{i}", 1)
+        change(b, edit)
+        done = CKPT.run("merge", a, b, out).want(5)
+        check(all(text in done.err for text in said), f"{said}\n{done}")
+    with_ints = model(folder, "i", 2), model(folder, "j", 3)
+    for path in with_ints:
+        change(path, integers)
+    CKPT.ok("merge", *with_ints, folder / "same")
+    check_equal(read_safetensors(folder / "same/model.safetensors")
+                ["model.position_ids"],
+                from_torch(torch.arange(7)), "integers")
+    change(with_ints[1], others)
+    done = CKPT.run("merge", *with_ints, out).want(5)
+    check("model.position_ids" in done.err and "other values" in done.err,
+          f"{done}")
+    CKPT.ok("merge", *with_ints, folder / "taken", "--take",
+            "model.position_ids=1", "--method", "linear")
+    c = model(folder, "c", 4)
+    config = json.loads((c / "config.json").read_text())
+    config["rms_norm_eps"] = 1e-3
+    (c / "config.json").write_text(json.dumps(config))
+    done = CKPT.run("merge", a, c, out).want(5)
+    check("0.001" in done.err and "1e-06" in done.err, f"{done}")
+    check(not out.exists(), "written")
+
+
+def test_as_every_writer(folder):
+    """Dry run, JSON, what is in the way, and a run that is resumed."""
+    paths, out = models(folder, 2), folder / "out"
+    plan = CKPT.ok("merge", *paths, out, "-n", "--json").json()
+    check(not out.exists(), "a dry run wrote")
+    done = CKPT.ok("merge", *paths, out, "--json").json()
+    check_equal(done["command"], "merge", "command")
+    check_equal(sum(f["bytes"] for f in plan["written"]),
+                sum(f["bytes"] for f in done["written"] if
+                    "manifest" not in f["path"]), "sizes")
+    size = (paths[0] / "model.safetensors").stat().st_size
+    check(done["bytes_read"] <= 2 * size, f"read {done['bytes_read']}")
+    CKPT.run("merge", *paths, out).want(5)
+    CKPT.ok("merge", *paths, out, "--overwrite", "--verify")
+    CKPT.ok("verify", out)
+    CKPT.ok("merge", *paths, folder / "a.safetensors")
+    CKPT.ok("merge", folder / "a.safetensors", paths[1], folder / "b.gguf",
+            "--config-from", paths[0], "--tokenizer-from", "none")
+
+
+def test_optimizer(folder):
+    """Left out and named; with --with-optimizer moments are averaged, too."""
+    source = DATA / "dcp/fsdp2_w2_adamw/ckpt"
+    out = folder / "out"
+    done = CKPT.ok("merge", source, source, out)
+    check("optimizer" in done.err, f"{done}")
+    kinds = {t["kind"] for t in CKPT.inspect(out)["tensors"]}
+    check("optim" not in kinds, f"{kinds}")
+    CKPT.ok("merge", source, source, folder / "all", "--with-optimizer")
+    CKPT.ok("verify", source, folder / "all")
+
+
+def test_memory(folder):
+    """Many sources need no more than one."""
+    import torch
+    from safetensors.torch import save_file
+
+    paths = []
+    for i in range(12):
+        paths.append(folder / f"{i}.safetensors")
+        save_file({"w": torch.full((4096, 2048), float(i))}, str(paths[-1]))
+    done = CKPT.ok("merge", *paths, folder / "out.safetensors", "--max-mem",
+                   "64MiB", "--no-fsync", "--json").json()
+    check(done["peak_memory"] < 100 << 20, f"{done['peak_memory'] >> 20} MiB")
+    got = torch_of(read_safetensors(folder / "out.safetensors")["w"])
+    check((got == 5.5).all(), "mean")
+
+
+def prepare(suite, ckpt):
+    global CKPT
+    CKPT = ckpt
+    for count, dtype in ((2, "float32"), (5, "bfloat16"), (32, "float16"),
+                         (3, "float64")):
+        suite.add(f"mean of {count} {dtype}", test_mean, count, dtype)
+    suite.add("weights", test_weights)
+    suite.add("ema", test_ema)
+    suite.add("the same bits", test_same_bits)
+    suite.add("dtypes", test_dtypes)
+    suite.add("too large", test_too_large)
+    suite.add("formats", test_formats)
+    suite.add("torch files", test_torch_files)
+    suite.add("tied", test_tied)
+    suite.add("last steps", test_last)
+    suite.add("take", test_take)
+    for name in METHODS:
+        suite.add(f"mergekit: {name}", test_mergekit, name)
+    for method in ("dare_linear", "dare_ties"):
+        suite.add(f"chance: {method}", test_dare, method)
+    suite.add("wrong options", test_wrong_options)
+    suite.add("unlike sources", test_unlike)
+    suite.add("as every writer", test_as_every_writer)
+    suite.add("optimizer", test_optimizer)
+    suite.add("memory", test_memory)
+
+
+if __name__ == "__main__":
+    Suite(__doc__).main(prepare)
