@@ -81,7 +81,7 @@ void add_pair(double distance, double size, bool equal, double rtol,
   const uint64_t index = total.count++;
   if (equal) return;
   // NaN: only one of the two is a number, or an infinity met another.
-  if (!(distance <= kLargest)) distance = kInfinity;
+  if (!(distance <= kLargest)) distance = total.squares = kInfinity;
   const double relative = distance / size;
   total.max_abs = std::max(total.max_abs, distance);
   total.max_rel =
@@ -90,11 +90,37 @@ void add_pair(double distance, double size, bool equal, double rtol,
   if (!close && total.mismatches++ == 0) total.first_mismatch = index;
 }
 
+// In independent sums, as above. Equal elements that are no numbers don't
+// count.
+void add_squares(const double* a, const double* b, uint64_t count,
+                 Comparison& total) {
+  constexpr size_t kLanes = 8;
+  double squares[kLanes] = {}, of_a[kLanes] = {}, of_b[kLanes] = {};
+  double products[kLanes] = {};
+  for (uint64_t i = 0; i < count; ++i) {
+    const bool finite =
+        (std::abs(a[i]) <= kLargest) & (std::abs(b[i]) <= kLargest);
+    const double x = finite ? a[i] : 0, y = finite ? b[i] : 0;
+    const size_t lane = i % kLanes;
+    squares[lane] += (x - y) * (x - y);
+    of_a[lane] += x * x;
+    of_b[lane] += y * y;
+    products[lane] += x * y;
+  }
+  for (size_t lane = 0; lane < kLanes; ++lane) {
+    total.squares += squares[lane];
+    total.squares_a += of_a[lane];
+    total.squares_b += of_b[lane];
+    total.products += products[lane];
+  }
+}
+
 void compare_real(const double* a, const double* b, uint64_t count, double rtol,
                   double atol, Comparison& total) {
   for (uint64_t i = 0; i < count; ++i)
     add_pair(std::abs(a[i] - b[i]), std::abs(b[i]), same(a[i], b[i]), rtol,
              atol, total);
+  add_squares(a, b, count, total);
 }
 
 }  // namespace
@@ -130,6 +156,10 @@ Comparison& Comparison::operator+=(const Comparison& later) {
   if (mismatches == 0) first_mismatch = count + later.first_mismatch;
   count += later.count;
   mismatches += later.mismatches;
+  squares += later.squares;
+  squares_a += later.squares_a;
+  squares_b += later.squares_b;
+  products += later.products;
   return *this;
 }
 
@@ -147,8 +177,13 @@ void compare_wide(const std::byte* a, const std::byte* b, uint64_t count,
     std::memcpy(&y, b + i * sizeof y, sizeof y);
     const uint64_t apart = static_cast<uint64_t>(std::max(x, y)) -
                            static_cast<uint64_t>(std::min(x, y));
-    add_pair(static_cast<double>(apart), std::abs(static_cast<double>(y)),
-             x == y, rtol, atol, part);
+    const auto left = static_cast<double>(x), right = static_cast<double>(y);
+    const auto distance = static_cast<double>(apart);
+    add_pair(distance, std::abs(right), x == y, rtol, atol, part);
+    part.squares += distance * distance;
+    part.squares_a += left * left;
+    part.squares_b += right * right;
+    part.products += left * right;
   }
 }
 
@@ -183,6 +218,8 @@ void add_comparison(DType dtype_a, const std::byte* a, DType dtype_b,
       const double im_b = step_b == 2 ? y[2 * i + 1] : 0;
       add_pair(std::hypot(re_a - re_b, im_a - im_b), std::hypot(re_b, im_b),
                same(re_a, re_b) && same(im_a, im_b), rtol, atol, part);
+      const double left[] = {re_a, im_a}, right[] = {re_b, im_b};
+      add_squares(left, right, 2, part);
     }
   }
   comparison += part;

@@ -50,6 +50,11 @@ struct Comparison {
   uint64_t count = 0;
   uint64_t mismatches = 0;
   uint64_t first_mismatch = 0;  // which element; if there are mismatches
+  // Sums over the elements that are finite on both sides, for norms and the
+  // angle. One that only one side has makes the first infinite.
+  double squares = 0;  // of a - b; both parts of a complex number count
+  double squares_a = 0, squares_b = 0;
+  double products = 0;  // of a and b
 
   // Adds the result of the elements that follow.
   Comparison& operator+=(const Comparison& later);

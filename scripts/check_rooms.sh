@@ -101,9 +101,9 @@ containers: 10300
 models: 6650
 formats: 77500
 convert: 17200
-reshard: 22900
-api: 21900
-app: 16700
+reshard: 22950
+api: 22250
+app: 16800
 '
 while IFS=: read -r room most; do
   [ -n "$room" ] || continue

@@ -3,10 +3,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <utility>
 
+#include "api/check/as_numbers.h"
 #include "api/check/compare.h"
 #include "api/check/facts.h"
 #include "api/check/integrity.h"
@@ -74,6 +77,36 @@ bool is_note(const Difference& difference) {
          difference.kind == "not_compared";
 }
 
+Distance& Distance::operator+=(const Distance& other) {
+  elements += other.elements;
+  differing += other.differing;
+  max_abs = std::max(max_abs, other.max_abs);
+  max_rel = std::max(max_rel, other.max_rel);
+  squares += other.squares;
+  squares_a += other.squares_a;
+  squares_b += other.squares_b;
+  products += other.products;
+  return *this;
+}
+
+double relative_l2(const Distance& distance) {
+  if (distance.squares == 0) return 0;
+  const double ratio = std::sqrt(distance.squares / distance.squares_a);
+  return std::isnan(ratio) ? std::numeric_limits<double>::infinity() : ratio;
+}
+
+double rms(const Distance& distance) {
+  const uint64_t count = std::max<uint64_t>(distance.elements, 1);
+  return std::sqrt(distance.squares / static_cast<double>(count));
+}
+
+double cosine(const Distance& distance) {
+  // Rounding may take it beyond one.
+  return std::clamp(distance.products / (std::sqrt(distance.squares_a) *
+                                         std::sqrt(distance.squares_b)),
+                    -1.0, 1.0);
+}
+
 bool Comparison::same() const {
   return std::ranges::all_of(differences, is_note);
 }
@@ -88,15 +121,18 @@ Comparison diff(Catalog a, Catalog b, const DiffOptions& options) {
                                        library::vocabulary_of(b).value_or(0));
   // Under common names, objects are those that one side made.
   const bool met = library::meet(a, b, options.family, engine);
-  Comparison result = library::compare(std::move(a), std::move(b),
-                                       {.rtol = options.rtol,
-                                        .atol = options.atol,
-                                        .numeric = options.numeric,
-                                        .objects = options.objects && !met,
-                                        .describe = options.describe,
-                                        .arrangements = options.arrangements,
-                                        .vocabulary = vocabulary},
-                                       engine);
+  const library::ReadAsNumbers read = library::as_numbers(a, b, engine);
+  Comparison result = library::compare(
+      std::move(a), std::move(b),
+      {.rtol = options.rtol,
+       .atol = options.atol,
+       .numeric = options.numeric,
+       .objects = options.objects && !met && !options.selection.model_only,
+       .describe = options.describe,
+       .arrangements = options.arrangements,
+       .vocabulary = vocabulary},
+      engine);
+  library::say_read(read, result);
   for (const families::FactDifference& fact : facts)
     result.differences.push_back({"fact", fact.name, library::fact_text(fact)});
   return result;

@@ -131,10 +131,9 @@ Difference row_difference(const Catalog& a, const Tensor& x, const Catalog& b,
               same ? "are equal, the others are not zero" : "differ as well")};
 }
 
-std::string how_far(const reshard::Comparison& apart) {
-  return fmt::format(
-      "{} of {} elements differ, at most by {:g} (relative {:g})",
-      apart.mismatches, apart.count, apart.max_abs, apart.max_rel);
+Distance distance_of(const reshard::Comparison& apart) {
+  return {apart.count,   apart.mismatches, apart.max_abs,   apart.max_rel,
+          apart.squares, apart.squares_a,  apart.squares_b, apart.products};
 }
 
 bool has_numbers(const Tensor& tensor) {
@@ -165,23 +164,23 @@ std::optional<Difference> value_difference(const Catalog& a, const Tensor& x,
     apart = numbers(a, x, b, y, options, engine);
     if (apart->mismatches == 0) return std::nullopt;
   }
+  const auto measure = [&] {
+    if (!apart && options.describe && numbered)
+      apart = numbers(a, x, b, y, options, engine);
+    if (apart) difference.distance = distance_of(*apart);
+  };
   if (!swapped.empty()) return Difference{"arrangement", x.name, swapped};
   if (options.arrangements && numbered) {
     if (const auto why = arrangement(a, x, b, y, engine))
       return Difference{"arrangement", x.name,
                         "the same elements in another order: " + *why};
-    std::string why = explained(a, x, b, y, options, engine);
-    if (!why.empty()) {
-      difference.message = std::move(why);
-      return difference;
-    }
+    difference.why = explained(a, x, b, y, options, engine);
   }
-  if (!apart && options.describe && numbered)
-    apart = numbers(a, x, b, y, options, engine);
-  if (!apart) return difference;
-  difference.message = how_far(*apart);
-  difference.distance = {apart->count, apart->mismatches, apart->max_abs,
-                         apart->max_rel};
+  measure();
+  if (!difference.why.empty())
+    difference.message = difference.why;
+  else if (difference.distance)
+    difference.message = distance_text(*difference.distance);
   return difference;
 }
 
@@ -387,7 +386,8 @@ void add_unmatched(const char* kind, const Catalog& catalog,
     differences.push_back({kind, tensor.name, about(tensor)});
 }
 
-// Adds what the values say about it: the same in another arrangement, rounded.
+// Adds what the values say about it: the same in another arrangement, rounded,
+// and how far a cast took them.
 void explain(const Catalog& a, const Tensor& x, const Catalog& b,
              const Tensor& y, const CompareOptions& options,
              const Engine& engine, Difference& difference) {
@@ -396,7 +396,24 @@ void explain(const Catalog& a, const Tensor& x, const Catalog& b,
     why = arrangement(a, x, b, y, engine);
   if ((options.arrangements || options.casts) && difference.kind == "dtype")
     why = rounding(a, x, b, y, engine);
-  if (why) difference.message += ": " + *why;
+  if (options.describe && difference.kind == "dtype" && has_numbers(x) &&
+      has_numbers(y))
+    difference.distance = distance_of(numbers(a, x, b, y, options, engine));
+  if (!why) return;
+  difference.message += ": " + *why;
+  difference.why = std::move(*why);
+}
+
+// What matters most first; what has no distance is not about values.
+void sort_by_distance(std::vector<Difference>& differences) {
+  const auto far = [](const Difference& difference) {
+    return difference.distance ? relative_l2(*difference.distance) : -1.0;
+  };
+  std::ranges::stable_sort(
+      differences, [&](const auto& one, const auto& other) {
+        const double left = far(one), right = far(other);
+        return left < 0 ? right >= 0 : left > right && right >= 0;
+      });
 }
 
 // Compares names, shapes and dtypes. Leaves in a and b, side by side, the
@@ -461,6 +478,13 @@ void compare_values(const Catalog& a, const Reading& from_a, const Catalog& b,
 
 }  // namespace
 
+std::string distance_text(const Distance& distance) {
+  return fmt::format(
+      "{} of {} elements differ, relative L2 {:.3g}, at most by {:g}",
+      distance.differing, distance.elements, relative_l2(distance),
+      distance.max_abs);
+}
+
 Comparison compare(Catalog a, Catalog b, const CompareOptions& options,
                    const Engine& engine) {
   Comparison result;
@@ -490,6 +514,7 @@ Comparison compare(Catalog a, Catalog b, const CompareOptions& options,
     compare_files(a, b, result.differences);
   }
   mark_not_compared(not_compared, result.differences);
+  if (options.describe) sort_by_distance(result.differences);
   return result;
 }
 

@@ -2,6 +2,8 @@
 // Two checkpoints, tensor by tensor, whatever their topologies.
 #pragma once
 
+#include <string>
+
 #include "api/engine.h"
 #include "ckpt/check.h"
 
@@ -19,6 +21,9 @@ struct CompareOptions {
   bool arrangements = false;   // and which rearrangement makes them equal
   uint64_t vocabulary = 0;     // entries that are in use, if known
 };
+
+// "12 of 64 elements differ, relative L2 0.0012, at most by 0.01"
+std::string distance_text(const Distance& distance);
 
 // Takes the catalogs over: two with millions of pieces each are large enough.
 Comparison compare(Catalog a, Catalog b, const CompareOptions& options,

@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <optional>
 
+#include "api/check/as_numbers.h"
 #include "api/check/compare.h"
 #include "api/check/facts.h"
 #include "api/check/meet.h"
+#include "api/check/rename_rules.h"
 #include "api/edit/select.h"
 #include "app/command.h"
 #include "app/commands/engine.h"
@@ -23,6 +25,7 @@
 #include "app/print/report.h"
 #include "app/print/view.h"
 #include "lib/text/format.h"
+#include "lib/text/shell.h"
 
 namespace ckpt::app {
 namespace {
@@ -36,7 +39,8 @@ bool same(const Comparison& result, const FactDifferences& facts) {
 }
 
 std::string as_json(const Comparison& result, const FactDifferences& facts,
-                    const std::string& a, const std::string& b) {
+                    const std::string& a, const std::string& b,
+                    const std::optional<library::RenameRules>& rename) {
   JsonWriter json;
   json.begin_document("diff");
   json.member("same", same(result, facts));
@@ -53,6 +57,16 @@ std::string as_json(const Comparison& result, const FactDifferences& facts,
     json.member("message", difference.message);
     if (!difference.file.empty()) json.member("file", difference.file);
     write_numbers(json, difference);
+    json.end_object();
+  }
+  json.end_array();
+  if (rename) json.member("rename", rename->rules);
+  json.key("patterns").begin_array();
+  for (const PatternDistance& row : pattern_distances(result.differences)) {
+    json.begin_object();
+    json.member("pattern", row.name);
+    json.member("tensors", row.tensors);
+    write_distance(json, row.sum);
     json.end_object();
   }
   json.end_array();
@@ -98,19 +112,29 @@ class Diff : public Command {
                                          library::vocabulary_of(b).value_or(0));
     const bool met = library::meet(a, b, source_.read.family, engine);
     if (met) log_assumptions(a, b);
+    const library::ReadAsNumbers read = library::as_numbers(a, b, engine);
     std::optional<DiffPage> page;
     if (!html_.empty()) page.emplace(a, b);
-    const Comparison result = library::compare(std::move(a), std::move(b),
-                                               {.objects = !met,
-                                                .describe = true,
-                                                .arrangements = true,
-                                                .vocabulary = vocabulary},
-                                               engine);
+    const auto rename = library::rename_rules(a, b, engine);
+    // Of the model alone: not its trainer's step, or files beside it.
+    Comparison result =
+        library::compare(std::move(a), std::move(b),
+                         {.objects = !met && !select_.model_only,
+                          .describe = true,
+                          .arrangements = true,
+                          .vocabulary = vocabulary},
+                         engine);
+    library::say_read(read, result);
     if (page) save_html(html_, page->text(result, facts), output);
     if (output.json) {
-      print(as_json(result, facts, a_, b_));
+      print(as_json(result, facts, a_, b_, rename));
     } else if (html_.empty()) {
       print_text(result, facts);
+      if (rename)
+        print_folded(
+            fmt::format("{} of A would have names of B's: --rename {}\n",
+                        text::counted(rename->tensors, "tensor"),
+                        text::printable(text::shell_word(rename->rules))));
     }
     return same(result, facts) ? ExitCode::kDone : ExitCode::kNegative;
   }

@@ -7,8 +7,10 @@
 #include <array>
 #include <cmath>
 #include <map>
+#include <optional>
 #include <set>
 
+#include "api/check/as_numbers.h"
 #include "api/check/compare.h"
 #include "api/check/facts.h"
 #include "api/check/integrity.h"
@@ -116,20 +118,36 @@ void Verify::add_options(CLI::App& app) {
 struct Group {
   const Problem* first = nullptr;
   std::vector<std::string_view> names;
+  std::optional<Distance> sum = {};  // what the message says, of all of them
+
+  std::string message() const {
+    return sum ? library::distance_text(*sum) : first->message;
+  }
 };
 
-std::vector<Group> groups_of(const std::vector<Problem>& problems,
-                             bool each_alone) {
+// Nothing but numbers, which add up, is known of the values.
+bool is_distance(const Difference& difference) {
+  return difference.kind == "values" && difference.distance &&
+         difference.why.empty();
+}
+
+std::vector<Group> groups_of(const VerifyReport& report, bool each_alone) {
   using Key = std::array<std::string, 4>;
   std::vector<Group> groups;
   std::map<Key, size_t> index;
-  for (const Problem& problem : problems) {
+  for (size_t i = 0; i < report.problems.size(); ++i) {
+    const Problem& problem = report.problems[i];
+    const bool measured =
+        i < report.differences.size() && is_distance(report.differences[i]);
     const Key key{problem.kind, problem.file, pattern_of(problem.tensor),
-                  problem.message};
+                  measured ? "" : problem.message};
     const auto [at, fresh] = index.try_emplace(key, groups.size());
     if (fresh || each_alone) groups.push_back({&problem, {}});
-    groups[each_alone ? groups.size() - 1 : at->second].names.push_back(
-        problem.tensor);
+    Group& group = groups[each_alone ? groups.size() - 1 : at->second];
+    group.names.push_back(problem.tensor);
+    if (!measured) continue;
+    if (!group.sum) group.sum = Distance{};
+    *group.sum += *report.differences[i].distance;
   }
   return groups;
 }
@@ -188,9 +206,11 @@ VerifyReport Verify::verify_two() {
   compare_.alike_objects =
       !met && a.format == b.format && a.topology == b.topology;
   report.files = file_count(a) + file_count(b);
-  compare_.casts = true;
+  compare_.casts = compare_.describe = true;
+  const library::ReadAsNumbers read = library::as_numbers(a, b, engine);
   Comparison result =
       library::compare(std::move(a), std::move(b), compare_, engine);
+  library::say_read(read, result);
   report.tensors = result.tensors;
   report.bytes = result.bytes;
   report.ok =
@@ -255,7 +275,7 @@ void Verify::print_text(const VerifyReport& report) const {
   // -vv.
   const bool all = output.verbosity > 1;
   constexpr uint64_t kFew = 10;
-  const std::vector<Group> groups = groups_of(report.problems, all);
+  const std::vector<Group> groups = groups_of(report, all);
   std::map<std::string, uint64_t> lines, counts, said;
   for (const Group& group : groups) {
     ++lines[group.first->kind];
@@ -271,7 +291,7 @@ void Verify::print_text(const VerifyReport& report) const {
     const size_t alike = group.names.size();
     if (alike > 1) line += fmt::format(" (×{})", alike);
     if (!problem.tensor.empty()) line += ": ";
-    line += problem.message;
+    line += group.message();
     if (cut)
       line += fmt::format(" (and {} more like it; -vv lists all)",
                           counts[problem.kind] - alike);
@@ -302,7 +322,7 @@ ExitCode Verify::run() {
 
 ExitCode Verify::look() {
   VerifyReport report = other_.empty() ? verify_one() : verify_two();
-  drop_repeated(report.problems);
+  if (other_.empty()) drop_repeated(report.problems);
   if (output.json)
     print(verify_json(report));
   else if (output.verbosity >= 0 || !report.ok)

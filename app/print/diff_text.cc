@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <tuple>
 
@@ -30,10 +31,11 @@ struct Group {
     names.push_back(difference.tensor);
     if (!difference.distance) return;
     if (!sum) sum = Distance{};
-    sum->elements += difference.distance->elements;
-    sum->differing += difference.distance->differing;
-    sum->max_abs = std::max(sum->max_abs, difference.distance->max_abs);
-    sum->max_rel = std::max(sum->max_rel, difference.distance->max_rel);
+    *sum += *difference.distance;
+  }
+  // Nothing but their numbers is known of them.
+  bool plain() const {
+    return sum && first->kind == "values" && first->why.empty();
   }
 };
 
@@ -43,7 +45,10 @@ using Key = std::tuple<std::string, std::string, std::string, std::string>;
 
 Key key_of(const Difference& difference) {
   return {difference.kind, pattern_of(difference.tensor),
-          difference.distance ? "" : difference.message, difference.file};
+          difference.kind == "values" && difference.distance
+              ? difference.why
+              : difference.message,
+          difference.file};
 }
 
 std::vector<Group> groups_of(const std::vector<Difference>& differences) {
@@ -55,6 +60,11 @@ std::vector<Group> groups_of(const std::vector<Difference>& differences) {
     if (fresh) groups.emplace_back();
     groups[at->second].add(difference);
   }
+  // A pattern's distance is that of all its tensors together.
+  std::ranges::stable_sort(groups, [](const Group& one, const Group& other) {
+    if (!one.sum || !other.sum) return !one.sum && other.sum;
+    return relative_l2(*one.sum) > relative_l2(*other.sum);
+  });
   return groups;
 }
 
@@ -65,19 +75,25 @@ std::string mark_of(const Difference& difference) {
   return styled("!", Style::kYellow);
 }
 
-std::string message_of(const Group& group) {
-  const Difference& first = *group.first;
-  if (first.kind == "only_in_a") return "only in A: " + first.message;
-  if (first.kind == "only_in_b") return "only in B: " + first.message;
-  return first.file.empty() ? first.message : first.file + ": " + first.message;
-}
-
 // "12.5%", but never 0 or 100 for what is neither.
 std::string share_text(const Distance& sum) {
   if (sum.differing == sum.elements) return "all";
   const double share = 100 * static_cast<double>(sum.differing) /
                        static_cast<double>(std::max<uint64_t>(sum.elements, 1));
   return fmt::format("{:.3g}%", std::clamp(share, 0.001, 99.9));
+}
+
+std::string message_of(const Group& group) {
+  const Difference& first = *group.first;
+  if (first.kind == "only_in_a") return "only in A: " + first.message;
+  if (first.kind == "only_in_b") return "only in B: " + first.message;
+  std::string message =
+      first.file.empty() ? first.message : first.file + ": " + first.message;
+  if (group.sum)
+    message += fmt::format(" (relative L2 {:.3g}, {} by at most {:.3g})",
+                           relative_l2(*group.sum), share_text(*group.sum),
+                           group.sum->max_abs);
+  return message;
 }
 
 // A line is continued on the next one at a space or a name's dot.
@@ -96,6 +112,26 @@ std::string folded_line(std::string line, size_t width) {
 
 }  // namespace
 
+std::vector<PatternDistance> pattern_distances(
+    const std::vector<Difference>& differences) {
+  std::map<std::string, PatternDistance> by_name;
+  for (const Difference& difference : differences) {
+    if (!difference.distance) continue;
+    PatternDistance& row = by_name[pattern_of(difference.tensor)];
+    ++row.tensors;
+    row.sum += *difference.distance;
+  }
+  std::vector<PatternDistance> rows;
+  for (auto& [name, row] : by_name) {
+    rows.push_back(std::move(row));
+    rows.back().name = name;
+  }
+  std::ranges::stable_sort(
+      rows, std::ranges::greater(),
+      [](const PatternDistance& row) { return relative_l2(row.sum); });
+  return rows;
+}
+
 std::string differences_text(const std::vector<Difference>& differences,
                              const std::vector<families::FactDifference>& facts,
                              size_t width) {
@@ -107,9 +143,9 @@ std::string differences_text(const std::vector<Difference>& differences,
                         width) +
             "\n";
   Table values({Align::kLeft, Align::kLeft, Align::kRight, Align::kRight,
-                Align::kRight, Align::kRight});
+                Align::kRight, Align::kRight, Align::kRight, Align::kRight});
   values.shrink_column(1);
-  values.give_up({5, 2});
+  values.give_up({7, 6, 2});
   Table others({Align::kLeft, Align::kLeft, Align::kRight, Align::kLeft});
   bool any = false;
   std::string narrow;  // `others`, each with its sentence below
@@ -117,7 +153,7 @@ std::string differences_text(const std::vector<Difference>& differences,
     const std::string name = printable(spelled_name(group.names));
     const std::string count =
         group.names.size() == 1 ? "" : "×" + grouped(group.names.size());
-    if (!group.sum) {
+    if (!group.plain()) {
       const std::string message = printable(message_of(group));
       others.row({mark_of(*group.first), name, count, message});
       const std::string head = " " + name + (count.empty() ? "" : "  " + count);
@@ -127,13 +163,17 @@ std::string differences_text(const std::vector<Difference>& differences,
                       : "\n " + folded_line("   " + message, width) + "\n");
       continue;
     }
-    if (!any) values.row({"", "values", "", "differ", "at most", "relative"});
+    if (!any)
+      values.row({"", "values", "", "relative L2", "differ", "at most", "RMS",
+                  "cosine"});
     any = true;
     values.row({mark_of(*group.first), name, count,
+                fmt::format("{:.3g}", relative_l2(*group.sum)),
                 fmt::format("{} of {}", share_text(*group.sum),
                             si_count(group.sum->elements)),
                 fmt::format("{:.3g}", group.sum->max_abs),
-                fmt::format("{:.3g}", group.sum->max_rel)});
+                fmt::format("{:.3g}", rms(*group.sum)),
+                fmt::format("{:.6g}", cosine(*group.sum))});
   }
   const bool wide = width == 0 || others.width() <= width;
   return text + (wide ? others.text(0) : narrow) + values.text(width);

@@ -9,6 +9,7 @@
 
 #include "api/check/facts.h"
 #include "app/print/html_page.h"
+#include "app/print/report.h"
 #include "app/print/table.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
@@ -70,16 +71,17 @@ std::string frames_html() {
          "<div class=\"pair\"><section><div class=\"head\"><h2>Tensors</h2>"
          "<span>by what became of them</span></div><div class=\"bars\" "
          "id=\"kinds\"></div></section>\n<section><div class=\"head\">"
-         "<h2>Furthest apart</h2><span>share of elements that differ</span>"
+         "<h2>Furthest apart</h2><span>relative L2</span>"
          "</div><div class=\"bars\" id=\"far\"></div></section></div>\n" +
          table_html("Tensor by tensor", {{"name", ""},
                                          {"difference", ""},
                                          {"dtype", "lesser"},
                                          {"shape", "lesser"},
                                          {"bytes", "n lesser least"},
-                                         {"differ", "n"},
+                                         {"relative L2", "n"},
+                                         {"differ", "n lesser"},
                                          {"at most", "n lesser"},
-                                         {"relative", "n lesser least"},
+                                         {"cosine", "n lesser least"},
                                          {"", "lesser"}});
 }
 
@@ -92,11 +94,8 @@ void write_differences(JsonWriter& json,
   json.member("status", status_of(*differences.front()));
   json.member("message", text::printable(cut_middle(message, kLongestName)));
   if (!differences.front()->distance) return;
-  const Distance& distance = *differences.front()->distance;
-  json.member("elements", distance.elements);
-  json.member("differing", distance.differing);
-  json.member("max_abs", distance.max_abs);
-  json.member("max_rel", distance.max_rel);
+  if (!differences.front()->why.empty()) json.member("why", true);
+  write_distance(json, *differences.front()->distance);
 }
 
 }  // namespace

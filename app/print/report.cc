@@ -316,11 +316,17 @@ void write_numbers(JsonWriter& json, const Difference& difference) {
     json.member("dtype_b", name(difference.b->dtype)).key("shape_b");
     write_dims(json, difference.b->shape);
   }
-  if (!difference.distance) return;
-  json.member("elements", difference.distance->elements);
-  json.member("differing", difference.distance->differing);
-  json.member("max_abs", difference.distance->max_abs);
-  json.member("max_rel", difference.distance->max_rel);
+  if (difference.distance) write_distance(json, *difference.distance);
+}
+
+void write_distance(JsonWriter& json, const Distance& distance) {
+  json.member("elements", distance.elements);
+  json.member("differing", distance.differing);
+  json.member("relative_l2", relative_l2(distance));
+  json.member("rms", rms(distance));
+  json.member("cosine", cosine(distance));
+  json.member("max_abs", distance.max_abs);
+  json.member("max_rel", distance.max_rel);
 }
 
 size_t not_compared_of(const VerifyReport& report) {

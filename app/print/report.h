@@ -38,8 +38,10 @@ std::string inspect_json(const Catalog& catalog,
 void write_stats(JsonWriter& json, const reshard::Stats& stats);
 
 // The fields of a difference that programs read: dtype_a, shape_a, dtype_b,
-// shape_b, elements, differing, max_abs, max_rel; if known.
+// shape_b, and those of a distance; if known.
 void write_numbers(JsonWriter& json, const Difference& difference);
+// elements, differing, relative_l2, rms, cosine, max_abs, max_rel.
+void write_distance(JsonWriter& json, const Distance& distance);
 
 // `verify --json`
 struct VerifyReport : Report {

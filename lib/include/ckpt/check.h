@@ -89,13 +89,25 @@ struct Report {
 // an Error is thrown only for a path that is missing or not a checkpoint.
 Report verify(const std::string& path, const VerifyOptions& options = {});
 
-// How far the elements of two tensors are apart.
+// How far the elements of two tensors are apart, whatever their dtypes.
+// Elements that are NaN, or the same infinity, on both sides are equal.
 struct Distance {
   uint64_t elements = 0;
   uint64_t differing = 0;
   double max_abs = 0;  // |a - b|; inf if only one of a pair is finite
-  double max_rel = 0;  // |a - b| / |b|
+  double max_rel = 0;  // |a - b| / |b|; ruled by elements near zero
+  // Sums of doubles: those of several tensors add up.
+  double squares = 0;  // of a - b
+  double squares_a = 0, squares_b = 0;
+  double products = 0;  // of a and b
+
+  Distance& operator+=(const Distance& other);
 };
+// Of the Euclidean norms: that of b - a to that of a. Inf if a is zero.
+double relative_l2(const Distance& distance);
+double rms(const Distance& distance);  // of b - a
+// Of the angle between a and b. NaN if one of them is zero.
+double cosine(const Distance& distance);
 
 // A tensor on one of the two sides.
 struct Side {
@@ -115,6 +127,9 @@ struct Difference {
   std::optional<Side> a = {}, b = {};  // where the tensor is
   std::optional<Distance> distance = {};
   std::string file = {};  // of a replica
+  // Of values and dtype: what explains them, "B is A rounded to bf16"; a part
+  // of the message.
+  std::string why = {};
 };
 
 // True for differences in storage alone, not in the model: padding, tied.
@@ -133,6 +148,7 @@ struct DiffOptions {
 };
 
 struct Comparison {
+  // Those with a distance last, the largest relative_l2 first.
   std::vector<Difference> differences;
   uint64_t tensors = 0;  // compared on both sides
   uint64_t bytes = 0;    // read
