@@ -188,6 +188,27 @@ Layout layout_of(const std::string& target, const char* format,
           .single_file = !named.empty()};
 }
 
+RankState state_of(std::span<const ckpt_array> arrays,
+                   const ckpt_beside* beside, const Layout& layout,
+                   const std::string& target) {
+  RankState state{.tensors = shards_of(arrays)};
+  if (!beside) return state;
+  state.common = text_of(beside->values);
+  for (const ckpt_file& file : std::span(beside->files, beside->file_count))
+    state.files.emplace(
+        text_of(file.name),
+        std::string(static_cast<const char*>(file.bytes), file.size));
+  for (const auto& [name, text] : state.files)
+    if (name.empty() || name.starts_with('.') || name.find('/') != name.npos)
+      throw usage_error({target, text::printable(name)},
+                        "not the name of a file in the target's directory");
+  if (layout.single_file && !state.files.empty())
+    throw usage_error({target, state.files.begin()->first},
+                      "one file has no place for others")
+        .with_hint("name a directory, and it gets them");
+  return state;
+}
+
 // C strings end at the first NUL, so two names could become one.
 void refuse_nul(const Catalog& catalog) {
   for (const Tensor& tensor : catalog.tensors)
@@ -382,17 +403,44 @@ int ckpt_save(const ckpt_array* arrays, size_t count, const char* path,
   }
 }
 
+int ckpt_save_with(const ckpt_array* arrays, size_t count,
+                   const ckpt_beside* beside, const char* path,
+                   const char* format, int overwrite, uint64_t max_shard_size,
+                   char** error) {
+  if (error) *error = nullptr;
+  try {
+    const std::string target = ckpt::library::target_place(ckpt::text_of(path));
+    ckpt::Layout layout = ckpt::layout_of(target, format, max_shard_size);
+    ckpt::RankState state =
+        ckpt::state_of({arrays, count}, beside, layout, target);
+    ckpt::Saver(1, std::move(layout), target,
+                {.overwrite = overwrite != 0, .naming = {.dialect = "keep"}})
+        .save(0, std::move(state));
+    return 0;
+  } catch (...) {
+    return ckpt::report(error);
+  }
+}
+
 ckpt_pending* ckpt_save_begin(const ckpt_array* arrays, size_t count,
                               const char* path, const char* format,
                               int overwrite, uint64_t max_shard_size,
                               char** error) {
+  return ckpt_save_begin_with(arrays, count, nullptr, path, format, overwrite,
+                              max_shard_size, error);
+}
+
+ckpt_pending* ckpt_save_begin_with(const ckpt_array* arrays, size_t count,
+                                   const ckpt_beside* beside, const char* path,
+                                   const char* format, int overwrite,
+                                   uint64_t max_shard_size, char** error) {
   return ckpt::guarded(error, [&] {
-    ckpt::RankState state{.tensors = ckpt::shards_of({arrays, count})};
     const std::string target = ckpt::library::target_place(ckpt::text_of(path));
     const auto layout = ckpt::layout_of(target, format, max_shard_size);
-    return new ckpt_pending{ckpt::begin_save(ckpt::make_thread_ranks(1)[0],
-                                             std::move(state), layout, target,
-                                             {.overwrite = overwrite != 0})};
+    return new ckpt_pending{ckpt::begin_save(
+        ckpt::make_thread_ranks(1)[0],
+        ckpt::state_of({arrays, count}, beside, layout, target), layout, target,
+        {.overwrite = overwrite != 0})};
   });
 }
 

@@ -164,6 +164,12 @@ Catalog library::catalog_of(std::vector<ShardedTensor> shards,
   catalog.topology = layout.topology;
   catalog.objects = entries_of(ranks[0].common);
   std::ranges::move(objects.finish(), std::back_inserter(catalog.objects));
+  for (auto& [name, text] : ranks[0].files)
+    catalog.sidecars.push_back(
+        {.name = name,
+         .path = "made:" + name,
+         .size = text.size(),
+         .text = std::make_shared<const std::string>(std::move(text))});
   std::set<std::string_view> names;
   for (const Object& object : catalog.objects)
     if (!names.insert(object.name).second)

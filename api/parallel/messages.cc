@@ -172,6 +172,11 @@ std::string pack_state(const RankState& state, const std::string& host) {
   Packer out;
   out.text(host);
   out.text(state.common);
+  out.put(uint64_t{state.files.size()});
+  for (const auto& [name, text] : state.files) {
+    out.text(name);
+    out.text(text);
+  }
   out.put(uint64_t{state.tensors.size()});
   for (const ShardedTensor& shard : state.tensors) put(out, shard);
   out.put(uint64_t{state.objects.size()});
@@ -184,6 +189,10 @@ Packed unpack_state(std::string_view bytes) {
   Packed packed;
   packed.host = in.text();
   packed.state.common = in.text();
+  for (size_t left = in.count(16); left > 0; --left) {
+    std::string name = in.text();
+    packed.state.files.emplace(std::move(name), in.text());
+  }
   packed.state.tensors.resize(in.count(60));
   for (ShardedTensor& shard : packed.state.tensors) shard = take_tensor(in);
   packed.state.objects.resize(in.count(40));

@@ -162,6 +162,24 @@ int ckpt_save(const ckpt_array* arrays, size_t count, const char* path,
               const char* format, int overwrite, uint64_t max_shard_size,
               char** error);
 
+/* What is saved beside the arrays: values by name, as a JSON object (null:
+ * none), and the bytes of small files of the target's directory, config.json. A
+ * value that the format has no place for is an error. */
+typedef struct ckpt_file {
+  const char* name;
+  const void* bytes;
+  size_t size;
+} ckpt_file;
+typedef struct ckpt_beside {
+  const char* values;
+  const ckpt_file* files;
+  size_t file_count;
+} ckpt_beside;
+int ckpt_save_with(const ckpt_array* arrays, size_t count,
+                   const ckpt_beside* beside, const char* path,
+                   const char* format, int overwrite, uint64_t max_shard_size,
+                   char** error);
+
 /* The same in two phases (ckpt/parallel.h). The first copies the arrays, which
  * may change once it returns, and begins to write beside `path`. The second is
  * either of two calls, which both close the handle: finish() waits and renames
@@ -171,6 +189,10 @@ ckpt_pending* ckpt_save_begin(const ckpt_array* arrays, size_t count,
                               const char* path, const char* format,
                               int overwrite, uint64_t max_shard_size,
                               char** error);
+ckpt_pending* ckpt_save_begin_with(const ckpt_array* arrays, size_t count,
+                                   const ckpt_beside* beside, const char* path,
+                                   const char* format, int overwrite,
+                                   uint64_t max_shard_size, char** error);
 /* Non-zero if nothing is left to write, so finish() will not wait long. */
 int ckpt_save_written(const ckpt_pending* pending);
 int ckpt_save_finish(ckpt_pending* pending, char** error);

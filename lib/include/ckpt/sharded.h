@@ -140,6 +140,8 @@ struct RankState {
   std::vector<ShardedTensor> tensors;  // valid until all is written
   std::vector<ShardedObject> objects;
   std::string common;  // a JSON object; only rank 0's is stored
+  // Small files of the target by name: config.json. Only rank 0's are stored.
+  std::map<std::string, std::string> files = {};
   std::shared_ptr<const void> owner = nullptr;  // of the bytes, if anybody is
 };
 
