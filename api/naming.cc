@@ -59,8 +59,8 @@ void check_unused(const Naming& naming, const std::string& to_format,
           .with_hint(
               "`ckpt inspect --tree` shows them; --rename RULES.json brings "
               "them to those of transformers");
-    throw usage_error({}, "{}: the names are those of {} and stay so", name,
-                      from)
+    throw usage_error(
+        {}, "{} has no effect: names of {} are not being converted", name, from)
         .with_hint(
             "leave it out; --dialect NAME asks for other names, --exclude "
             "leaves tensors out in any case");

@@ -2,6 +2,7 @@
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cmath>
 #include <unordered_set>
 #include <utility>
@@ -53,11 +54,7 @@ class Convert : public Command {
     library::check_target_name(request_.target_path);
     // The ending of a file's name decides, as for unshard.
     if (target_.to.empty()) target_.to = file_format(request_.target_path);
-    if (target_.to.empty())
-      throw usage_error({}, "--to FORMAT is required")
-          .with_hint(
-              "ckpt convert SRC DST --to safetensors; the name of a file "
-              "(.safetensors, .pt) says it, too");
+    take_hugging_face();
     if (!adapter_.weights.empty() && !adapter_.any())
       throw usage_error({}, "--adapter-weight goes with --adapter DIR")
           .with_hint("name the adapter: --adapter DIR --adapter-weight W");
@@ -73,8 +70,17 @@ class Convert : public Command {
   }
 
  private:
+  // "hf" is what people call its files and names together.
+  void take_hugging_face() {
+    constexpr std::string_view kNames[] = {"hf", "huggingface", "transformers"};
+    if (std::ranges::find(kNames, target_.to) == std::end(kNames)) return;
+    target_.to = std::string(formats::usual_container());
+    if (dialect_.dialect.empty()) dialect_.dialect = "hf";
+  }
+
   ExitCode write() {
     Catalog source = open_for_write(request_);
+    if (target_.to.empty()) target_.to = own_format(request_, source);
     const bool alone = is_adapter_alone(source);
     const bool inside = !alone && adds_inside(source);
     if (!alone && !inside) check_adapter(source);

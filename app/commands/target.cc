@@ -52,8 +52,8 @@ void share(const WriteRequest& request, const TargetOptions& options,
     layout.options["blocks"] = request.select.blocks;
 }
 
-// A trainer's step stays one, except for a single file and for formats whose
-// steps are rewritten as themselves.
+}  // namespace
+
 std::string own_format(const WriteRequest& request, const Catalog& source) {
   const std::string_view step = formats::traits_of(source.format).rewritten_as;
   const bool becomes = source.run && !step.empty() &&
@@ -62,6 +62,8 @@ std::string own_format(const WriteRequest& request, const Catalog& source) {
                         is_named_alike(source.path, request.target_path));
   return becomes ? std::string(step) : source.format;
 }
+
+namespace {
 
 // A folder with a file's name is what nobody looks for: last.ckpt is
 // Lightning's file, or the folder that Lightning names like one.

@@ -29,6 +29,10 @@ void add_target_options(CLI::App& app, TargetOptions& options);
 // unknown format, an option that it lacks.
 void check_target_options(const TargetOptions& options);
 
+// The format of a target that nobody names: a trainer's step stays one, except
+// for a single file and for formats whose steps are rewritten as themselves.
+std::string own_format(const WriteRequest& request, const Catalog& source);
+
 // Throws usage_error if options contradict each other, the name of DST or the
 // source.
 Layout make_layout(const WriteRequest& request, const TargetOptions& options,

@@ -20,26 +20,60 @@ struct Guess {
   std::string_view command;  // or option
 };
 
+// The first of a word's whose command there is.
 constexpr auto kGuesses = std::to_array<Guess>({
     {" info describe stat summary summarize open tensors metadata meta look "
-     "read size du ",
+     "read size du count params parameters headers ",
      "ckpt inspect PATH"},
-    {" list dir keys names ll ls-l ", "ckpt ls PATH"},
+    {" list dir keys names ll ls-l steps ", "ckpt ls PATH"},
+    {" grep search find ", "ckpt ls PATH -e REGEX"},
     {" tree ", "ckpt inspect PATH --tree"},
-    {" stats statistics histogram ", "ckpt inspect PATH --stats"},
-    {" cat print dump head get value values ", "ckpt show PATH NAME"},
+    {" stats statistics histogram norm norms nan nans ",
+     "ckpt inspect PATH --stats"},
+    {" cat print dump head tail get value values ", "ckpt show PATH NAME"},
     {" download pull clone wget curl ", "ckpt fetch URL DST"},
     {" serve browse web gui ui html explore ", "ckpt view PATH"},
     {" hash sha256 sha256sum md5sum digest checksum fingerprint ",
      "ckpt inspect PATH --digest"},
-    {" average mean ema soup ties slerp mergekit ", "ckpt merge SRC... DST"},
     {" check validate fsck test integrity valid ", "ckpt verify PATH"},
     {" compare cmp same equal ", "ckpt diff A B"},
-    {" consolidate join gather export combine flatten zero_to_fp32 ",
+    {" average avg mean ema soup slerp ties blend merge-models mergekit ",
+     "ckpt merge SRC... DST"},
+    {" merge consolidate join gather combine flatten zero_to_fp32 ",
      "ckpt unshard SRC DST"},
     {" split shard repartition rescale ", "ckpt reshard SRC DST --tp N"},
-    {" cp copy save cast transform translate export-hf to quantize ",
+    {" rename prefix strip-prefix ",
+     "ckpt convert SRC DST --rename 'old.=new.'"},
+    {" merge-lora merge_lora lora adapter apply-lora fuse ",
+     "ckpt convert BASE DST --adapter DIR"},
+    {" extract-lora delta subtract ", "ckpt diff A B --write DELTA"},
+    {" extract select filter slice subset take ",
+     "ckpt convert SRC DST --keys GLOB"},
+    {" strip drop-optimizer model-only ", "ckpt convert SRC DST --model-only"},
+    {" gguf to-gguf convert_hf_to_gguf ", "ckpt convert SRC DST.gguf"},
+    {" quantize quantise quant fp8 ",
+     "ckpt convert SRC DST --to FORMAT --quantize KIND"},
+    {" dequantize dequant ", "ckpt convert SRC DST --to FORMAT --dtype bf16"},
+    {" export to-hf tohf hf huggingface ", "ckpt convert SRC DST --to hf"},
+    {" upgrade migrate ", "ckpt convert SRC DST --to FORMAT"},
+    {" cp copy save cast transform translate export-hf to pad resize ",
      "ckpt convert SRC DST --to FORMAT"},
+    {" plan dry-run preview estimate simulate ",
+     "ckpt convert SRC DST --to FORMAT --dry-run"},
+    {" push upload publish ",
+     "ckpt convert SRC s3://BUCKET/PATH --to FORMAT, or to the hub: "
+     "hf upload ORG/NAME DIR"},
+    {" rsync mirror backup ", "ckpt sync SRC DST"},
+    {" clean cleanup gc rotate retain retention rm remove delete ",
+     "ckpt prune ROOT --keep-last N"},
+    {" set sed modify change patch tie untie ", "ckpt edit PATH"},
+    {" monitor follow poll on-save ", "ckpt watch ROOT --do CMD"},
+    {" watch monitor follow poll ", "ckpt wait PATH"},
+    {" seal sign manifest ", "ckpt verify PATH --seal"},
+    {" example sample tiny toy tutorial quickstart init new ", "ckpt demo DIR"},
+    {" formats format types ls-formats list-formats ", "ckpt --help"},
+    {" families architectures models ", "ckpt family list"},
+    {" load import ", "ckpt inspect PATH"},
     {" repair recover rescue restore fix ", "ckpt salvage SRC DST"},
     {" env system status ", "ckpt doctor"},
     {" picklescan security audit ", "ckpt scan PATH"},
@@ -83,11 +117,20 @@ constexpr auto kOptionGuesses = std::to_array<Guess>({
     {" --bwlimit --rate-limit --limit-rate ", "--max-rate"},
 });
 
+bool means(const Guess& guess, std::string_view word) {
+  return guess.words.find(" " + std::string(word) + " ") != guess.words.npos;
+}
+
 std::string_view meant(std::string_view word, std::span<const Guess> guesses) {
-  const std::string spaced = " " + std::string(word) + " ";
   for (const Guess& guess : guesses)
-    if (guess.words.find(spaced) != guess.words.npos) return guess.command;
+    if (means(guess, word)) return guess.command;
   return {};
+}
+
+// "ckpt ls PATH" -> "ls"
+std::string_view command_of(std::string_view line) {
+  line.remove_prefix(line.find(' ') + 1);
+  return line.substr(0, line.find(' '));
 }
 
 }  // namespace
@@ -149,8 +192,16 @@ void check_dashes(const std::vector<std::string>& words,
   }
 }
 
-std::string_view meant_command(std::string_view word) {
-  return meant(word, kGuesses);
+std::string_view meant_command(std::string_view word,
+                               const std::vector<std::string>& commands) {
+  for (const Guess& guess : kGuesses) {
+    const std::string_view command = command_of(guess.command);
+    if (means(guess, word) &&
+        (command.starts_with('-') ||
+         std::ranges::find(commands, command) != commands.end()))
+      return guess.command;
+  }
+  return {};
 }
 
 std::string_view meant_option(std::string_view word) {
@@ -164,6 +215,13 @@ bool is_path_option(std::string_view word) {
        "--output-dir --out-dir --save --save-dir --outfile -i ",
        "path"}};
   return !meant(word, kPaths).empty();
+}
+
+bool is_step_option(std::string_view word) {
+  constexpr Guess kSteps[] = {
+      {" --step --steps --iteration --iter --ckpt-step --global-step --epoch ",
+       "path"}};
+  return !meant(word, kSteps).empty();
 }
 
 }  // namespace ckpt::app

@@ -23,14 +23,17 @@ void resolve_urls(std::vector<std::string>& words);
 void check_dashes(const std::vector<std::string>& words,
                   const std::vector<std::string>& names);
 
-// Another tool's name for something that ckpt does: "hash" -> "ckpt inspect
-// PATH --digest"; "" if it is not known.
-std::string_view meant_command(std::string_view word);
+// Another tool's name for something that one of ckpt's commands does: "hash" ->
+// "ckpt inspect PATH --digest"; "" if it is not known.
+std::string_view meant_command(std::string_view word,
+                               const std::vector<std::string>& commands);
 
 // Another tool's name for an option of ckpt: "--tensor-model-parallel-size" ->
 // "--tp"; "" if it is not known. `word` begins with its dashes.
 std::string_view meant_option(std::string_view word);
 // "--src", "--output-dir": options for what ckpt takes as an argument.
 bool is_path_option(std::string_view word);
+// "--step", "--iteration": options for which step of a root is meant.
+bool is_step_option(std::string_view word);
 
 }  // namespace ckpt::app

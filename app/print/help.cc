@@ -203,6 +203,50 @@ std::string usage_text(const Command& command, const CLI::App& app) {
   return line + " [options]";
 }
 
+// The commands by what they are for, in the order of the short page; what is
+// in no row comes last.
+struct Task {
+  std::string_view name;
+  std::string_view commands;
+};
+constexpr Task kTasks[] = {
+    {"look", "inspect ls show view diff"},
+    {"rewrite", "convert reshard unshard merge edit"},
+    {"check", "verify scan salvage"},
+    {"a run", "wait watch prune"},
+    {"fetch", "fetch sync"},
+};
+
+std::string task_lines(const Commands& commands) {
+  std::string text, done = " ";
+  const auto line = [&](std::string_view& task, const Command& command) {
+    text += row_lines(fmt::format("{:<8}  {}", task, command.name()), 20,
+                      command.help());
+    task = {};
+  };
+  for (const Task& task : kTasks) {
+    std::string_view name = task.name;
+    for (const auto& command : commands) {
+      if (!text::has_word(task.commands, command->name())) continue;
+      line(name, *command);
+      done += std::string(command->name()) + " ";
+    }
+  }
+  std::string_view name = "more";
+  for (const auto& command : commands)
+    if (!text::has_word(done, command->name())) line(name, *command);
+  return text;
+}
+
+std::string short_main_help(const Commands& commands) {
+  return "usage: ckpt COMMAND ... [options]\n\n" + task_lines(commands) +
+         "\n  ckpt inspect PATH        begin here: any checkpoint, file, "
+         "folder "
+         "or URL\n"
+         "  ckpt COMMAND -h          a screen; --help is complete\n"
+         "  ckpt --help              formats and exit statuses, too\n";
+}
+
 std::string main_help(const Commands& commands) {
   std::string text =
       "ckpt opens any large-model training checkpoint, says what is in it,\n"
@@ -321,7 +365,8 @@ Error unknown_command(const std::string& word, const Commands& commands) {
   for (const auto& command : commands) names.emplace_back(command->name());
   const std::string near = text::nearest(word, names);
   std::string hint = fmt::format("one of {}", fmt::join(names, ", "));
-  if (const std::string_view meant = meant_command(word); !meant.empty()) {
+  if (const std::string_view meant = meant_command(word, names);
+      !meant.empty()) {
     hint = fmt::format("did you mean {}?", meant);
   } else if (!near.empty()) {
     hint = fmt::format("did you mean ckpt {}?", near);
@@ -353,6 +398,11 @@ Error wrong_options(const Command& command, const CLI::App& app,
       return usage_error({}, "unknown option {} for `ckpt {}`", word,
                          command.name())
           .with_hint("paths have no option: " + usage_text(command, app));
+    if (is_step_option(word))
+      return usage_error({}, "unknown option {} for `ckpt {}`", word,
+                         command.name())
+          .with_hint(
+              "a step is a path below its root: ckpt ls ROOT lists them");
     std::string near(meant_option(word));
     if (std::ranges::find(words, near) == words.end())
       near = text::nearest(word, words);

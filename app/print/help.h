@@ -14,6 +14,8 @@ class App;
 
 namespace ckpt::app {
 
+// `ckpt` and `ckpt -h`: the commands by task, on one screen.
+std::string short_main_help(const Commands& commands);
 // `ckpt --help`: commands, formats, exit statuses.
 std::string main_help(const Commands& commands);
 // "ckpt inspect PATH [options]"

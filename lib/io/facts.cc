@@ -2,7 +2,9 @@
 #include <sys/stat.h>
 
 #include <cerrno>
+#include <filesystem>
 #include <optional>
+#include <system_error>
 
 #include "ckpt/error.h"
 #include "lib/io/file.h"
@@ -38,11 +40,17 @@ std::optional<struct stat> look(const std::string& path) {
   }
   if (errnum != ENOENT && errnum != ENOTDIR)
     throw io_error(path, "cannot look at it", errnum);
-  if (is_link(path))
+  if (is_link(path)) {
+    std::error_code failed;
+    const std::string to = std::filesystem::read_symlink(path, failed).string();
+    const bool blob = to.find("blobs/") != to.npos;
     throw missing_error({path, {}}, "broken symlink")
         .with_hint(
-            "in a Hugging Face cache this means that the download did not "
-            "finish, or that blobs were deleted since");
+            blob ? "in a Hugging Face cache this means that the download did "
+                   "not finish, or that blobs were deleted since"
+                 : "what it points to is missing: restore that, or remove the "
+                   "link");
+  }
   return std::nullopt;
 }
 
