@@ -32,6 +32,7 @@ using Commands = std::vector<std::unique_ptr<Command>>;
 
 std::unique_ptr<Command> make_completion();
 std::unique_ptr<Command> make_convert();
+std::unique_ptr<Command> make_demo();
 std::unique_ptr<Command> make_diff();
 std::unique_ptr<Command> make_doctor();
 std::unique_ptr<Command> make_family();

@@ -38,6 +38,7 @@ Commands all_commands() {
   commands.push_back(make_family());
   commands.push_back(make_run());
   commands.push_back(make_wait());
+  commands.push_back(make_demo());
   commands.push_back(make_doctor());
   commands.push_back(make_man());
   commands.push_back(make_completion());
@@ -195,7 +196,7 @@ int run_words(std::vector<std::string> words) {
     if (io::is_url(word)) word = io::take_secrets(word);
   const Commands commands = all_commands();
   if (words.empty()) {
-    say(main_help(commands));
+    say(short_main_help(commands));
     throw usage_error({}, "no command given")
         .with_hint("to begin: ckpt inspect PATH");
   }
@@ -203,8 +204,9 @@ int run_words(std::vector<std::string> words) {
     words.erase(words.begin());
     words.push_back("--help");
   }
-  if (is_any_of(words[0], {"-h", "--help"})) {
-    print_folded(main_help(commands));
+  if (words[0] == "-h" || words[0] == "--help") {
+    print_folded(words[0] == "-h" ? short_main_help(commands)
+                                  : main_help(commands));
     return 0;
   }
   if (is_any_of(words[0], {"-V", "--version", "version"})) {

@@ -83,10 +83,11 @@ EVERY = (
     ("family", "check", "hf/gpt2_f32/ckpt"),
     ("family", "check", "hf/llama/ckpt", "--family", "mixtral"),
     ("wait", "hf/llama/ckpt", "--settle", "0"), ("doctor",), ("help",),
+    ("demo", "nowhere", "-n"),
     *((name, how) for name in (
         "inspect", "ls", "view", "show", "convert", "reshard", "unshard",
-        "merge",         "verify", "diff", "scan", "salvage", "fetch", "family", "run", "wait",
-        "doctor", "man", "completion") for how in ("-h", "--help")),
+        "merge", "verify", "diff", "scan", "salvage", "fetch", "family", "run",
+        "wait", "demo", "doctor", "man", "completion") for how in ("-h", "--help")),
 )
 
 

@@ -97,6 +97,7 @@ WRITERS = [
     Writer("salvage partly", ["salvage", "SRC", "DST", "--partial", "zeros"],
            cut_short, "out", status=1),
     Writer("run", ["run", "PLAN"], golden("dcp", "fsdp2_w2_adamw", "ckpt"), "out"),
+    Writer("demo", ["demo", "DST"], golden(*LLAMA), "out"),
     Writer("seal", ["verify", "SRC", "--seal"], copied(*SHARDED),
            ".ckpt-manifest.json", inside=True),
     Writer("fetch", ["fetch", "SRC", "DST"], golden(*SHARDED), "out",
