@@ -3,6 +3,7 @@
 """Writes the reference pages that follow from the program itself:
 
   docs/commands.md   every command's options, as its --help says them
+  python/ckpt/_functions.py, aio.py   the same as functions of Python
   docs/json.md       below its last heading: the members of every document, as
                      docs/schema says them
 
@@ -17,6 +18,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+
+import make_functions
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMAS = ROOT / "docs/schema"
@@ -51,9 +54,10 @@ def commands_of(page):
 def commands(ckpt):
     main = help_of(ckpt)
     text = COMMANDS + f"```text\n{main}```\n"
-    for name in commands_of(main):
-        text += f"\n## {name}\n\n```text\n{help_of(ckpt, name)}```\n"
-    return text
+    helps = [(name, help_of(ckpt, name)) for name in commands_of(main)]
+    for name, page in helps:
+        text += f"\n## {name}\n\n```text\n{page}```\n"
+    return {"docs/commands.md": text, **make_functions.pages(helps)}
 
 
 def type_of(schema):
@@ -118,8 +122,7 @@ def main():
     parser.add_argument("--ckpt", required=True, type=Path)
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    pages = {"docs/commands.md": commands(args.ckpt.resolve()),
-             "docs/json.md": json_page()}
+    pages = {**commands(args.ckpt.resolve()), "docs/json.md": json_page()}
     old = [name for name, text in pages.items()
            if not (ROOT / name).exists() or (ROOT / name).read_text() != text]
     if args.check:

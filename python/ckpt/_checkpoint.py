@@ -5,24 +5,26 @@ from __future__ import annotations
 
 import ctypes
 import json
-import operator
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
-from . import _adapter, _native, errors
-from ._array import Array
-from ._commands import Path, inspect
+from . import _adapter, _index, _native, errors
+from ._array import Array, Computes
+from ._commands import Path, place, run
+from ._plain import shown_value
+from ._table import html_of
 
-Key = Union[int, slice, Any]
+Key = Any  # what numpy takes
 
 
 @dataclass(frozen=True, eq=False)
-class Tensor:
-    """A tensor as the headers describe it. Indexing it reads that part."""
+class Tensor(Computes):
+    """A tensor as the headers describe it. Indexing it reads that part, and
+    torch(), numpy() and arithmetic read all of it."""
 
     name: str
     dtype: str  # "bf16", as `ckpt inspect` prints it
@@ -34,13 +36,55 @@ class Tensor:
     def __repr__(self) -> str:
         return f"ckpt.Tensor({self.name}: {self.dtype} {list(self.shape)})"
 
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError(f"{self.name} is a scalar, which has no length")
+        return self.shape[0]
+
+    def __bool__(self) -> bool:
+        return True  # it is there, however many rows it has
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        count = 1
+        for one in self.shape:
+            count *= one
+        return count
+
     def read(self) -> Array:
         """The whole tensor."""
         return self._checkpoint._read(self, None)
 
     def __getitem__(self, key: Key) -> Array:
-        """Rows, columns …: integers, slices of step 1, and `...`."""
-        return self._checkpoint._read(self, _box(self, key))
+        """Rows, columns, boxes …: integers, slices, lists, None and `...`, with
+        the meaning that they have for numpy. Reads what is asked for."""
+        picked = _index.pick(key, self.shape, self.name)
+        if picked.simple:
+            box, shown = _index.box_of(picked, self.shape)
+            return self._checkpoint._read(self, box, shown)
+        if self.size and self.nbytes % self.size:
+            raise errors.UsageError(f"elements of {self.dtype} are no whole "
+                                    "bytes: only slices of step 1 are read",
+                                    tensor=self.name)
+        return _index.gathered(
+            picked, self.shape, self.nbytes // max(1, self.size) or 1,
+            lambda box: self._checkpoint._read(self, box, tuple(box[1])))
+
+    def torch(self, device: Any = None) -> Any:
+        """All of it as a torch.Tensor."""
+        return self.read().torch(device)
+
+    def numpy(self) -> Any:
+        """All of it as a numpy array; bf16 and f8 have dtypes of ml_dtypes."""
+        return self.read().numpy()
+
+    def tolist(self) -> Any:
+        return self.read().tolist()
 
     def __dlpack__(self, **options: Any) -> Any:
         return self.read().__dlpack__(**options)
@@ -63,57 +107,6 @@ def _tensor_of(checkpoint: "Checkpoint", name: str) -> Tensor:
     return checkpoint[name]
 
 
-@dataclass(frozen=True)
-class _Box:
-    offsets: list[int]
-    shape: list[int]
-    shown: tuple[int, ...]  # without dimensions indexed by an integer
-
-
-def _index(tensor: Tensor, dim: int, one: Any) -> int:
-    try:
-        if not isinstance(one, bool):
-            return operator.index(one)
-    except TypeError:
-        pass
-    raise TypeError(f"{tensor.name}: {one!r} in dimension {dim}; integers, "
-                    "slices of step 1 and `...` are read")
-
-
-def _box(tensor: Tensor, key: Key) -> _Box:
-    keys = key if isinstance(key, tuple) else (key,)
-    dims = len(tensor.shape)
-    dots = [at for at, one in enumerate(keys) if one is ...]
-    if len(dots) > 1:
-        raise IndexError("more than one `...`")
-    for at in dots:
-        rest = dims - (len(keys) - 1)
-        keys = keys[:at] + (slice(None),) * rest + keys[at + 1:]
-    if len(keys) > dims:
-        raise IndexError(f"{tensor.name} has {dims} dimensions, "
-                         f"{len(keys)} are asked for")
-    keys += (slice(None),) * (dims - len(keys))
-    offsets, shape, shown = [], [], []
-    for dim, (one, size) in enumerate(zip(keys, tensor.shape)):
-        if isinstance(one, slice):
-            begin, end, step = one.indices(size)
-            if step != 1:
-                raise IndexError(f"{tensor.name}: step {step} in dimension "
-                                 f"{dim}; only steps of 1 are read")
-            count = max(0, end - begin)
-            offsets.append(min(begin, size))
-            shape.append(count)
-            shown.append(count)
-        else:
-            index = _index(tensor, dim, one)
-            if not -size <= index < size:
-                raise IndexError(f"{tensor.name}: {index} in dimension {dim}, "
-                                 f"which has {size}")
-            offsets.append(index % size)
-            shape.append(1)
-    return _Box(offsets, shape, tuple(shown))
-
-
 # What no directory goes before: libckpt says which URLs it opens.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -127,9 +120,13 @@ class Checkpoint(Mapping[str, Tensor]):
     """Tensors by name. Close it, or use it in a `with`, to free what its
     headers take. A copy, pickled or not, opens the same path again."""
 
-    def __init__(self, path: Path, *, format: Optional[str] = None,
+    def __init__(self, path: Path, step: Optional[int] = None,
+                 device: Optional[str] = None, *,
+                 format: Optional[str] = None,
                  family: Optional[str] = None) -> None:
-        asked = _native.path_text(path)
+        asked = _native.path_text(path if step is None else
+                                  _step_of(path, step))
+        self.device = None if device is None else str(device)
         # The working directory may change.
         self._asked = asked if not asked or _URL.match(asked) else \
             os.path.join(os.getcwd(), asked)
@@ -137,7 +134,8 @@ class Checkpoint(Mapping[str, Tensor]):
             "ckpt_open", os.fsencode(self._asked),
             _native.text(format, "format") if format else None,
             _native.text(family, "family") if family else None), "ckpt_close")
-        self._options = {"format": format, "family": family}
+        self._options: dict[str, Any] = {"format": format,
+                                        "family": family}
         self._steps: tuple[_Step, ...] = ()
         self._begin()
 
@@ -151,6 +149,7 @@ class Checkpoint(Mapping[str, Tensor]):
         """Another checkpoint: this one after the step."""
         other = Checkpoint.__new__(Checkpoint)
         other._asked, other._options = self._asked, self._options
+        other.device = self.device
         other._steps = (*self._steps, step)
         call, what = step
         with self._use() as handle:
@@ -237,7 +236,8 @@ class Checkpoint(Mapping[str, Tensor]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         with self._use():
-            return _reopen, (self._asked, self._options, self._steps)
+            return _reopen, (self._asked, self._options, self._steps,
+                             self.device)
 
     # By identity: equal names and shapes don't mean equal values.
     __eq__ = object.__eq__
@@ -259,14 +259,52 @@ class Checkpoint(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self.tensors)
 
-    def _read(self, tensor: Tensor, box: Optional[_Box]) -> Array:
+    def _read(self, tensor: Tensor, box: Optional[_index.Box],
+              shown: Optional[tuple[int, ...]] = None) -> Array:
         name = tensor.name.encode("utf-8", "surrogateescape")
         with self._use() as handle:
             data = _native.call(
                 "ckpt_read", handle, name,
-                _native.numbers(box.offsets) if box else None,
-                _native.numbers(box.shape) if box else None)
-        return Array(data, tensor.dtype, box.shown if box else tensor.shape)
+                _native.numbers(box[0]) if box else None,
+                _native.numbers(box[1]) if box else None)
+        return Array(data, tensor.dtype,
+                     tensor.shape if shown is None else shown, self.device)
+
+    def get_tensor(self, name: str) -> Any:
+        """A torch.Tensor, as safetensors' safe_open() has it."""
+        return self[name].torch()
+
+    def get_slice(self, name: str) -> Tensor:
+        """What reads the part that it is indexed with."""
+        return self[name]
+
+    def read_into(self, name: str, tensor: Any) -> None:
+        """Reads a tensor into one of torch, or into an array of numpy, which
+        keeps its dtype and its place: pinned memory, a device. What is between
+        takes no more than 64 MiB, or a row of the first dimension."""
+        source = self[name]
+        if tuple(tensor.shape) != source.shape:
+            raise errors.UsageError(
+                f"{list(source.shape)} can't be read into "
+                f"{list(tensor.shape)}", path=self.path, tensor=name)
+        copy = _copier(tensor)
+        if not source.shape or not source.size:
+            return copy(tensor, source.read())
+        rows = max(1, _AT_ONCE * source.shape[0] // max(1, source.nbytes))
+        for begin in range(0, source.shape[0], rows):
+            copy(tensor[begin:begin + rows], source[begin:begin + rows])
+
+    def state_dict(self, *, optimizer: bool = False) -> dict[str, Any]:
+        """The model's tensors as torch's, for load_state_dict(); with
+        `optimizer`, those of its state too."""
+        return {name: tensor.torch() for name, tensor in self.items()
+                if optimizer or tensor.kind == "model"}
+
+    def metadata(self) -> dict[str, str]:
+        """The texts that a safetensors file has beside its tensors, which are
+        none in other formats."""
+        found = self.objects.get("__metadata__")
+        return dict(found) if isinstance(found, dict) else {}
 
     def shards(self, *, tp: int = 1, pp: int = 1, dp: int = 1, ep: int = 1,
                rank: int = 0, pp_rank: int = 0, dp_rank: int = 0,
@@ -298,7 +336,7 @@ class Checkpoint(Mapping[str, Tensor]):
             try:
                 while True:
                     with self._use():
-                        found = _next_shard(walk)
+                        found = _next_shard(walk, self.device)
                     if found is None:
                         return
                     yield found
@@ -309,20 +347,52 @@ class Checkpoint(Mapping[str, Tensor]):
     def document(self) -> dict[str, Any]:
         """`ckpt inspect --json --objects`, read once."""
         if self._document is None:
-            self._document = inspect(
-                self._asked, objects=True, from_=self._options["format"],
-                family=self._options["family"])
+            self._document = run(
+                "inspect", self._asked, objects=True,
+                from_=self._options["format"], family=self._options["family"])
         return self._document
 
     @property
-    def objects(self) -> Any:
-        """Values that are not tensors: steps, arguments, schedulers."""
-        return self.document.get("objects")
+    def objects(self) -> dict[str, Any]:
+        """Values that are not tensors, by name: steps, arguments, schedulers.
+        They are plain values: 0.001, tuples, dicts; an instance of any other
+        class is a ckpt.Opaque, which says what it was."""
+        return {one["name"]: shown_value(one["value"])
+                for one in self.document.get("objects", [])}
 
     @property
     def facts(self) -> Any:
         """What the configuration says about the model's function."""
         return self.document.get("facts")
+
+    @property
+    def family(self) -> Optional[str]:
+        """The family of models: "llama", "qwen3_moe" …"""
+        found = self.document.get("family")
+        return None if found is None else str(found)
+
+    @property
+    def topology(self) -> dict[str, int]:
+        """The sizes that it was saved with: {"tp": 2, "pp": 1 …}."""
+        return dict(self.document.get("topology") or {})
+
+    @property
+    def parameters(self) -> int:
+        """How many parameters the model has."""
+        return int(self.document.get("parameters") or 0)
+
+    @property
+    def trainer(self) -> Optional[dict[str, Any]]:
+        """Who wrote the run, and its step."""
+        return self.document.get("trainer")
+
+    @property
+    def step(self) -> Optional[int]:
+        """The step that was opened, where the run or its folder says so."""
+        return (self.trainer or {}).get("step")
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
 
     @property
     def config(self) -> Optional[dict[str, Any]]:
@@ -357,7 +427,7 @@ def _grid(least: int, **numbers: Any) -> _native.Grid:
                           for name, value in numbers.items()])
 
 
-def _next_shard(walk: int) -> Optional[tuple[str, Array]]:
+def _next_shard(walk: int, device: Optional[str]) -> Optional[tuple[str, Array]]:
     name, dtype = ctypes.c_char_p(), ctypes.c_char_p()
     shape, dims = ctypes.POINTER(ctypes.c_uint64)(), ctypes.c_size_t()
     data = _native.call("ckpt_shards_next", walk, ctypes.byref(name),
@@ -367,7 +437,7 @@ def _next_shard(walk: int) -> Optional[tuple[str, Array]]:
         return None
     return ((name.value or b"").decode("utf-8", "surrogateescape"),
             Array(data, (dtype.value or b"").decode(),
-                  tuple(shape[:dims.value])))
+                  tuple(shape[:dims.value]), device))
 
 
 def _arguments(call: str, what: Any) -> tuple[Any, ...]:
@@ -390,16 +460,86 @@ def _selection(chosen: dict[str, Any]) -> Any:
         _native.text(chosen["part"], "part")))
 
 
-def _reopen(path: str, options: dict[str, Optional[str]],
-            steps: tuple[_Step, ...]) -> Checkpoint:
-    checkpoint = Checkpoint(path, **options)
+def _reopen(path: str, options: dict[str, Any],
+            steps: tuple[_Step, ...],
+            device: Optional[str] = None) -> Checkpoint:
+    checkpoint = Checkpoint(path, device=device, **options)
     for step in steps:
         checkpoint = checkpoint._then(step)
     return checkpoint
 
 
-def open_checkpoint(path: Path, *,
+_AT_ONCE = 64 << 20  # bytes that read_into() has in memory
+
+
+def _copier(target: Any) -> Callable[[Any, Array], None]:
+    def of_torch(part: Any, read: Array) -> None:
+        part.detach().copy_(read.torch("cpu"))
+
+    def of_numpy(part: Any, read: Array) -> None:
+        part[...] = read.numpy()
+
+    return of_torch if hasattr(target, "copy_") else of_numpy
+
+
+def _step_of(root: Path, step: int) -> str:
+    """The folder of a step below a training root."""
+    where = _native.path_text(root)
+    number = _native.number(step, "step")
+    rows = run("ls", place(where))["entries"]
+    steps = {row["step"]: row["name"] for row in rows if "step" in row}
+    if number not in steps:
+        near = ", ".join(map(str, sorted(steps)))
+        raise errors.MissingError(
+            f"no step {number} here", path=where,
+            hint=f"it has {near}" if steps else
+            "`ckpt ls` lists the steps of a training root")
+    return where.rstrip("/") + "/" + str(steps[number])
+
+
+def open_checkpoint(path: Path, step: Optional[int] = None,
+                    device: Optional[str] = None, *,
                     format: Optional[str] = None,
                     family: Optional[str] = None) -> Checkpoint:
-    """Reads only headers; no tensor is in memory until it is requested."""
-    return Checkpoint(path, format=format, family=family)
+    """Reads only headers; no tensor is in memory until it is requested. Of a
+    training root, `step` is opened, or the newest; tensors of torch are made on
+    `device`."""
+    return Checkpoint(path, step, device, format=format, family=family)
+
+
+def load(path: Path, dialect: Optional[str] = None, tp: int = 1,
+         tp_rank: int = 0, *, pp: int = 1, pp_rank: int = 0, dp: int = 1,
+         dp_rank: int = 0, ep: int = 1, ep_rank: int = 0,
+         step: Optional[int] = None, device: Optional[str] = None,
+         dtype: Any = None, keys: Iterable[str] = (),
+         exclude: Iterable[str] = (), layers: str = "", experts: str = "",
+         optimizer: bool = False, format: Optional[str] = None,
+         family: Optional[str] = None) -> dict[str, Any]:
+    """The model's tensors as torch's, for load_state_dict(): in the names of
+    `dialect` (hf, mcore, meta, fairseq2, olmo_core), and of one rank if `tp`,
+    `pp`, `dp` or `ep` are more than 1. `dtype` is one of torch's, for floating
+    point numbers; `optimizer` adds the optimizer's state."""
+    with open_checkpoint(path, step, device, format=format,
+                         family=family) as source:
+        chosen = source
+        if not optimizer and any(
+                tensor.kind != "model" for tensor in source.values()):
+            chosen = chosen.select(model_only=True)
+        if keys or exclude or layers or experts:
+            chosen = chosen.select(keys=keys, exclude=exclude, layers=layers,
+                                   experts=experts)
+        if dialect is not None:
+            chosen = chosen.in_dialect(dialect)
+        parts: Iterator[tuple[str, Any]]
+        if max(tp, pp, dp, ep) > 1:
+            parts = chosen.shards(tp=tp, pp=pp, dp=dp, ep=ep, rank=tp_rank,
+                                  pp_rank=pp_rank, dp_rank=dp_rank,
+                                  ep_rank=ep_rank)
+        else:
+            parts = iter(chosen.items())
+        found = {}
+        for name, part in parts:
+            tensor = part.torch(device)
+            found[name] = tensor if dtype is None or not (
+                tensor.is_floating_point()) else tensor.to(dtype)
+        return found

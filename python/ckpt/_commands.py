@@ -10,6 +10,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Optional, Union
 
@@ -65,23 +66,27 @@ def _word(value: Any) -> str:
     return text
 
 
-def _place(path: Path) -> str:
+def place(path: Path) -> str:
     """A path as a word that can't be taken for an option."""
     text = _word(path)
     return "./" + text if text.startswith("-") else text
 
 
 def _words(options: dict[str, Any]) -> Iterator[str]:
-    """max_mem="4G" -> --max-mem=4G; True -> the flag; several -> repeated. One
-    word each, so that a value may begin with "-"."""
+    """max_mem="4G" -> --max-mem=4G; True -> the flag; several -> repeated; of a
+    mapping, --set takes its pairs and every other option its JSON. One word
+    each, so that a value may begin with "-"."""
     for name, value in options.items():
         flag = "--" + name.rstrip("_").replace("_", "-")
+        if isinstance(value, Mapping):
+            value = [f"{key}={one}" for key, one in value.items()] \
+                if flag == "--set" else json.dumps(dict(value))
         if value is None or value is False:
             continue
         if value is True:
             yield flag
             continue
-        one_value = isinstance(value, (str, bytes, Mapping)) or \
+        one_value = isinstance(value, (str, bytes)) or \
             not isinstance(value, Iterable)
         for one in (value,) if one_value else value:
             yield f"{flag}={_word(one)}"
@@ -128,20 +133,34 @@ class _Ear(threading.Thread):
                     self._process.terminate()
 
 
-def run(*words: Path, progress: Optional[Progress] = None,
+# Processes that this thread's caller may end: those of a task of asyncio.
+running: ContextVar[Optional[list["subprocess.Popen[bytes]"]]] = ContextVar(
+    "running", default=None)
+
+
+def run(*words: Path, progress: Any = None,
         accept: tuple[int, ...] = (0,), **options: Any) -> dict[str, Any]:
-    """Runs any command with --json and returns its document. A status that is
-    not accepted raises the exception for it. A word of type str may be an
-    option; pass a path that begins with "-" as a pathlib.Path. `progress` is
-    called by a thread; what it raises ends the command and is raised here."""
+    """Runs any command with --json and returns its document; a lone path is a
+    plan to run. A status that is not accepted raises the exception for it. A
+    word of type str may be an option; pass a path that begins with "-" as a
+    pathlib.Path. `progress` is called by a thread, with the bytes that are done
+    and all, or is a bar of tqdm; what it raises ends the command and is raised
+    here."""
+    if len(words) == 1 and (not isinstance(words[0], str) or
+                            os.path.isfile(words[0])):
+        words = ("run", words[0])
+    progress = _callable(progress)
     command = [_native.binary(), *(
-        _word(word) if isinstance(word, str) else _place(word)
+        _word(word) if isinstance(word, str) else place(word)
         for word in words), *_words(options), "--json"]
     if progress is not None:
         command += ["--progress", "json"]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     ear = _Ear(process, progress)
+    mine = running.get()
+    if mine is not None:
+        mine.append(process)
     try:
         ear.start()
         assert process.stdout
@@ -158,11 +177,24 @@ def run(*words: Path, progress: Optional[Progress] = None,
     if status not in accept:
         raise errors.from_json("".join(ear.said),
                                128 - status if status < 0 else status)
+    if status and not out.strip():  # accepted as an answer, and there is none
+        raise errors.from_json("".join(ear.said), status)
     document: dict[str, Any] = json.loads(out) if out.strip() else {}
     document.setdefault("warnings", [
         line.strip().removeprefix("warning: ") for line in ear.said
         if line.startswith("warning: ")])
     return document
+
+
+def _callable(progress: Any) -> Optional[Progress]:
+    """A bar of tqdm, as the function that moves it."""
+    if progress is None or not hasattr(progress, "update"):
+        return progress  # type: ignore[no-any-return]
+
+    def move(done: int, total: int) -> None:
+        progress.total = total
+        progress.update(done - progress.n)
+    return move
 
 
 def _progress_of(line: str) -> Optional[tuple[int, int]]:
@@ -176,77 +208,135 @@ def _progress_of(line: str) -> Optional[tuple[int, int]]:
     return None
 
 
-def inspect(path: Path, **options: Any) -> dict[str, Any]:
-    """`ckpt inspect --json`."""
-    return run("inspect", _place(path), **options)
+# Positional arguments that are paths: one that begins with "-" is no option.
+_PATHS = ("source", "target", "path", "paths", "other", "left", "right", "plan",
+          "dir", "root")
 
 
-def _write(command: str, source: Path, target: Path,
-           progress: Optional[Progress], options: dict[str, Any]) -> Written:
-    said = run(command, _place(source), _place(target), progress=progress, **options)
+def called(command: str, given: dict[str, Any], positional: tuple[str, ...],
+           accept: tuple[int, ...] = (0,)) -> dict[str, Any]:
+    """Runs a command with the arguments that a function of _functions.py was
+    given: its positional ones, in this order, and its options."""
+    words: list[Path] = [command]
+    for name in positional:
+        value = given.pop(name)
+        if value is None:
+            continue
+        for one in value if isinstance(value, (list, tuple)) else (value,):
+            words.append(place(one) if name in _PATHS else _word(one))
+    progress = given.pop("progress", None)
+    return run(*words, progress=progress, accept=accept, **given)
+
+
+def document_of(command: str, given: dict[str, Any],
+                positional: tuple[str, ...]) -> dict[str, Any]:
+    """The document of a command whose negative answer is one, too."""
+    return called(command, given, positional, (0, 1))
+
+
+def written_of(command: str, given: dict[str, Any],
+               positional: tuple[str, ...]) -> Written:
+    target = given.get("target")
+    said = called(command, given, positional)
     tensors = said.get("tensors", 0)
-    return Written(_word(target),
+    return Written(_word(said.get("target", "") if target is None else target),
                    tensors if isinstance(tensors, int) else len(tensors),
                    said.get("files", []), said.get("written", []),
                    said["warnings"], said, bool(said.get("skipped")))
 
 
-def convert(source: Path, target: Path, *, to: Optional[str] = None,
-            progress: Optional[Progress] = None, **options: Any) -> Written:
-    """`ckpt convert`: options as on the command line, with `_` for `-`."""
-    return _write("convert", source, target, progress, {"to": to, **options})
-
-
-def reshard(source: Path, target: Path, *, tp: Union[int, str, None] = None,
-            pp: Union[int, str, None] = None,
-            dp: Union[int, str, None] = None,
-            ep: Union[int, str, None] = None,
-            progress: Optional[Progress] = None, **options: Any) -> Written:
-    """`ckpt reshard`: another topology, the same format."""
-    return _write("reshard", source, target, progress,
-                  {"tp": tp, "pp": pp, "dp": dp, "ep": ep, **options})
-
-
-def unshard(source: Path, target: Path, *,
-            progress: Optional[Progress] = None, **options: Any) -> Written:
-    """`ckpt unshard`: one file or folder of whole tensors."""
-    return _write("unshard", source, target, progress, options)
-
-
-def verify(path: Path, other: Optional[Path] = None,
-           **options: Any) -> Verdict:
-    """`ckpt verify`: damage is a verdict, not an exception."""
-    words = [_place(one) for one in (path, other) if one is not None]
+def verdict_of(command: str, given: dict[str, Any],
+               positional: tuple[str, ...]) -> Verdict:
+    """Damage is a verdict, not an exception."""
     try:
-        said = run("verify", *words, accept=(0, 1), **options)
+        said = called(command, given, positional,
+                      (0, 1, 8) if command == "scan" else (0, 1))
     except errors.DamagedError as error:
         return Verdict(False, [{
             "kind": error.kind, "severity": "damage", "file": error.path or "",
             "tensor": error.tensor or "", "message": error.message,
             "hint": error.hint or ""}], {})
+    if command == "scan":
+        return Verdict(said["ok"], _unsafe(said), said)
     problems = said.get("problems", []) + said.get("differences", [])
     return Verdict(bool(said.get("ok", not problems)), problems, said)
 
 
-def diff(left: Path, right: Path, **options: Any) -> Difference:
-    """`ckpt diff`."""
-    said = run("diff", _place(left), _place(right), accept=(0, 1), **options)
+def _unsafe(said: dict[str, Any]) -> list[dict[str, Any]]:
+    """What scan found that would run."""
+    return [{"path": file["path"], "kind": file["verdict"], **one}
+            for file in said["files"]
+            for one in file["globals"] or [{"message": file["problem"]}]
+            if file["verdict"] not in ("safe", "no_pickle")
+            and not one.get("allowed")]
+
+
+def difference_of(command: str, given: dict[str, Any],
+                  positional: tuple[str, ...]) -> Difference:
+    said = called(command, given, positional, (0, 1))
     return Difference(bool(said.get("same")), said.get("differences", []),
                       said)
 
 
+class Served:
+    """A page that `ckpt view` serves on this machine, until close()."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", url: str) -> None:
+        self._process, self.url = process, url
+
+    def __repr__(self) -> str:
+        return f"ckpt.Served({self.url!r})"
+
+    def _repr_html_(self) -> str:
+        return f"<a href='{self.url}' target='_blank'>{self.url}</a>"
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            _stop(self._process)
+
+    def __enter__(self) -> "Served":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def served(command: str, given: dict[str, Any],
+           positional: tuple[str, ...]) -> Served:
+    """Starts a server and returns once it says where."""
+    given.pop("progress", None)
+    words = [place(given.pop(name)) for name in positional]
+    process = subprocess.Popen(
+        [_native.binary(), command, *words, *_words(given), "--json"],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE)
+    ear = _Ear(process, None)
+    ear.start()
+    assert process.stdout
+    said = b""
+    for line in process.stdout:
+        said += line
+        try:
+            found = json.loads(said)
+        except ValueError:
+            continue
+        return Served(process, found["url"])
+    status = process.wait()
+    ear.join()
+    raise errors.from_json("".join(ear.said), status)
+
+
 def digest(path: Path, **options: Any) -> dict[str, str]:
     """Digests by tensor; independent of topology and format."""
-    said = run("inspect", _place(path), digest=True, **options)
+    said = run("inspect", place(path), digest=True, **options)
     return {tensor["name"]: tensor["digest"] for tensor in said["tensors"]}
 
 
-def scan(*paths: Path) -> Verdict:
-    """`ckpt scan`: would loading these run code?"""
-    said = run("scan", *map(_place, paths), accept=(0, 1, 8))
-    return Verdict(said["ok"], [
-        {"path": file["path"], "kind": file["verdict"], **one}
-        for file in said["files"]
-        for one in file["globals"] or [{"message": file["problem"]}]
-        if file["verdict"] not in ("safe", "no_pickle")
-        and not one.get("allowed")], said)
+def fingerprint(path: Path, **options: Any) -> str:
+    """One sha256 of the model's tensors, names, dtypes and shapes: the same
+    for the same model in any format and topology."""
+    said = run("inspect", place(path), digest=True, **options)
+    return str(said["fingerprint"])

@@ -65,6 +65,17 @@ class ArrayRow(ctypes.Structure):
                 ("bytes", c_void_p), ("size", c_uint64)]
 
 
+class FileRow(ctypes.Structure):
+    _fields_ = [("name", c_char_p), ("bytes", c_char_p), ("size", c_size_t)]
+
+
+class Beside(ctypes.Structure):
+    """ckpt_beside: what is saved with the arrays."""
+
+    _fields_ = [("values", c_char_p), ("files", POINTER(FileRow)),
+                ("file_count", c_size_t)]
+
+
 class Selection(ctypes.Structure):
     """ckpt_selection: lists of texts, each terminated by a null."""
 
@@ -113,9 +124,12 @@ _CALLS: dict[str, tuple[Any, list[Any]]] = {
     "ckpt_shards_close": (None, [c_void_p]),
     "ckpt_save": (c_int, [POINTER(ArrayRow), c_size_t, c_char_p, c_char_p,
                           c_int, c_uint64, POINTER(c_void_p)]),
-    "ckpt_save_begin": (c_void_p, [POINTER(ArrayRow), c_size_t, c_char_p,
-                                   c_char_p, c_int, c_uint64,
-                                   POINTER(c_void_p)]),
+    "ckpt_save_with": (c_int, [POINTER(ArrayRow), c_size_t, POINTER(Beside),
+                               c_char_p, c_char_p, c_int, c_uint64,
+                               POINTER(c_void_p)]),
+    "ckpt_save_begin_with": (c_void_p, [POINTER(ArrayRow), c_size_t,
+                                        POINTER(Beside), c_char_p, c_char_p,
+                                        c_int, c_uint64, POINTER(c_void_p)]),
     "ckpt_save_written": (c_int, [c_void_p]),
     "ckpt_save_finish": (c_int, [c_void_p, POINTER(c_void_p)]),
     "ckpt_save_drop": (None, [c_void_p]),

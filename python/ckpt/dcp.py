@@ -4,17 +4,21 @@
     state = {"model.embed_tokens.weight": parameter, ...}
     torch.distributed.checkpoint.load(state, storage_reader=ckpt.dcp.Reader(path))
 
-Each rank reads only the parts that its own shards need.
+Each rank reads only the parts that its own shards need. With `dialect="hf"` a
+checkpoint of Megatron loads into a model of Hugging Face, and with
+ckpt.dcp.Writer a save becomes a checkpoint of any format that ckpt writes.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import shutil
 from collections.abc import Callable, Iterable
 from typing import Any, Optional, Union, cast
 
 import torch
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import (BytesStorageMetadata,
                                                    ChunkStorageMetadata,
                                                    Metadata,
@@ -22,23 +26,16 @@ from torch.distributed.checkpoint.metadata import (BytesStorageMetadata,
                                                    TensorStorageMetadata)
 from torch.distributed.checkpoint.planner import (LoadItemType, LoadPlan,
                                                   LoadPlanner)
-from torch.distributed.checkpoint.storage import StorageReader
+from torch.distributed.checkpoint.storage import StorageReader, WriteResult
 from torch.futures import Future
 
+from . import _native
+from ._array import TORCH
 from ._checkpoint import Checkpoint
 from ._commands import Path
+from ._functions import convert
 from ._plain import plain_value
 from .errors import UnfaithfulError
-
-_DTYPES = {"f64": "float64", "f32": "float32", "f16": "float16",
-           "bf16": "bfloat16", "f8_e4m3": "float8_e4m3fn",
-           "f8_e5m2": "float8_e5m2", "f8_e4m3fnuz": "float8_e4m3fnuz",
-           "f8_e5m2fnuz": "float8_e5m2fnuz", "f8_e8m0": "float8_e8m0fnu",
-           "i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8",
-           "u64": "uint64", "u32": "uint32", "u16": "uint16", "u8": "uint8",
-           "bool": "bool", "c128": "complex128", "c64": "complex64",
-           "c32": "complex32"}
-
 
 _ENTRY = Union[TensorStorageMetadata, BytesStorageMetadata]
 
@@ -71,23 +68,32 @@ class _Entries(dict[str, Any]):
 
 
 class Reader(StorageReader):
-    """Reads tensors by the checkpoint's names; `rename` maps names of the live
-    model to them, several to one where weights are tied."""
+    """Reads tensors of a path, or of an open checkpoint, by its names, or by
+    those of `dialect`; `rename` maps names of the live model to them, several
+    to one where weights are tied."""
 
-    def __init__(self, path: Path, *, rename: Optional[dict[str, str]] = None,
+    def __init__(self, path: Union[Path, Checkpoint],
+                 dialect: Optional[str] = None, *,
+                 rename: Optional[dict[str, str]] = None,
                  **options: Any) -> None:
         super().__init__()
         self._options = options
         self._path = path
+        self._dialect = dialect
         self._rename = dict(rename or {})
         self._open()
 
     def _open(self) -> None:
-        self._source = Checkpoint(self._path, **self._options)
+        self._source = self._path if isinstance(self._path, Checkpoint) else \
+            Checkpoint(self._path, **self._options)
+        if self._dialect is not None:
+            self._source = self._source.in_dialect(self._dialect)
         self._values: Optional[dict[str, Any]] = None
 
     def reset(self, checkpoint_id: Union[str, os.PathLike[str], None] = None
               ) -> None:
+        if isinstance(self._path, Checkpoint):
+            return  # it is open, whatever it is called
         if checkpoint_id and os.fspath(checkpoint_id) != os.fspath(self._path):
             self._path = checkpoint_id
             self._open()
@@ -107,14 +113,15 @@ class Reader(StorageReader):
         """Values that are not tensors, as JSON, by the checkpoint's names."""
         if self._values is None:
             self._values = {one["name"]: one["value"]
-                            for one in self._source.objects or []}
+                            for one in self._source.document.get(
+                                "objects", [])}
         return self._values
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         found: dict[str, Any] = {}
         for here, there in self._live(self._source.tensors).items():
             tensor = self._source[there]
-            dtype = getattr(torch, _DTYPES.get(tensor.dtype, ""), None)
+            dtype = getattr(torch, TORCH.get(tensor.dtype, ""), None)
             if dtype is None:
                 continue  # if requested, torch reports it as missing
             size = torch.Size(tensor.shape)
@@ -174,7 +181,7 @@ class Reader(StorageReader):
         tensor = self._source[self._there(here)]
         box = tuple(slice(begin, begin + size) for begin, size in zip(
             item.storage_offsets, item.lengths))
-        part = (tensor[box] if box else tensor.read()).torch()
+        part = (tensor[box] if box else tensor.read()).torch("cpu")
         kind: type = torch.Tensor
         try:
             target = planner.resolve_tensor(item).detach()
@@ -193,3 +200,57 @@ class Reader(StorageReader):
     def validate_checkpoint_id(
             cls, checkpoint_id: Union[str, os.PathLike[str]]) -> bool:
         return os.path.exists(checkpoint_id)
+
+
+class Writer(FileSystemWriter):
+    """Saves a checkpoint of any format that ckpt writes. Every rank writes its
+    shards beside `path`, as torch.distributed.checkpoint does; then the
+    coordinator converts the whole, which appears under its name at once.
+
+        torch.distributed.checkpoint.save(
+            state, storage_writer=ckpt.dcp.Writer("out", format="safetensors"))
+
+    `options` are those of ckpt.convert(). Names are the state's own unless
+    `dialect` says otherwise. With `format="dcp"` nothing is converted."""
+
+    def __init__(self, path: Path, format: str = "dcp", *,
+                 overwrite: bool = False, **options: Any) -> None:
+        self._target = _native.path_text(path)
+        self._format, self._options = format, options
+        self._overwrite = overwrite
+        place = self._target if format == "dcp" else _beside(self._target)
+        super().__init__(place, overwrite=overwrite or format != "dcp")
+        if format == "dcp" and not overwrite and os.path.exists(self._target):
+            raise UnfaithfulError("already exists", path=self._target,
+                                  hint="overwrite=True replaces it")
+
+    def reset(self, checkpoint_id: Union[str, os.PathLike[str], None] = None
+              ) -> None:
+        if checkpoint_id:
+            self._target = _native.path_text(checkpoint_id)
+            checkpoint_id = self._target if self._format == "dcp" else \
+                _beside(self._target)
+        super().reset(checkpoint_id)
+
+    @property
+    def checkpoint_id(self) -> Union[str, os.PathLike[str]]:
+        return self._target
+
+    def finish(self, metadata: Metadata,
+               results: list[list[WriteResult]]) -> None:
+        super().finish(metadata, results)
+        if self._format == "dcp":
+            return
+        place = _beside(self._target)
+        try:
+            convert(place, self._target, to=self._format,
+                    overwrite=self._overwrite,
+                    **{"dialect": "keep", **self._options})
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _beside(target: str) -> str:
+    """Where the shards of a save are until they are converted."""
+    folder, name = os.path.split(target.rstrip("/"))
+    return os.path.join(folder, f".{name}.ckpt-dcp")

@@ -196,11 +196,10 @@ def indices(folder):
     """What is not an index is a TypeError, as with a list."""
     with ckpt.open(checkpoint_of(folder)) as source:
         tensor = source["w"]
-        for key in ("a", 1.5, None, True, [0], {}, (0, "a"), (None, 0),
-                    np.array([0, 1]), np.array([True, False]), slice("a", "b"),
-                    torch.ones(2), 1j):
+        for key in ("a", 1.5, True, ["a"], {}, (0, "a"), [[0], [1]],
+                    slice("a", "b"), torch.ones(2), 1j, [0, True]):
             refused(None, TypeError, tensor.__getitem__, key)
-        for key in (2, -3, (0, 0, 0), (..., ...), slice(None, None, -1)):
+        for key in (2, -3, (0, 0, 0), (..., ...), [2], [True], (0, [3])):
             refused(None, IndexError, tensor.__getitem__, key)
         for key in (np.int64(1), np.array(1), torch.tensor(1), (..., 0), ...):
             check((np.asarray(tensor[key]) == np.asarray(tensor)[key]).all(),
@@ -229,8 +228,7 @@ def arrays(folder):
                 refused(None, ValueError, np.asarray, part, dtype="c16",
                         copy=False)
                 refused(None, ValueError, np.asarray, source[name], copy=False)
-        refused(None, TypeError, np.asarray, source["bf"])
-        refused(None, TypeError, np.asarray, source["bf"].read())
+        check_equal(source["bf"].read().bits().tolist(), [0x3f80] * 2, "bits")
 
 
 # ------------------------------------------------------------------ commands

@@ -225,8 +225,6 @@ def errors(folder):
            folder / "nowhere", folder / "out", tp=2)
     with ckpt.open(DATA / "hf/llama/ckpt") as source:
         name = next(iter(source))
-        raised(IndexError, Exception, source[name].__getitem__,
-               slice(None, None, 2))
         raised(IndexError, Exception, source[name].__getitem__, (0, 0, 0, 0))
     raised(ckpt.errors.UsageError, ValueError, source[name].read)
 
@@ -303,6 +301,7 @@ def prepare(suite, binary):
     import python_dcp
     import python_parts
     import python_shards
+    import python_use
     import python_values
     ckpt = package
     for case in CASES:
@@ -312,7 +311,7 @@ def prepare(suite, binary):
                      *python_values.CASES, *python_cases.CASES,
                      *python_adapters.CASES, *python_dcp.CASES,
                      *python_parts.CASES,
-                     *python_shards.CASES, typed):
+                     *python_shards.CASES, *python_use.CASES, typed):
         suite.add(check_of.__name__, check_of)
 
 
