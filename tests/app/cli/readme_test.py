@@ -79,8 +79,15 @@ def test_page(folder, page):
 
 
 def test_length(folder):
-    """README is a page: why in three lines, install in one, a picture."""
-    lines = (ROOT / "README.md").read_text().splitlines()
+    """README is a page: why in three lines, a command and what it says within
+    60 words, install in one line, a picture, figures."""
+    text = (ROOT / "README.md").read_text()
+    before = text.split("```console\n")[1].split("\n")[0]
+    words = text.split("```console\n")[0].split() + before.split()
+    check(len(words) <= 60, f"{len(words)} words before a command has run")
+    check("ckpt demo" in before, f"a stranger has no {before!r}")
+    check(" MiB |" in text, "no figures")
+    lines = text.splitlines()
     check(len(lines) <= 120, f"README.md has {len(lines)} lines")
     check(max(map(len, lines[:60])) <= 90, "README.md begins with long lines")
     why = lines[2:lines.index("", 2)]
