@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from . import _adapter, _index, _native, errors
 from ._array import Array, Computes
@@ -19,6 +19,7 @@ from ._plain import shown_value
 from ._table import html_of
 
 Key = Any  # what numpy takes
+Numbers = Union[str, int, Iterable[int]]  # "0-3,8", 3, range(4)
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,15 +166,17 @@ class Checkpoint(Mapping[str, Tensor]):
         return self._then(("ckpt_in_dialect", dialect))
 
     def select(self, *, keys: Iterable[str] = (), exclude: Iterable[str] = (),
-               layers: str = "", experts: str = "", model_only: bool = False,
-               optim_only: bool = False, part: str = "") -> "Checkpoint":
+               layers: Numbers = "", experts: Numbers = "",
+               model_only: bool = False, optim_only: bool = False,
+               part: str = "") -> "Checkpoint":
         """Some of the tensors: those that match a glob of `keys` and none of
-        `exclude`; of numbered layers and experts, those in "0-3,8"; of several
-        state dicts in a file, `part`."""
+        `exclude`; of numbered layers and experts, those in "0-3,8" or
+        range(4); of several state dicts in a file, `part`."""
         lists = {name: [keys] if isinstance(keys, str) else list(keys)
                  for name, keys in (("keys", keys), ("exclude", exclude))}
         return self._then(("ckpt_select", {
-            **lists, "layers": layers, "experts": experts,
+            **lists, "layers": _numbers(layers, "layers"),
+            "experts": _numbers(experts, "experts"),
             "model_only": bool(model_only), "optim_only": bool(optim_only),
             "part": part}))
 
@@ -422,6 +425,18 @@ class Checkpoint(Mapping[str, Tensor]):
         return value
 
 
+def _numbers(given: Any, what: str) -> str:
+    """Numbers as --layers has them; a choice of none is an error."""
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, Iterable):
+        given = [given]
+    found = ",".join(str(_native.number(one, what)) for one in given)
+    if not found:
+        raise errors.UsageError(f"{what}: none is chosen")
+    return found
+
+
 def _grid(least: int, **numbers: Any) -> _native.Grid:
     return _native.Grid(*[_native.number(value, name, least, 32)
                           for name, value in numbers.items()])
@@ -512,7 +527,8 @@ def load(path: Path, dialect: Optional[str] = None, tp: int = 1,
          dp_rank: int = 0, ep: int = 1, ep_rank: int = 0,
          step: Optional[int] = None, device: Optional[str] = None,
          dtype: Any = None, keys: Iterable[str] = (),
-         exclude: Iterable[str] = (), layers: str = "", experts: str = "",
+         exclude: Iterable[str] = (), layers: Numbers = "",
+         experts: Numbers = "",
          optimizer: bool = False, format: Optional[str] = None,
          family: Optional[str] = None) -> dict[str, Any]:
     """The model's tensors as torch's, for load_state_dict(): in the names of
@@ -525,7 +541,7 @@ def load(path: Path, dialect: Optional[str] = None, tp: int = 1,
         if not optimizer and any(
                 tensor.kind != "model" for tensor in source.values()):
             chosen = chosen.select(model_only=True)
-        if keys or exclude or layers or experts:
+        if keys or exclude or layers != "" or experts != "":
             chosen = chosen.select(keys=keys, exclude=exclude, layers=layers,
                                    experts=experts)
         if dialect is not None:

@@ -31,6 +31,13 @@ class Opaque:
     def __repr__(self) -> str:
         return f"<{self.kind}>"
 
+    def __getattr__(self, name: str) -> Any:
+        """A member of the instance, as its class has it: args.num_layers."""
+        members = self.__dict__.get("state", {}).get("state")
+        if isinstance(members, dict) and name in members:
+            return members[name]
+        raise AttributeError(f"{self!r} has no member {name!r} that was read")
+
 
 def plain_value(value: Any) -> Any:
     """The value; a ValueError if the JSON does not have all of it, as for
@@ -80,7 +87,7 @@ def shown_value(value: Any) -> Any:
             return shown_value(value["value"])
     except (TypeError, ValueError):  # a key that can't be hashed
         pass
-    kind = body if tag in ("!object", "!global") and isinstance(body, str) \
-        else tag[1:]
+    kind = body.replace(" ", ".") if tag in (
+        "!object", "!global") and isinstance(body, str) else tag[1:]
     return Opaque(kind, {key.lstrip("!"): shown_value(one)
                          for key, one in value.items()})

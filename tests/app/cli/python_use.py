@@ -229,6 +229,12 @@ def says_what_it_is(folder):
         [value] = [v for n, v in source.objects.items() if "args" in n]
         check(isinstance(value, ckpt.Opaque) and "Args" in repr(value),
               repr(value))
+        check_equal(value.lr, 0.1, "a member")
+        check(not hasattr(value, "other"), "a member that it lacks")
+    with ckpt.open(LLAMA) as source:
+        for layers in ([0], range(1), 0, "0"):
+            check_equal(set(source.select(layers=layers)),
+                        {n for n in source if ".layers.1." not in n}, "layers")
 
 
 class Args:
