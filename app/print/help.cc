@@ -83,7 +83,8 @@ std::string row_lines(const std::string& name, size_t names,
   return text;
 }
 
-std::string option_lines(const CLI::Option& option) {
+// `brief`: without what follows in parentheses or after a semicolon.
+std::string option_lines(const CLI::Option& option, bool brief = false) {
   constexpr size_t kWide = 30, kNarrow = 26;
   const size_t names_width = page_width() < 80 ? kNarrow : kWide;
   std::string text;
@@ -92,7 +93,19 @@ std::string option_lines(const CLI::Option& option) {
     text = fmt::format("  {}\n", names);
     names.clear();
   }
-  return text + row_lines(names, names_width, option.get_description());
+  const std::string what = option.get_description();
+  return text + row_lines(names, names_width,
+                          brief ? what.substr(0, std::min(what.find(';'),
+                                                          what.find(" (")))
+                                : what);
+}
+
+std::vector<std::string> groups_of(const CLI::App& app) {
+  std::vector<std::string> groups;
+  for (const CLI::Option* option : app.get_options())
+    if (std::ranges::find(groups, option->get_group()) == groups.end())
+      groups.push_back(option->get_group());
+  return groups;
 }
 
 // Options of one group, aligned across the whole page.
@@ -274,18 +287,25 @@ std::string short_help(const Command& command, const CLI::App& app) {
   // Options that most runs need; every command shows those that it has.
   constexpr std::string_view kCommon =
       "to tp pp dp ep dtype keys layers model-only tree stats objects dry-run "
-      "overwrite resume verify deep json";
+      "overwrite verify deep json long regex all partial include draft "
+      "timeout port strict finite";
   std::string text =
       fmt::format("ckpt {}: {}\n\n", command.name(), command.help());
   text += "usage: " + usage_text(command, app) + "\n\n";
   size_t left_out = 0;
-  for (const CLI::Option* option : app.get_options()) {
-    const bool common = option->get_positional() ||
-                        text::has_word(kCommon, option->get_lnames()[0]);
-    if (common)
-      text += option_lines(*option);
-    else
-      ++left_out;
+  for (const std::string& group : groups_of(app)) {
+    std::string lines;
+    for (const CLI::Option* option : app.get_options()) {
+      if (option->get_group() != group) continue;
+      const bool common = option->get_positional() ||
+                          text::has_word(kCommon, option->get_lnames()[0]);
+      if (common)
+        lines += option_lines(*option, true);
+      else
+        ++left_out;
+    }
+    if (!lines.empty())
+      text += (group == "Arguments" ? "" : heading(group)) + lines;
   }
   const std::string_view all = command.examples();
   text += fmt::format("\nexample: {}\n", all.substr(0, all.find('\n')));
@@ -305,11 +325,7 @@ std::string command_help(const Command& command, const CLI::App& app) {
   std::string text =
       fmt::format("ckpt {}: {}\n\n", command.name(), command.help());
   text += "usage: " + usage_text(command, app) + "\n";
-  std::vector<std::string> groups;
-  for (const CLI::Option* option : app.get_options())
-    if (std::ranges::find(groups, option->get_group()) == groups.end())
-      groups.push_back(option->get_group());
-  for (const std::string& group : groups)
+  for (const std::string& group : groups_of(app))
     text += "\n" + heading(group) + option_group(app, group);
   text += "\n" + heading("Examples");
   std::string_view rest = command.examples();

@@ -418,6 +418,22 @@ def test_objects_of_parameters(folder):
         check(shared <= {"weight_decay"}, text)
 
 
+def test_one_screen(folder):
+    """-h of every command, and ckpt alone, are a screen; `ckpt` begins with
+    the commands, and names all of them."""
+    page = shown(["--help"], 0)
+    rows = page.split("\nCommands\n")[1].split("\n\n")[0].splitlines()
+    names = [row.split()[0] for row in rows if row[2] != " "]
+    for name in names:
+        lines = shown([name, "-h"], 80).splitlines()
+        check(len(lines) <= 31, f"{name} -h has {len(lines)} lines")
+    short = shown(["-h"], 80)
+    check(len(short.splitlines()) <= len(names) + 20, short)
+    check("inspect" in short.splitlines()[2], short)
+    missing = [n for n in names if not re.search(rf"\s{n}\s", short)]
+    check_equal(missing, [], "commands that `ckpt -h` lacks")
+
+
 def prepare(suite, ckpt):
     global CKPT, AGED
     CKPT = ckpt
@@ -426,6 +442,7 @@ def prepare(suite, ckpt):
         suite.add(f"screens {width or 'pipe'}", test_width, width)
     for width in WIDTHS[:-1]:
         suite.add(f"every command {width}", test_every, width)
+    suite.add("one screen", test_one_screen)
     suite.add("every command is there", test_all_commands)
     for path, row in HEADERS.items():
         suite.add(f"header of {path}", test_header, path, *row)
