@@ -330,8 +330,9 @@ Catalog weights_alone(Catalog source, std::string_view where,
   if (count > 0)
     source.problems.push_back(
         warning("optimizer_left_out", {source.path, {}},
-                "{} tensors of the optimizer's and other state ({}) "
-                "have no place in {}; they are left out ({})",
+                "left out: {} tensors of optimizer and other state ({}), and "
+                "what else is only for training (-v lists it): {} has no "
+                "place for it ({})",
                 count, text::iec_size(bytes), where, instead));
   return source;
 }

@@ -272,6 +272,22 @@ void warn_of_gaps(const Catalog& source, const std::string& layers) {
       layers);
 }
 
+// A trainer's step becomes a directory of weights, and the warning about its
+// optimizer says that training stays behind: its values and files are notes.
+void say_training_once(const Catalog& source, const Layout& layout,
+                       std::vector<Problem>& problems) {
+  const bool told =
+      std::ranges::any_of(source.problems, [](const Problem& problem) {
+        return problem.kind == "optimizer_left_out";
+      });
+  if (!source.run || !told || !formats::traits_of(layout.format).is_container)
+    return;
+  for (Problem& problem : problems)
+    if (problem.severity == Problem::Severity::kWarning &&
+        (problem.kind == "object_left_out" || problem.kind == "files_left_out"))
+      problem.severity = Problem::Severity::kNote;
+}
+
 }  // namespace
 
 void check_apart(const std::string& source, const std::string& target) {
@@ -412,6 +428,7 @@ ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
     options.manifest = false;
     spdlog::info("no manifest: the files are not one checkpoint");
   }
+  say_training_once(prepared.source, layout, prepared.target.problems);
   log_problems(prepared.target.problems);
   for (const std::string& line : prepared.target.assumptions)
     spdlog::info("{}", line);
