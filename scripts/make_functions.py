@@ -12,7 +12,8 @@ FUNCTIONS = {"run": "run_plan"}
 OWN = ("--help", "--json", "--ndjson", "--quiet", "--color", "--progress")
 RETURNS = {"verify": ("Verdict", "verdict_of"), "scan": ("Verdict", "verdict_of"),
            "diff": ("Difference", "difference_of"),
-           "run": ("Written", "written_of"), "view": ("Served", "served")}
+           "run": ("Written", "written_of"), "demo": ("Written", "written_of"),
+           "view": ("Served", "served")}
 TYPES = {"": "bool", "N": "Union[int, str, None]",
          "SIZE": "Union[int, str, None]", "TIME": "Union[int, str, None]",
          "X": "Optional[float]", "D": "Optional[float]"}

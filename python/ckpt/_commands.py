@@ -236,7 +236,7 @@ def document_of(command: str, given: dict[str, Any],
 
 def written_of(command: str, given: dict[str, Any],
                positional: tuple[str, ...]) -> Written:
-    target = given.get("target")
+    target = given.get("target", given.get("dir"))
     said = called(command, given, positional)
     tensors = said.get("tensors", 0)
     return Written(_word(said.get("target", "") if target is None else target),

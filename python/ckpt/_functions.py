@@ -14,8 +14,8 @@ from ._commands import (Difference, Path, Served, Verdict, Written,
 Words = Any
 
 __all__ = ["inspect", "ls", "view", "show", "convert", "reshard", "unshard",
-           "verify", "diff", "scan", "salvage", "fetch", "family", "run_plan",
-           "wait", "demo", "doctor", "man", "completion"]
+           "merge", "verify", "diff", "scan", "salvage", "fetch", "family",
+           "run_plan", "wait", "demo", "doctor", "man", "completion"]
 
 
 def inspect(path: Path, *, all: bool = False, tree: bool = False,
@@ -517,6 +517,154 @@ def unshard(source: Path, target: Path, *, keys: Words = None,
     return written_of("unshard", locals(), ("source", "target"))
 
 
+def merge(source: Union[Path, list[Path]], target: Path, *,
+        weights: Words = None, ema: Optional[float] = None,
+        method: Words = None, base: Words = None,
+        last: Union[int, str, None] = None, take: Words = None,
+        density: Words = None, lambda_: Words = None, t: Words = None,
+        seed: Union[int, str, None] = None, normalize: bool = False,
+        no_normalize: bool = False, no_rescale: bool = False,
+        exact: bool = False, with_optimizer: bool = False, keys: Words = None,
+        exclude: Words = None, layers: Words = None, experts: Words = None,
+        blocks: Words = None, part: Words = None, model_only: bool = False,
+        optim_only: bool = False, from_: Words = None, family: Words = None,
+        shard_dims: Words = None, flat_params: Words = None,
+        trainer: Words = None, assume_order: Words = None,
+        restrict: bool = False, dry_run: bool = False, plan_file: Words = None,
+        html: Words = None, overwrite: bool = False, if_exists: Words = None,
+        resume: bool = False, trust_staging: bool = False,
+        verify: bool = False, dtype: Words = None, quantize: Words = None,
+        rename: Words = None, max_shard_size: Union[int, str, None] = None,
+        no_fsync: bool = False, allow_overflow: Words = None,
+        keep_unknown_globals: bool = False, ignore_checksums: bool = False,
+        allow_replica_mismatch: bool = False, no_manifest: bool = False,
+        threads: Union[int, str, None] = None,
+        max_mem: Union[int, str, None] = None,
+        max_rate: Union[int, str, None] = None, trace: Words = None,
+        device: Words = None, io: Words = None, exchange: Words = None,
+        exchange_buffer: Union[int, str, None] = None, to: Words = None,
+        vocab_size: Union[int, str, None] = None, optim: Words = None,
+        block_files: bool = False, fsdp_size: Union[int, str, None] = None,
+        fuse_qkv: Words = None, tp: Union[int, str, None] = None,
+        pp: Union[int, str, None] = None, dp: Union[int, str, None] = None,
+        ep: Union[int, str, None] = None,
+        make_vocab_size_divisible_by: Union[int, str, None] = None,
+        pp_layout: Words = None, vpp: Union[int, str, None] = None,
+        etp: Union[int, str, None] = None, transformer_impl: Words = None,
+        dialect: Words = None, names: Words = None, family_file: Words = None,
+        config_from: Words = None, tokenizer_from: Words = None,
+        strict_config: bool = False, set: Words = None, drop: Words = None,
+        allow_missing: Words = None, allow_unsaid: Words = None,
+        verbose: bool = False, progress: Any = None) -> Written:
+    """`ckpt merge`: average checkpoints, or put together what several learned.
+
+    weights: One for each source, in their order (default: 1 each)
+    ema: Over the sources in order: e = D e + (1 - D) x
+    method: How they are merged, as mergekit defines it
+    base: The model that all were trained from, for methods that compare with
+        it
+    last: The last N complete steps of a run: SRC is its folder
+    take: Tensors that one source gives as they are: its path, or its number;
+        without a method the others are the first's
+    density: Share of the deltas that is kept: one, or one for each model
+    lambda_: Factor of all deltas together
+    t: slerp: 0 is the first, 1 the second (0.5)
+    seed: Of the deltas that dare leaves out (0)
+    normalize: Divide by the sum of the weights (linear, ties)
+    no_normalize: Take the sum as it is
+    no_rescale: dare: leave the deltas that are kept as they are
+    exact: Compute in f64 instead of f32
+    with_optimizer: Merge moments and main weights, too; steps are the last
+        source's
+    keys: Only tensors of these names
+    exclude: No tensors or objects of these names
+    layers: Only these layers (0-15,20) and what is in no layer; repeats make a
+        deeper model; last:4 keeps the last 4, renumbered from 0
+    experts: Only these experts (0-31,40), renumbered from 0
+    blocks: Only tensors owned by these blocks (0-3,8); for modelopt once for
+        each rank
+    part: Only this state dict of several in a file: ema
+    model_only: The model alone: no state of training
+    optim_only: Only optimizer state
+    from_: Format of the source, instead of detecting it
+    family: Model family, where the files don't say: llama, qwen ...
+    shard_dims: JSON of GLOB: dim, for names that no family explains
+    flat_params: JSON of the parameters in each flat one of FSDP1
+    trainer: Trainer that wrote the run; none: containers alone
+    assume_order: How parameters are numbered in an optimizer keyed by index:
+        module, decay, or a file of names
+    restrict: Refuse pickled classes that weights-only loading refuses
+    dry_run: Say what would be written; write nothing
+    plan_file: With --dry-run: write the plan, for ckpt run FILE
+    html: With --dry-run: write a page of which bytes go where
+    overwrite: Replace DST, once the new one is whole, and files in the way
+    if_exists: If DST exists: fail (default), skip, replace (as --overwrite)
+    resume: Resume an interrupted run
+    trust_staging: --resume does not read back what was written
+    verify: Read back and compare after writing
+    dtype: Cast floating-point tensors: f32, f16, bf16 ...; dequantize
+        quantized ones
+    quantize: Quantize linear weights to fp8 with 128x128 block scales
+    rename: New names: a file of JSON, JSON, or 'a.=b.' for prefixes
+    max_shard_size: Split files above this (5GB)
+    no_fsync: Don't wait for the disk
+    allow_overflow: Values too large for --dtype become the largest number, or
+        infinite
+    keep_unknown_globals: Also write pickled objects that would run code when
+        loaded
+    ignore_checksums: Copy bytes of SRC whose stored checksum is wrong
+    allow_replica_mismatch: Use the first of replicas that differ
+    no_manifest: Write no .ckpt-manifest.json; then digests are made only where
+        something else asks for them
+    threads: Worker threads (default: processors)
+    max_mem: Memory limit (default 1GiB)
+    max_rate: Bytes a second at most: 500MB
+    trace: Write when each thread read, wrote, cast (Perfetto)
+    device: cpu (default) or cuda
+    io: Read payload by auto (default), buffered, direct, uring
+    exchange: Under mpirun: auto reads each byte once, read writes each file
+        from one rank, send does both by messages
+    exchange_buffer: Largest message of --exchange send (default 4MiB); each
+        rank holds 12 of them, a part of --max-mem
+    to: Format of the target (default: by the ending of DST, or the source's)
+    vocab_size: Unpadded vocabulary size
+    optim: Form of Megatron's optimizer state: fully_reshardable is what
+        megatron-core 0.15 and later load at any topology
+    block_files: modelopt: files of a block's parts, not of ranks
+    fsdp_size: fsdp_size of the verl job that will resume: the ranks that hold
+        one copy of model and optimizer. Fewer than --dp: HYBRID_SHARD
+    fuse_qkv: fuse_qkv of the torchtitan job that will resume, which trains
+        queries, keys and values as one: true (default) or false, as its
+        configuration's fuse_qkv
+    tp: Tensor-parallel ranks: 8, or 4:8 for 4 to 8
+    pp: Pipeline stages
+    dp: Data-parallel shards (FSDP, ZeRO)
+    ep: Expert-parallel ranks
+    make_vocab_size_divisible_by: Rows are padded to a multiple of N times tp
+        (default: 128)
+    pp_layout: Layers of each pipeline stage: 9,8,8,7
+    vpp: megatron_legacy: virtual stages of each pipeline rank
+    etp: Tensor-parallel ranks of experts (default: tp)
+    transformer_impl: Module implementation of the layers: transformer_engine,
+        or local
+    dialect: Names and arrangement of the target: hf, mcore, meta, fairseq2,
+        olmo_core, keep (default: the format's)
+    names: transformers' names: hub, transformers4 (both as they are
+        published), transformers5 (its modules', experts stacked)
+    family_file: Rules of a family that ckpt does not know
+    config_from: Directory with the config.json and tokenizer of the model
+    tokenizer_from: Tokenizer of a GGUF target: a directory, a GGUF file, none
+    strict_config: Refuse a config.json with keys that are not known
+    set: Override a number of the model: nh=32
+    drop: Tensors that the conversion may leave out
+    allow_missing: Tensors that may be missing
+    allow_unsaid: Facts of the model that the target may lose: names as in
+        errors and `inspect -v`
+    verbose: Say what was chosen and why; -vv: each problem
+    """
+    return written_of("merge", locals(), ("source", "target"))
+
+
 def verify(path: Path, other: Optional[Path] = None, *, against: Words = None,
         deep: bool = False, quick: bool = False, seal: bool = False,
         strict: bool = False, finite: bool = False,
@@ -747,14 +895,14 @@ def wait(path: Path, *, timeout: Union[int, str, None] = None,
 
 
 def demo(dir: Path, *, dry_run: bool = False, overwrite: bool = False,
-        verbose: bool = False, progress: Any = None) -> dict[str, Any]:
+        verbose: bool = False, progress: Any = None) -> Written:
     """`ckpt demo`: write a tiny model to try everything on.
 
     dry_run: Say what would be written; write nothing
     overwrite: Replace DIR, once the new one is whole
     verbose: Say what was chosen and why; -vv: each problem
     """
-    return document_of("demo", locals(), ("dir",))
+    return written_of("demo", locals(), ("dir",))
 
 
 def doctor(dir: Optional[Path] = None, *, overwrite: bool = False,

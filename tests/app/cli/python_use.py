@@ -406,6 +406,43 @@ def bars(folder):
     check(bar.n == bar.total > 0, f"{bar.n} of {bar.total}")
 
 
-CASES = (keys_of_numpy, acts_as_tensor, wide_dtypes, like_safe_open,
+def demo_model(folder):
+    """ckpt demo's values are those that splitmix64 gives, on any machine, and
+    transformers runs the model."""
+    done = ckpt.demo(folder / "tiny")
+    check_equal(done.tensors, 39, "tensors")
+    check(ckpt.verify(folder / "tiny", strict=True).ok, "verify --strict")
+    got = load_file(folder / "tiny/model.safetensors")
+    place = 0
+    layer = [f"model.layers.#.{name}.weight" for name in (
+        "input_layernorm", "mlp.down_proj", "mlp.gate_proj", "mlp.up_proj",
+        "post_attention_layernorm", "self_attn.k_proj", "self_attn.o_proj",
+        "self_attn.q_proj", "self_attn.v_proj")]
+    names = ["model.embed_tokens.weight", *[
+        name.replace("#", str(i)) for i in range(4) for name in layer],
+        "model.norm.weight", "lm_head.weight"]
+    check_equal(set(names), set(got), "names")
+    for name in names:
+        tensor = got[name]
+        z = np.arange(place + 1, place + 1 + tensor.numel(), dtype="u8")
+        place += tensor.numel()
+        if tensor.dim() == 1:
+            check((tensor == 1).all(), name)
+            continue
+        with np.errstate(over="ignore"):
+            z *= np.uint64(0x9E3779B97F4A7C15)
+            z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        bits = ((z ^ (z >> np.uint64(31))) >> np.uint64(40)).astype("i8")
+        want = (bits - (1 << 23)).astype("f4") * np.float32(2.0 ** -27)
+        check((tensor.numpy().ravel() == want).all(), name)
+    transformers = peer("transformers", "transformers_*")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "tiny")
+    logits = model(torch.tensor([[1, 5, 9]])).logits
+    check_equal(tuple(logits.shape), (1, 3, 256), "logits")
+    check(logits.isfinite().all() and logits.std() > 0, "logits")
+
+
+CASES = (demo_model, keys_of_numpy, acts_as_tensor, wide_dtypes, like_safe_open,
          loads_states, reads_into, says_what_it_is, opens_steps, saves_folders,
          live, every_command, by_asyncio, bars)
