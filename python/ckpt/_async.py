@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-import subprocess
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,11 +19,12 @@ R = TypeVar("R")
 
 def awaitable(call: "Callable[P, R]") -> "Callable[P, Awaitable[R]]":
     """The call in a thread. A task that is cancelled ends the processes that it
-    has begun, and waits until they have cleaned up."""
+    has begun, and waits until the call is over: they clean up, and what is
+    being saved is whole or not there."""
 
     @functools.wraps(call)
     async def wait(*args: Any, **options: Any) -> Any:
-        processes: "list[subprocess.Popen[bytes]]" = []
+        processes = _commands.Running()
         context = contextvars.copy_context()
         context.run(_commands.running.set, processes)
         thread = asyncio.get_running_loop().run_in_executor(
@@ -32,11 +32,9 @@ def awaitable(call: "Callable[P, R]") -> "Callable[P, Awaitable[R]]":
         try:
             return await asyncio.shield(thread)
         except asyncio.CancelledError:
-            for process in processes:
-                process.terminate()
-            if processes:
-                await asyncio.wait([thread])
-                thread.exception()  # it was interrupted, as it was told
+            processes.end()
+            await asyncio.wait([thread])
+            thread.exception()  # it was interrupted, as it was told
             raise
 
     return wait

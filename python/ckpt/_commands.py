@@ -133,9 +133,29 @@ class _Ear(threading.Thread):
                     self._process.terminate()
 
 
-# Processes that this thread's caller may end: those of a task of asyncio.
-running: ContextVar[Optional[list["subprocess.Popen[bytes]"]]] = ContextVar(
-    "running", default=None)
+class Running:
+    """Processes that another thread may end: those of a task of asyncio. One
+    that begins after the end is ended, too."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._processes: "list[subprocess.Popen[bytes]]" = []
+        self._ended = False
+
+    def add(self, process: "subprocess.Popen[bytes]") -> None:
+        with self._lock:
+            self._processes.append(process)
+            if self._ended:
+                process.terminate()
+
+    def end(self) -> None:
+        with self._lock:
+            self._ended = True
+            for process in self._processes:
+                process.terminate()
+
+
+running: ContextVar[Optional[Running]] = ContextVar("running", default=None)
 
 
 def run(*words: Path, progress: Any = None,
@@ -160,7 +180,7 @@ def run(*words: Path, progress: Any = None,
     ear = _Ear(process, progress)
     mine = running.get()
     if mine is not None:
-        mine.append(process)
+        mine.add(process)
     try:
         ear.start()
         assert process.stdout
