@@ -96,14 +96,14 @@ forbid 'api includes no format but dcp, fairseq2, megatron, modelopt' \
 
 # How many lines of C++ a room may have.
 budgets='
-lib: 32450
+lib: 32550
 containers: 10300
 models: 6650
 formats: 77500
 convert: 17200
 reshard: 22950
-api: 22250
-app: 16800
+api: 22350
+app: 17150
 '
 while IFS=: read -r room most; do
   [ -n "$room" ] || continue
