@@ -253,4 +253,15 @@ void check_source_manifest(const Prepared& prepared,
   }
 }
 
+void check_against_manifest(const Catalog& source,
+                            const reshard::RunOptions& options) {
+  const std::string path = source_manifest(source);
+  if (path.empty()) return;
+  const Manifest manifest = read_manifest(path);
+  std::set<std::string> names;
+  for (const Tensor& tensor : source.tensors)
+    if (manifest.tensors.contains(tensor.name)) names.insert(tensor.name);
+  if (!names.empty()) check_by_reading(source, manifest, path, names, options);
+}
+
 }  // namespace ckpt::library

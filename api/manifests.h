@@ -35,4 +35,10 @@ void check_source_manifest(const Prepared& prepared,
                            const reshard::RunOptions& options,
                            const OnWrong& wrong);
 
+// Reads a source as it is stored, if ckpt wrote it. Throws input_error naming
+// the first of its tensors that has changed since. For sources whose elements
+// reach the target together with those of others.
+void check_against_manifest(const Catalog& source,
+                            const reshard::RunOptions& options);
+
 }  // namespace ckpt::library

@@ -20,6 +20,7 @@
 
 #include "api/check/facts.h"
 #include "api/check/meet.h"
+#include "api/manifests.h"
 #include "ckpt/ckpt.h"
 #include "ckpt/error.h"
 #include "ckpt/merge.h"
@@ -289,6 +290,10 @@ class Meeting {
   }
 
   void meet(bool all_names) {
+    // Of the first one's manifest a write asks like any other.
+    if (!options_.only_planned && !options_.ignore_checksums)
+      for (size_t i = 1; i < sources_.size(); ++i)
+        library::check_against_manifest(sources_[i], run_options());
     for (Catalog& source : sources_) prepare(source);
     check_facts();
     if (!have_same_names(sources_)) bring_names();
@@ -297,6 +302,13 @@ class Meeting {
   }
 
  private:
+  reshard::RunOptions run_options() const {
+    reshard::RunOptions run;
+    run.threads = options_.threads;
+    run.max_mem = options_.max_mem / 2;
+    return run;
+  }
+
   void prepare(Catalog& source) {
     if (const auto codes = families::quantized_weights(source); !codes.empty())
       throw unfaithful_error({source.path, {}},
@@ -305,12 +317,7 @@ class Meeting {
                              families::describe(codes))
           .with_hint("--dtype bf16 makes numbers of them first");
     locate(source);
-    if (options_.with_optimizer) {
-      reshard::RunOptions run;
-      run.threads = options_.threads;
-      run.max_mem = options_.max_mem;
-      reshard::prove_claims(source, run);
-    }
+    if (options_.with_optimizer) reshard::prove_claims(source, run_options());
     source.claims.clear();
   }
 

@@ -246,6 +246,25 @@ def test_torch_files(folder):
             "--ignore-checksums")
 
 
+def test_rotten(folder):
+    """What changed since ckpt wrote it is not merged, whichever source it is."""
+    paths = models(folder, 2)
+    for i, path in enumerate(paths):
+        CKPT.ok("convert", path, folder / f"w{i}", "--to", "safetensors")
+    written = [folder / "w0", folder / "w1"]
+    CKPT.ok("merge", *written, folder / "good")
+    for i in range(2):
+        file = written[i] / "model.safetensors"
+        text = bytearray(file.read_bytes())
+        text[-3] ^= 64
+        file.write_bytes(text)
+        for order in (written, written[::-1]):
+            CKPT.run("merge", *order, folder / "bad").want(4)
+            check(not (folder / "bad").exists(), "written")
+        text[-3] ^= 64
+        file.write_bytes(text)
+
+
 def test_tied(folder):
     """What shares a storage still does."""
     import torch
@@ -586,6 +605,7 @@ def prepare(suite, ckpt):
     suite.add("too large", test_too_large)
     suite.add("formats", test_formats)
     suite.add("torch files", test_torch_files)
+    suite.add("rotten", test_rotten)
     suite.add("tied", test_tied)
     suite.add("last steps", test_last)
     suite.add("take", test_take)
