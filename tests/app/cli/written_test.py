@@ -44,6 +44,7 @@ def words_of(command, option, folder):
     return {"convert": ["convert", source, out, "--to", "safetensors", *plan],
             "reshard": ["reshard", folder / "tp4", out, "--tp", "2", *plan],
             "unshard": ["unshard", source, out, "--to", "safetensors", *plan],
+            "merge": ["merge", source, source, out, *plan],
             "salvage": ["salvage", source, out, "-n"],
             "diff": ["diff", source, source],
             "family": ["family", "infer", folder / "own"],
