@@ -32,7 +32,8 @@ endif()
 install(TARGETS ckpt_shared EXPORT ckpt LIBRARY)
 install(DIRECTORY lib/include/ckpt TYPE INCLUDE)
 # PYTHONPATH is then PREFIX/share/ckpt/python; it finds binary and library.
-install(DIRECTORY python/ckpt DESTINATION ${CMAKE_INSTALL_DATADIR}/ckpt/python
+install(DIRECTORY python/ckpt python/ckpt_reshard
+  DESTINATION ${CMAKE_INSTALL_DATADIR}/ckpt/python
   PATTERN __pycache__ EXCLUDE)
 install(EXPORT ckpt NAMESPACE ckpt:: FILE ckptTargets.cmake
   DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/ckpt)

@@ -76,7 +76,8 @@ def make_wheel(args: argparse.Namespace) -> Path:
     info = f"{plain}-{version()}.dist-info"
     entries: dict[str, bytes] = {}
     python = "share/ckpt/python/"
-    for name, path in staged(args.stage, python + "ckpt").items():
+    for name, path in staged(args.stage, python + "ckpt",
+                             python + "ckpt_reshard").items():
         entries[name.removeprefix(python)] = path.read_bytes()
     entries["ckpt/lib/libckpt.so"] = (
         args.stage / "lib/libckpt.so").read_bytes()

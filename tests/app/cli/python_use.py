@@ -406,6 +406,24 @@ def bars(folder):
     check(bar.n == bar.total > 0, f"{bar.n} of {bar.total}")
 
 
+OTHER_NAME = """
+import ckpt_reshard as one
+import ckpt_reshard.dcp
+from ckpt_reshard.errors import UsageError
+import ckpt, ckpt.dcp
+assert one is ckpt and ckpt_reshard.dcp.Reader is ckpt.dcp.Reader
+assert UsageError is ckpt.errors.UsageError and ckpt.dcp.__spec__.name == "ckpt.dcp"
+"""
+
+
+def other_name(_):
+    """ckpt_reshard is the same package, and its modules the same modules."""
+    done = subprocess.run([sys.executable, "-c", OTHER_NAME],
+                          capture_output=True, text=True, env=dict(
+                              os.environ, PYTHONPATH=str(ROOT / "python")))
+    check_equal((done.returncode, done.stderr), (0, ""), "imports")
+
+
 def demo_model(folder):
     """ckpt demo's values are those that splitmix64 gives, on any machine, and
     transformers runs the model."""
@@ -443,6 +461,6 @@ def demo_model(folder):
     check(logits.isfinite().all() and logits.std() > 0, "logits")
 
 
-CASES = (demo_model, keys_of_numpy, acts_as_tensor, wide_dtypes, like_safe_open,
+CASES = (other_name, demo_model, keys_of_numpy, acts_as_tensor, wide_dtypes, like_safe_open,
          loads_states, reads_into, says_what_it_is, opens_steps, saves_folders,
          live, every_command, by_asyncio, bars)
