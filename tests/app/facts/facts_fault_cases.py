@@ -90,6 +90,15 @@ REFUSED = {
     "inverse layer scaling goes to Megatron without a word": (
         "gpt2", dict(scale_attn_by_inverse_layer_idx=True),
         "megatron_torch_dist", "inverse_layer_scale"),
+    # Megatron's YarnRotaryEmbedding ignores rotary_percent.
+    **{f"yarn turns half of a head of {model}": (
+        model, dict(rope_parameters=dict(YARN, partial_rotary_factor=0.5)),
+        "megatron_torch_dist", "rope_fraction")
+       for model in ("glm4_moe", "nemotron", "stablelm")},
+    # Megatron normalizes the scores of two experts or more.
+    "one sigmoid score stays as it is in Megatron": (
+        "deepseek_v3", dict(num_experts_per_tok=1, n_group=1, topk_group=1),
+        "megatron_torch_dist", "router_normalized"),
     "yarn is lost in Meta's": (
         "llama", dict(rope_parameters=YARN), "meta", "rope_type"),
     "linear rope is lost in Meta's": (
