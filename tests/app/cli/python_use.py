@@ -386,8 +386,8 @@ def by_asyncio(folder):
             return True
         return False
 
-    with as_binary(folder, 'touch "$0.begun"\n'
-                   'trap \'touch "$0.stopped"; exit 130\' TERM\n'
+    with as_binary(folder, 'trap \'touch "$0.stopped"; exit 130\' TERM\n'
+                   'touch "$0.begun"\n'
                    "while :; do sleep 0.05; done\n"):
         check(asyncio.run(cancelled()), "it was not cancelled")
     check((folder / "stand-in.stopped").exists(), "the process goes on")
