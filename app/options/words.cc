@@ -46,7 +46,7 @@ constexpr auto kGuesses = std::to_array<Guess>({
      "ckpt convert SRC DST --rename 'old.=new.'"},
     {" merge-lora merge_lora lora adapter apply-lora fuse ",
      "ckpt convert BASE DST --adapter DIR"},
-    {" extract-lora delta subtract ", "ckpt diff A B --write DELTA"},
+    {" extract-lora delta subtract ", "ckpt diff A B"},
     {" extract select filter slice subset take ",
      "ckpt convert SRC DST --keys GLOB"},
     {" strip drop-optimizer model-only ", "ckpt convert SRC DST --model-only"},
