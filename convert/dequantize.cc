@@ -10,6 +10,7 @@
 
 #include "ckpt/error.h"
 #include "convert/codes.h"
+#include "convert/fold.h"
 #include "convert/quantized.h"
 #include "convert/quantized_config.h"
 #include "convert/weight_finder.h"
@@ -78,28 +79,89 @@ bool may_be_codes(const Catalog& catalog, const Tensor& tensor) {
           !is_decoded(catalog.files.at(tensor.pieces.front().extent.file)));
 }
 
-void fold_pieces(const Tensor& from, const Catalog& catalog, Tensor& to) {
-  Tensor located = from;
-  View::of(from).reshape(to.shape).into(located);
-  std::vector<Piece>& pieces = located.pieces;
+namespace {
+
+[[noreturn]] void refuse_pieces(const Tensor& from, const Catalog& catalog) {
+  throw unfaithful_error({catalog.path, from.name},
+                         "what is turned, cut finely or of another byte "
+                         "order is neither dequantized nor quantized")
+      .with_hint(
+          "write the checkpoint without --dtype and --quantize first, and make "
+          "them of the result");
+}
+
+// Of replicas, the first.
+void leave_replicas(std::vector<Piece>& pieces) {
   for (size_t i = 0; i < pieces.size(); ++i)
     for (size_t j = pieces.size(); j-- > i + 1;)
       if (pieces[j].box == pieces[i].box)
         pieces.erase(pieces.begin() + static_cast<ptrdiff_t>(j));
-  const uint64_t element = element_size(from.dtype);
-  for (const Piece& piece : pieces) {
-    const bool runs =
-        piece.box.shape.size() == 3 && piece.extent.strides.size() == 3 &&
-        (piece.box.shape[2] == 1 || piece.extent.strides[2] == element);
-    if (!located.grid.empty() || piece.transform != kNoTransform || !runs)
-      throw unfaithful_error({catalog.path, from.name},
-                             "what is turned, cut finely or of another byte "
-                             "order is neither dequantized nor quantized")
-          .with_hint(
-              "write the checkpoint as safetensors first, without "
-              "--dtype");
+}
+
+bool has_plain_rows(const Piece& piece, size_t rank, uint64_t element) {
+  return piece.transform == kNoTransform && piece.box.shape.size() == rank &&
+         piece.extent.strides.size() == rank &&
+         (piece.box.shape.back() == 1 ||
+          piece.extent.strides.back() == element);
+}
+
+// Adds a piece whose rows are in a grid [..., run, rows] as boxes of [batch,
+// rows, columns]: one for each index of the dimensions before the last two.
+void unfold(const Piece& piece, const Shape& grid, std::vector<Piece>& to) {
+  const size_t run = grid.size() - 2;
+  uint64_t count = 1;
+  for (size_t f = 0; f < run; ++f) count *= piece.box.shape[f];
+  for (uint64_t n = 0; n < count; ++n) {
+    uint64_t batch = 0, at = piece.extent.offset, left = n, below = count;
+    for (size_t f = 0; f < run; ++f) {
+      below /= piece.box.shape[f];
+      const uint64_t i = left / below;
+      left %= below;
+      batch = batch * grid[f] + piece.box.offset[f] + i;
+      at += i * piece.extent.strides[f];
+    }
+    Piece part = piece;
+    const auto last = [run](const Dims& all) {
+      return Dims(std::span(all.data(), all.size()).subspan(run));
+    };
+    part.box = {last(piece.box.offset), last(piece.box.shape)};
+    part.box.offset[0] += batch * grid[run];
+    part.extent.offset = at;
+    part.extent.strides = last(piece.extent.strides);
+    to.push_back(std::move(part));
   }
-  to.pieces = std::move(pieces);
+}
+
+}  // namespace
+
+void fold_pieces(const Tensor& from, const Catalog& catalog, Tensor& to) {
+  Tensor located = from;
+  View::of(from).reshape(to.shape).into(located);
+  leave_replicas(located.pieces);
+  const uint64_t element = element_size(from.dtype);
+  for (const Piece& piece : located.pieces)
+    if (!located.grid.empty() || !has_plain_rows(piece, 3, element))
+      refuse_pieces(from, catalog);
+  to.pieces = std::move(located.pieces);
+}
+
+void fold_rows(const Tensor& from, const Catalog& catalog, Tensor& to) {
+  const uint64_t columns = from.shape.back();
+  const uint64_t rows = element_count(from.shape).value_or(0) / columns;
+  Tensor located = from;
+  View::of(from).reshape({1, rows, columns}).into(located);
+  leave_replicas(located.pieces);
+  Shape grid = located.grid.empty() ? located.shape : located.grid;
+  if (grid.size() < 3 || grid.back() != columns) refuse_pieces(from, catalog);
+  grid.pop_back();  // that of the rows, without columns
+  const uint64_t element = element_size(from.dtype);
+  to.pieces.clear();
+  to.shape = {rows / grid.back(), grid.back(), columns};
+  for (const Piece& piece : located.pieces) {
+    if (!has_plain_rows(piece, grid.size() + 1, element))
+      refuse_pieces(from, catalog);
+    unfold(piece, grid, to.pieces);
+  }
 }
 
 // Whoever packs codes into floats keeps bytes beside them that say so.

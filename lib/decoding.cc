@@ -37,9 +37,7 @@ const GgmlInfo* blocks_of(const Tensor& tensor, const Catalog& catalog) {
   if (file >= catalog.files.size() || !is_decoded(catalog.files[file]))
     return nullptr;
   const Decoding& made = decoding_of(catalog.files[file]);
-  if (made.coding != Coding::kGgml && made.coding != Coding::kGgmlBlocks)
-    return nullptr;
-  return ggml_info(made.ggml);
+  return made.coding == Coding::kGgml ? ggml_info(made.ggml) : nullptr;
 }
 
 bool has_blocks(const Catalog& catalog) {

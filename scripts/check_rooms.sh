@@ -100,10 +100,10 @@ lib: 32550
 containers: 10300
 models: 6650
 formats: 77500
-convert: 17200
+convert: 17370
 reshard: 22950
-api: 22350
-app: 17150
+api: 22490
+app: 17200
 '
 while IFS=: read -r room most; do
   [ -n "$room" ] || continue

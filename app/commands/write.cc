@@ -34,12 +34,14 @@
 #include "app/print/write_report.h"
 #include "containers/assume.h"
 #include "convert/dequantize.h"
+#include "convert/gguf_quantize.h"
 #include "convert/quantize.h"
 #include "convert/quantized.h"
 #include "formats/format.h"
 #include "formats/run_state.h"
 #include "formats/traits.h"
 #include "formats/unsharded.h"
+#include "lib/ggml.h"
 #include "lib/heap.h"
 #include "lib/io/file.h"
 #include "lib/io/read_count.h"
@@ -192,14 +194,21 @@ void log_since(const Catalog& source, size_t before) {
 
 void quantize(const WriteRequest& request, Catalog& source,
               const Layout& layout) {
-  if (!formats::traits_of(layout.format).is_container)
-    throw unfaithful_error({request.target_path, {}},
-                           "--quantize: fp8 checkpoints are safetensors or "
-                           "torch files, not {}",
-                           layout.format);
+  const std::string& kind = request.write.quantize;
+  const GgmlInfo* type = ggml_from_name(kind);
+  if (type ? !families::holds_ggml(layout.format)
+           : !formats::traits_of(layout.format).is_container)
+    throw unfaithful_error(
+        {request.target_path, {}}, "--quantize {}: {}, not {}", kind,
+        type ? "blocks of this type are GGUF's"
+             : "fp8 checkpoints are safetensors or torch files",
+        layout.format);
   find_places(source, request.write.dry_run);
   const size_t before = source.problems.size();
-  families::quantize_fp8(source);
+  if (type)
+    families::quantize_ggml(source, type->type, request.write.dtype);
+  else
+    families::quantize_fp8(source);
   log_since(source, before);
   spdlog::info("{}", source.assumptions.back());
 }
@@ -410,7 +419,7 @@ ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
   if (layout.max_shard_size != 0 && layout.single_file)
     spdlog::warn("--max-shard-size has no effect: {} is one file",
                  text::printable(request.target_path));
-  if (request.write.quantize) quantize(request, source, layout);
+  if (!request.write.quantize.empty()) quantize(request, source, layout);
   if (request.counted) {
     count_part(std::move(source), layout, request.target_path, options,
                *request.counted);

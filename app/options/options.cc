@@ -358,12 +358,20 @@ void add_content_options(CLI::App& app, WriteOptions& options) {
          "dequantize quantized ones",
          [&](const std::string& s) { options.dtype = cast_type(s); })
       ->group(kWriting);
-  valued(
-      app, "--quantize", "fp8-block",
-      "Quantize linear weights to fp8 with 128x128 block scales",
-      [&](const std::string& s) {
-        options.quantize = choice<bool>("--quantize", s, {{"fp8-block", true}});
-      })
+  valued(app, "--quantize", "KIND",
+         "Quantize weights: fp8-block (fp8 with 128x128 block scales); to GGUF "
+         "q8_0, q4_0, q4_1, q5_0, q5_1, tq1_0, tq2_0",
+         [&](const std::string& s) {
+           options.quantize = choice<std::string>("--quantize", s,
+                                                  {{"fp8-block", s},
+                                                   {"q8_0", s},
+                                                   {"q4_0", s},
+                                                   {"q4_1", s},
+                                                   {"q5_0", s},
+                                                   {"q5_1", s},
+                                                   {"tq1_0", s},
+                                                   {"tq2_0", s}});
+         })
       ->group(kWriting);
   names_rules(app.add_option("--rename", options.rename_file,
                              "New names: a file of JSON, JSON, or 'a.=b.' for "

@@ -97,7 +97,7 @@ struct WriteOptions {
   Overflow overflow = Overflow::kRefuse;
   uint64_t max_shard_size = 0;  // 0: not given
   std::optional<DType> dtype;   // floating-point tensors are cast to it
-  bool quantize = false;        // --quantize fp8-block
+  std::string quantize;         // "", "fp8-block" or a type of ggml's: "q8_0"
   bool with_optimizer = false;  // in one file of weights
   std::string rename_file;      // "" or rules
   std::string plan_file;        // "", or where a dry run's plan goes

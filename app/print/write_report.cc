@@ -15,6 +15,7 @@
 #include "app/print/ranks.h"
 #include "app/print/table.h"
 #include "convert/facts.h"
+#include "convert/gguf_quantize.h"
 #include "lib/io/file.h"
 #include "lib/io/probe.h"
 #include "lib/io/remote.h"
@@ -116,6 +117,13 @@ void say_loading(const WriteReport& report) {
                         ? model.program
                         : "GPTModel",
                     list)));
+}
+
+// What is another program's work, as the last line.
+void say_next(const WriteReport& report) {
+  const std::string command =
+      families::next_step(report.target->catalog, report.target_path);
+  if (!command.empty()) say("next: " + text::printable(command));
 }
 
 struct FreeSpace {
@@ -392,6 +400,7 @@ void show(const WriteReport& report, const OutputOptions& output) {
                         : "; next: ckpt verify ",
         text::shell_path(report.target_path), unproven_text(report.unproven)));
     say_loading(report);
+    say_next(report);
   }
 }
 

@@ -30,6 +30,12 @@ sys.path[:0] = [str(ROOT / "tests/app/formats"), str(ROOT / "tests/app/models"),
                 str(ROOT / "tests/support"),
                 os.path.join(sys.prefix, "transformers_5.12.1")]
 os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
+# What published configurations have, the converter asks for, and transformers
+# writes under another name, or not at all.
+OLDER = {"gpt2": lambda c: {"n_ctx": c["n_positions"]},
+         "gpt_neox": lambda c: {"rotary_pct": 0.25},
+         "cohere2": lambda c: {"rotary_pct": 1.0},
+         "minimax_m2": lambda c: {"rotary_dim": c["head_dim"] // 2}}
 BIASES = ("attention_bias", "mlp_bias", "use_bias", "bias", "qkv_bias",
           "use_qkv_bias", "attention_out_bias", "add_bias_linear")
 
@@ -63,22 +69,46 @@ def peer(llama):
     logging.disable(logging.CRITICAL)
 
 
+def loaded_config(folder):
+    """config.json as the converter has it."""
+    from conversion.base import ModelBase
+
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    older = OLDER.get(config["model_type"])
+    if older:
+        path.write_text(json.dumps({**older(config), **config}))
+    return ModelBase.load_hparams(folder, False)
+
+
+def prepared(folder, hparams):
+    """The converter's class for a model without a tokenizer: some count its
+    tokens, and some expect layers for further tokens in every file."""
+    from conversion import ModelType, get_model_architecture, get_model_class
+
+    size = hparams.get("vocab_size", 0)
+    (folder / "tokenizer.json").write_text(json.dumps({
+        "model": {"vocab": {str(i): i for i in range(size)}},
+        "added_tokens": []}))
+    made = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
+    if hasattr(made, "no_mtp"):
+        made.no_mtp = True
+    return made
+
+
 def converted(llama, model, folder):
     """What goes in, what comes out, and the metadata, of llama.cpp's class."""
     from safetensors.torch import load_file
 
     peer(llama)
     import gguf
-    from conversion import ModelType, get_model_architecture, get_model_class
-    from conversion.base import ModelBase
 
     for parameter in model.parameters():
         parameter.data = torch.randn_like(parameter.data)
     model.float().save_pretrained(folder)
     before = load_file(folder / "model.safetensors")
-    hparams = ModelBase.load_hparams(folder, False)
-    arch = get_model_architecture(hparams, ModelType.TEXT)
-    made = get_model_class(arch)(
+    hparams = loaded_config(folder)
+    made = prepared(folder, hparams)(
         folder, gguf.LlamaFileType.ALL_F32, folder / "o.gguf", eager=True)
     made.set_vocab = lambda: None
     after = {}
@@ -113,6 +143,26 @@ def forms(name, tensor, hparams):
                 yield {"name": "rope_interleave", "heads": text}, turned
 
 
+def ungrouped(name, tensor, hparams):
+    """Rows that hold q, k and v of one head, or of one group of heads, after
+    the other: all of q, all of k, all of v."""
+    heads = hparams.get("num_attention_heads") or hparams.get("n_head")
+    if not heads or "query_key_value" not in name:
+        return
+    groups = hparams.get("num_kv_heads") if hparams.get(
+        "new_decoder_architecture") else heads
+    size = hparams.get("hidden_size") // heads
+    each = heads // groups
+    if tensor.shape[0] != (heads + 2 * groups) * size:
+        return
+    parts = tensor.reshape(groups, each + 2, size, *tensor.shape[1:])
+    op = {"name": "ungroup", "groups": "$nh", "sizes": [["$hd"] * 3]}
+    if groups != heads or hparams.get("new_decoder_architecture"):
+        op.update(groups="$ng", sizes=[["$nh / $ng * $hd", "$hd", "$hd"]])
+    yield op, torch.cat([part.reshape(-1, *tensor.shape[1:]) for part in
+                         parts.split([each, 1, 1], dim=1)])
+
+
 def key_of(tensor):
     tensor = tensor.contiguous()
     return tensor.float().numpy().tobytes()
@@ -122,7 +172,8 @@ def sources(before, hparams):
     """bytes -> (hf names, operation)."""
     found = {}
     for name, tensor in before.items():
-        for op, form in forms(name, tensor, hparams):
+        for op, form in (*forms(name, tensor, hparams),
+                         *ungrouped(name, tensor, hparams)):
             found.setdefault(key_of(form), ([name], op))
     return found
 
@@ -201,7 +252,9 @@ def section(llama, model_type):
     rules, keys, unknown = {}, {}, []
     for model in variants(model_type):
         with tempfile.TemporaryDirectory() as folder:
-            before, after, keys, hparams = converted(llama, model, Path(folder))
+            before, after, found, hparams = converted(
+                llama, model, Path(folder))
+            keys.update(found)
         found = sources(before, hparams)
         for name, tensor in after.items():
             to = re.sub(r"^blk\.\d+\.", "blk.{l}.", name)
@@ -235,27 +288,29 @@ def digests(tensors):
             for name, tensor in sorted(tensors.items())}
 
 
-def write_data(llama, model_type, folder):
-    """TYPE.gguf and TYPE.json: config.json and the tensors' digests."""
+def write_data(llama, model_type, folder, quantized):
+    """TYPE.gguf and TYPE.json: config.json and the tensors' digests. Or the
+    same model as TYPE-q8_0.gguf."""
     from gguf_test import tiny
     from safetensors.torch import load_file
 
     peer(llama)
     import gguf
-    from conversion import ModelType, get_model_architecture, get_model_class
-    from conversion.base import ModelBase
 
     folder.mkdir(exist_ok=True, parents=True)
     with tempfile.TemporaryDirectory() as home:
         source = Path(home) / model_type
         tiny(model_type).save_pretrained(source)
-        hparams = ModelBase.load_hparams(source, False)
-        arch = get_model_architecture(hparams, ModelType.TEXT)
-        made = get_model_class(arch)(
-            source, gguf.LlamaFileType.MOSTLY_BF16,
-            folder / f"{model_type}.gguf", eager=True)
+        hparams = loaded_config(source)
+        made = prepared(source, hparams)(
+            source, gguf.LlamaFileType.MOSTLY_Q8_0 if quantized else
+            gguf.LlamaFileType.MOSTLY_BF16, folder / (
+                model_type + ("-q8_0" if quantized else "") + ".gguf"),
+            eager=True)
         made.set_vocab = lambda: None
         made.write()
+        if quantized:
+            return
         config = json.loads((source / "config.json").read_text())
         (folder / f"{model_type}.json").write_text(json.dumps({
             "config": config,
@@ -270,11 +325,12 @@ def main():
     parser.add_argument("--data", type=Path, help="write there, for each type, "
                         "llama.cpp's file of a tiny model and what it was "
                         "made of (tests/data/gguf)")
+    parser.add_argument("--quantized", action="store_true",
+                        help="with --data: TYPE-q8_0.gguf alone")
     args = parser.parse_args()
     for model_type in args.types:
-        made, keys, unknown = section(args.llama, model_type)
         if args.data:
-            write_data(args.llama, model_type, args.data)
+            write_data(args.llama, model_type, args.data, args.quantized)
             continue
         made, keys, unknown = section(args.llama, model_type)
         known = conditions(family_of(model_type))

@@ -58,7 +58,7 @@ ARRANGE = {
 }
 CHANGE = {
     "--dtype": ["f32", "bf16", "f16", "f8e4m3"],
-    "--quantize": ["fp8-block"],
+    "--quantize": ["fp8-block", "q8_0"],
     "--vocab-size": ["1", "5", "16", "100"],
     "--set": ["rope_theta=10000", "vocab_size=7", "hidden_act=gelu"],
     "--drop": ["*bias", "*", "rope*"],
