@@ -102,7 +102,7 @@ models: 6650
 formats: 77500
 convert: 17370
 reshard: 22950
-api: 22490
+api: 22540
 app: 17200
 '
 while IFS=: read -r room most; do

@@ -13,6 +13,7 @@
 #include "api/check/explain.h"
 #include "api/check/not_compared.h"
 #include "api/check/read_all.h"
+#include "api/check/rounded.h"
 #include "ckpt/ckpt.h"
 #include "ckpt/error.h"
 #include "lib/heap.h"
@@ -431,6 +432,14 @@ void compare_headers(Catalog& a, Catalog& b, const CompareOptions& options,
     }
     ++result.tensors;
     const Tensor& y = b.tensors[other->second];
+    if (options.rounded && !options.numeric)
+      if (const std::string type = blocks_of_one(a, x, b, y); !type.empty()) {
+        if (auto far =
+                rounded_difference(a, x, b, y, type, engine, *options.rounded))
+          result.differences.push_back(std::move(*far));
+        result.bytes += byte_size(x) + byte_size(y);
+        continue;
+      }
     auto difference = header_difference(x, y, options);
     if (!difference || rows_differ(x, y)) {
       left.push_back(i);
@@ -506,7 +515,7 @@ Comparison compare(Catalog a, Catalog b, const CompareOptions& options,
                                     .tensor = problem.tensor,
                                     .message = problem.message,
                                     .file = problem.file});
-  result.bytes = from_a.bytes + from_b.bytes;
+  result.bytes += from_a.bytes + from_b.bytes;
   compare_values(a, from_a, b, from_b, options, engine, result.differences);
   add_sides(a, b, result.differences);
   if (options.objects || options.alike_objects) {

@@ -3,11 +3,22 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "api/engine.h"
 #include "ckpt/check.h"
 
 namespace ckpt::library {
+
+// Tensors that only one side has in blocks of few bits, and that are equal but
+// for what such blocks keep of numbers.
+struct Rounded {
+  std::string type;      // of the blocks: "Q8_0"
+  uint64_t tensors = 0;  // so many
+  double largest = 0;    // error, as a part of its block's largest magnitude
+  double deviation = 0;  // of the worst tensor: root mean square of the errors,
+                         // as a part of that of the numbers
+};
 
 struct CompareOptions {
   double rtol = 0;
@@ -20,6 +31,8 @@ struct CompareOptions {
   bool casts = false;          // whether a cast makes other dtypes equal
   bool arrangements = false;   // and which rearrangement makes them equal
   uint64_t vocabulary = 0;     // entries that are in use, if known
+  // Where such tensors are counted, by type; null: they differ.
+  std::vector<Rounded>* rounded = nullptr;
 };
 
 // "12 of 64 elements differ, relative L2 0.0012, at most by 0.01"

@@ -207,6 +207,7 @@ VerifyReport Verify::verify_two() {
       !met && a.format == b.format && a.topology == b.topology;
   report.files = file_count(a) + file_count(b);
   compare_.casts = compare_.describe = true;
+  compare_.rounded = &report.rounded;
   const library::ReadAsNumbers read = library::as_numbers(a, b, engine);
   Comparison result =
       library::compare(std::move(a), std::move(b), compare_, engine);
@@ -240,6 +241,7 @@ std::string Verify::verdict_text(const VerifyReport& report) const {
   const size_t found = report.problems.size() - notes + report.facts.size();
   std::string word(ckpt::name(report.verdict));
   if (two) word = report.ok ? "identical" : "mismatch";
+  if (report.ok && !report.rounded.empty()) word = "equal within rounding";
   if (report.verdict == ckpt::Verdict::kCantTell) word = "can't tell";
   if (report.verdict == ckpt::Verdict::kWarnings)
     word = "ok, " + text::counted(found, "warning");
@@ -297,6 +299,12 @@ void Verify::print_text(const VerifyReport& report) const {
                           counts[problem.kind] - alike);
     print_folded(text::printable(line) + "\n");
   }
+  for (const library::Rounded& one : report.rounded)
+    print_folded(fmt::format(
+        "rounded: {} to {}: largest error {:.3g} of a block's largest number, "
+        "mean error of the worst tensor {:.3g}\n",
+        text::counted(one.tensors, "tensor"), one.type, one.largest,
+        one.deviation));
   if (!report.fingerprint.empty() && (integrity_.deep || integrity_.seal))
     print_folded("fingerprint " + report.fingerprint + "\n");
   if (!report.sealed.empty())

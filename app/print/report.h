@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "api/check/compare.h"
 #include "ckpt/catalog.h"
 #include "ckpt/check.h"
 #include "convert/facts.h"
@@ -48,6 +49,7 @@ struct VerifyReport : Report {
   // For two checkpoints: one for each problem, in order.
   std::vector<Difference> differences = {};
   std::vector<families::FactDifference> facts = {};
+  std::vector<library::Rounded> rounded = {};
 };
 std::string verify_json(const VerifyReport& report);
 
