@@ -130,6 +130,13 @@ void write_tensor(JsonWriter& json, const Catalog& catalog,
     json.member("param", tensor.param);
     json.member("state", tensor.state);
   }
+  if (const GgmlInfo* blocks = blocks_of(tensor, catalog)) {
+    json.key("stored").begin_object();
+    json.member("type", blocks->name);
+    json.member("bits", 8.0 * blocks->bytes / blocks->elements);
+    json.member("bytes", stored_bytes(tensor, catalog));
+    json.end_object();
+  }
   const auto index = static_cast<size_t>(&tensor - catalog.tensors.data());
   if (!parts.digests.empty()) json.member("digest", parts.digests[index].hex());
   if (!parts.stats.empty()) write_stats(json, parts.stats[index]);
@@ -353,6 +360,18 @@ std::string verify_json(const VerifyReport& report) {
   json.end_object();
   json.key("problems");
   write_problems(json, report.problems, report.differences, report.facts);
+  if (!report.rounded.empty()) {
+    json.key("rounded").begin_array();
+    for (const library::Rounded& one : report.rounded) {
+      json.begin_object();
+      json.member("type", one.type);
+      json.member("tensors", one.tensors);
+      json.member("largest", one.largest);
+      json.member("deviation", one.deviation);
+      json.end_object();
+    }
+    json.end_array();
+  }
   write_ranks(json);
   json.end_object();
   return std::move(json).text();
