@@ -199,12 +199,49 @@ double narrowed(DType dtype, double number) {
   return half && std::abs(near) > 65504 ? std::copysign(INFINITY, near) : near;
 }
 
+// The same elements in the order of the file, if they are beside one another
+// there, as those of a bias are whose rows a dialect has in another order; else
+// without pieces.
+Tensor in_stored_order(const Tensor& tensor) {
+  Tensor stored = tensor;
+  stored.pieces.clear();
+  if (tensor.pieces.empty()) return stored;
+  const uint64_t element = element_size(tensor.dtype);
+  uint64_t begin = UINT64_MAX, end = 0, count = 0;
+  for (const Piece& piece : tensor.pieces) {
+    const Extent& extent = piece.extent;
+    const Dims& size = piece.box.shape;
+    const bool alike = extent.file == tensor.pieces[0].extent.file &&
+                       piece.transform == tensor.pieces[0].transform;
+    if (!alike || piece.flat || extent.strides.size() != size.size())
+      return stored;
+    uint64_t last = extent.offset;
+    for (size_t d = 0; d < size.size(); ++d) {
+      if (size[d] == 0) return stored;
+      last += (size[d] - 1) * extent.strides[d];
+    }
+    begin = std::min(begin, extent.offset);
+    end = std::max(end, last + element);
+    count += volume(piece.box);
+  }
+  if (end - begin != count * element) return stored;
+  stored.grid = {};
+  stored.shape = {count};
+  stored.pieces = {{.box = Box::whole(stored.shape),
+                    .flat = {},
+                    .extent = {.offset = begin,
+                               .strides = {},
+                               .file = tensor.pieces[0].extent.file},
+                    .transform = tensor.pieces[0].transform}};
+  return stored;
+}
+
 // True if each number is one of that dtype, or comes back from one: norms that
 // ggml's kernels want in f32, of a model whose other weights have 16 bits.
 bool fits_in(const Catalog& catalog, const Tensor& tensor, DType dtype) {
   constexpr uint64_t kMost = 1 << 20;
-  if (tensor.pieces.size() != 1) return false;
-  Tensor plain = tensor;
+  Tensor plain = tensor.pieces.size() == 1 ? tensor : in_stored_order(tensor);
+  if (plain.pieces.empty()) return false;
   const uint8_t transform = plain.pieces[0].transform;
   if (transform & ~(kAddOne | kSubtractOne)) return false;
   plain.pieces[0].transform = kNoTransform;
