@@ -27,7 +27,9 @@ CKPT = None  # set by prepare
 TYPES = ["llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe",
          "qwen3_moe", "gemma", "gemma2", "phi3", "starcoder2", "olmo", "olmo2",
          "olmoe", "stablelm", "granite", "smollm3", "nemotron", "seed_oss",
-         "glm4", "glm4_moe", "arcee", "ernie4_5"]
+         "glm4", "glm4_moe", "arcee", "ernie4_5", "gemma3_text", "olmo3",
+         "exaone4", "dots1", "ernie4_5_moe", "minimax_m2", "cohere", "cohere2",
+         "hunyuan_v1_dense", "phi", "gpt2", "gpt_bigcode", "bloom"]
 # transformers 5.12's loader reads these, and computes the same. It has the gate
 # of Qwen 2 MoE's shared expert as llama.cpp's converter wrote it once.
 LOADED = ("llama", "qwen2", "qwen3", "qwen3_moe", "gemma2", "phi3",
@@ -39,7 +41,9 @@ UNSAID = {"starcoder2": ("window",), "mistral": ("window",),
 
 # Numbers that llama.cpp's architectures fix, as published models have them.
 MORE = {"qwen3_moe": {"norm_topk_prob": True},
-        "gemma2": {"query_pre_attn_scalar": 8}}
+        "gemma2": {"query_pre_attn_scalar": 8},
+        "gemma3_text": {"query_pre_attn_scalar": 8},
+        "phi": {"intermediate_size": 128, "num_key_value_heads": 4}, "gpt_bigcode": {"n_inner": 128}}
 
 
 def tiny(model_type, **more):
@@ -114,8 +118,10 @@ def test_model(folder, model_type):
     check(len(reader.tensors) > 4, "tensors that the gguf package sees")
     for tensor in reader.tensors:
         known = tensor.tensor_type.name
-        check(known == ("F32" if len(tensor.shape) == 1 or "_norm" in
-                        tensor.name or "gate_inp" in tensor.name else "BF16"),
+        wide = ("_norm", "gate_inp", "position_embd")
+        check(known == ("F32" if len(tensor.shape) == 1 or any(
+                        word in tensor.name for word in wide)
+                        or not tensor.name.endswith(".weight") else "BF16"),
               f"{tensor.name} is {known}")
     CKPT.ok("convert", folder / "gguf/m.gguf", folder / "out", "--to",
             "safetensors")
@@ -275,6 +281,115 @@ def test_peer(folder, facts):
         check_equal(keys[1][name], value, name)
 
 
+# Wide enough for each type's blocks, with rows that are none.
+WIDE = {"q8_0": {"hidden_size": 64, "intermediate_size": 80},
+        "tq1_0": {"hidden_size": 256, "intermediate_size": 320},
+        "tq2_0": {"hidden_size": 256, "intermediate_size": 320}}
+QUANTIZED = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "tq1_0", "tq2_0")
+
+
+def contents(path):
+    """The tensors and the keys of a file, as the gguf package has them."""
+    import gguf
+    reader = gguf.GGUFReader(path)
+    return ({t.name: (t.tensor_type.name, tuple(t.shape), t.data.tobytes())
+             for t in reader.tensors},
+            {name: field.contents() for name, field in reader.fields.items()
+             if not name.startswith(("GGUF.", "general.name", "general.size",
+                                     "general.basename", "general.finetune",
+                                     "general.organization"))})
+
+
+def blocks(numbers, kind, ternary):
+    """A weight's numbers as llama.cpp's converter stores them."""
+    from gguf import GGMLQuantizationType, quants
+    try:
+        if ternary:
+            raise quants.QuantError
+        return kind, quants.quantize(numbers, GGMLQuantizationType[kind])
+    except quants.QuantError:
+        return "F16", quants.quantize(numbers, GGMLQuantizationType.F16)
+
+
+def test_quantized(folder, kind, name):
+    """--quantize: the gguf package's own blocks of the numbers, by the
+    converter's rule, from one file, from ranks and from a file of numbers; all
+    of it within what the type allows."""
+    import gguf
+    from gguf import quants
+
+    wide = WIDE.get(kind, WIDE["q8_0"])
+    if name == "mixtral":
+        wide = {**wide, "head_dim": wide["hidden_size"] // 4}
+    tiny(name, **wide).save_pretrained(folder / "in")
+    said = CKPT.ok("convert", folder / "in", folder / "m.gguf")
+    check(said.err.splitlines()[-1].startswith("next: llama-quantize "),
+          str(said))
+    plain = CKPT.run("convert", folder / "in", folder / "q.gguf", "--quantize",
+                     kind, "--dry-run", "--json")
+    CKPT.ok("convert", folder / "in", folder / "q.gguf", "--quantize", kind)
+    check_equal(json.loads(plain.out)["bytes_written"],
+                (folder / "q.gguf").stat().st_size, "what a dry run says")
+    reader = gguf.GGUFReader(folder / "m.gguf")
+    got, keys = contents(folder / "q.gguf")
+    check_equal(list(got), [t.name for t in reader.tensors], "names")
+    count = 0
+    for tensor in reader.tensors:
+        numbers = quants.dequantize(tensor.data, tensor.tensor_type)
+        want = "F32", numbers
+        if tensor.tensor_type.name != "F32":
+            want = blocks(numbers, kind.upper(), kind.startswith("tq") and
+                          tensor.name in ("token_embd.weight", "output.weight"))
+        count += want[0] == kind.upper()
+        check_equal(got[tensor.name][0], want[0], tensor.name)
+        check(got[tensor.name][2] == want[1].tobytes(),
+              f"{tensor.name} is other than the gguf package's {want[0]}")
+    check(count > 3, f"only {count} tensors are blocks")
+    check_equal(keys["general.file_type"],
+                gguf.LlamaFileType[f"MOSTLY_{kind.upper()}"].value, "file type")
+    # From numbers in a file of this format, and from ranks.
+    CKPT.ok("convert", folder / "m.gguf", folder / "again.gguf", "--quantize",
+            kind)
+    check_equal(contents(folder / "again.gguf")[0], got, "from a file of numbers")
+    CKPT.ok("convert", folder / "in", folder / "ranks", "--to",
+            "megatron_torch_dist", "--tp", 2)
+    CKPT.ok("convert", folder / "ranks", folder / "of_ranks.gguf",
+            "--quantize", kind, "--tokenizer-from", "none")
+    check_equal(contents(folder / "of_ranks.gguf")[0], got, "from ranks")
+    CKPT.ok("verify", folder / "q.gguf")
+    said = json.loads(CKPT.ok("verify", folder / "in", folder / "q.gguf",
+                              "--json").out)
+    check(said["ok"], str(said))
+    check_equal([(one["type"], one["tensors"] >= count)
+                 for one in said["rounded"]], [(kind.upper(), True)], "rounded")
+    # A tensor of other numbers is no rounding.
+    data = bytearray((folder / "q.gguf").read_bytes())
+    place = data.index(got["blk.1.attn_v.weight"][2])
+    data[place:place + 2] = b"\x00\x45"  # the first block's scale, or codes
+    data[place + 2:place + 16] = bytes(14)
+    (folder / "bad.gguf").write_bytes(data)
+    result = CKPT.run("verify", folder / "in", folder / "bad.gguf")
+    check(result.code == 1 and "more than rounding" in result.out, str(result))
+    # Blocks of blocks: only where numbers are asked for.
+    result = CKPT.run("convert", folder / "q.gguf", folder / "x.gguf",
+                      "--quantize", "q8_0")
+    check(result.code == 5 and "already" in result.err, str(result))
+
+
+def test_peer_quantized(folder, facts):
+    """llama.cpp's own file of a model with --outtype q8_0."""
+    said = json.loads(facts.read_text())
+    CKPT.ok("convert", facts.with_suffix(".gguf"), folder / "in", "--to",
+            "safetensors")
+    (folder / "in/config.json").write_text(json.dumps(said["config"]))
+    CKPT.ok("convert", folder / "in", folder / "m.gguf", "--quantize", "q8_0")
+    want, keys = contents(facts.with_name(f"{facts.stem}-q8_0.gguf"))
+    got, ours = contents(folder / "m.gguf")
+    check_equal(got, want, "tensors")
+    for name, value in keys.items():
+        check_equal(ours.get(name), value, name)
+
+
 def written(path, kinds, shape=(4, 256), more=None):
     """A file whose matrices are of these types, by the gguf package."""
     import gguf
@@ -356,6 +471,12 @@ def test_blocks(folder):
     stored = sum(tensor.data.nbytes for tensor in old.tensors)
     shown = CKPT.inspect(folder / "m.gguf")
     check_equal((shown["bytes"], shown["files"]), (stored, 1), "inspect")
+    check_equal({t["name"]: (t["stored"]["type"], t["stored"]["bytes"])
+                 for t in shown["tensors"] if "stored" in t},
+                {t.name: (t.tensor_type.name, t.data.nbytes)
+                 for t in old.tensors
+                 if t.tensor_type.name not in ("F32", "F16", "BF16")},
+                "what is stored")
     said = CKPT.ok("verify", folder / "m.gguf").out
     check("no checksums\n" in said and "1 file," in said, said)
     (folder / "sealed").mkdir()
@@ -404,6 +525,47 @@ def test_parts(folder):
     (folder / "p-00002-of-00003.gguf").unlink()
     result = CKPT.run("inspect", folder / "p-00001-of-00003.gguf")
     check(result.code == 4 and "p-00002" in result.err, str(result))
+
+
+def test_split(folder):
+    """--max-shard-size writes the parts that the gguf package makes, to the
+    byte; and they are one model again."""
+    import gguf
+
+    tiny("llama").save_pretrained(folder / "in")
+    CKPT.ok("convert", folder / "in", folder / "m.gguf")
+    size = 20_000
+    CKPT.ok("convert", folder / "in", folder / "parts", "--to", "gguf",
+            "--max-shard-size", size)
+    whole = gguf.GGUFReader(folder / "m.gguf")
+    (folder / "peer").mkdir()
+    writer = gguf.GGUFWriter(folder / "peer/model.gguf", "llama",
+                             split_max_size=size)
+    for name, field in whole.fields.items():
+        if not name.startswith(("GGUF.", "general.architecture")):
+            writer.add_key_value(name, field.contents(), field.types[0])
+    for tensor in whole.tensors:
+        writer.add_tensor(tensor.name, tensor.data,
+                          raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    names = sorted(path.name for path in (folder / "peer").iterdir())
+    check(len(names) > 2, str(names))
+    check_equal(sorted(path.name for path in (folder / "parts").glob("*.gguf")),
+                names, "names of parts")
+    for name in names:
+        check((folder / "parts" / name).read_bytes()
+              == (folder / "peer" / name).read_bytes(), f"{name} is other")
+    CKPT.ok("verify", folder / "parts")
+    CKPT.ok("verify", folder / "in", folder / "parts")
+    CKPT.ok("convert", folder / "parts", folder / "again.gguf")
+    check((folder / "again.gguf").read_bytes()
+          == (folder / "m.gguf").read_bytes(), "the parts as one file again")
+    result = CKPT.run("convert", folder / "in", folder / "x.gguf",
+                      "--max-shard-size", size)
+    check(result.code == 2 and "directory" in result.err, str(result))
 
 
 def changed(source, path, skip="", rename="", keys=None):
@@ -507,13 +669,20 @@ def prepare(suite, ckpt):
         suite.add(f"{name} with a LoRA", test_lora, name)
     suite.add("blocks", test_blocks)
     suite.add("parts", test_parts)
+    suite.add("split", test_split)
     suite.add("whole", test_whole)
     for seed in range(4):
         suite.add(f"broken {seed}", test_broken, seed)
+    for kind in QUANTIZED:
+        suite.add(f"{kind} of a llama", test_quantized, kind, "llama")
+    suite.add("q8_0 of a mixtral", test_quantized, "q8_0", "mixtral")
     for facts in peer_files():
         suite.add(f"llama.cpp's {facts.stem}", test_peer, facts)
-    suite.always += ("llama", "blocks", "llama 3's rope", "refused", "parts", "llama with a LoRA",
-                     "whole", "broken 0")
+        if facts.with_name(f"{facts.stem}-q8_0.gguf").exists():
+            suite.add(f"llama.cpp's {facts.stem} in q8_0", test_peer_quantized,
+                      facts)
+    suite.always += ("llama", "blocks", "llama 3's rope", "refused", "parts", "split", "llama with a LoRA",
+                     "whole", "broken 0", "q8_0 of a llama", "llama.cpp's llama in q8_0")
 
 
 if __name__ == "__main__":
