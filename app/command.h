@@ -35,12 +35,14 @@ std::unique_ptr<Command> make_convert();
 std::unique_ptr<Command> make_demo();
 std::unique_ptr<Command> make_diff();
 std::unique_ptr<Command> make_doctor();
+std::unique_ptr<Command> make_edit();
 std::unique_ptr<Command> make_family();
 std::unique_ptr<Command> make_fetch();
 std::unique_ptr<Command> make_inspect();
 std::unique_ptr<Command> make_ls();
 std::unique_ptr<Command> make_man();
 std::unique_ptr<Command> make_merge();
+std::unique_ptr<Command> make_prune();
 std::unique_ptr<Command> make_reshard();
 std::unique_ptr<Command> make_run();
 std::unique_ptr<Command> make_scan();
@@ -50,5 +52,6 @@ std::unique_ptr<Command> make_unshard();
 std::unique_ptr<Command> make_verify();
 std::unique_ptr<Command> make_view();
 std::unique_ptr<Command> make_wait();
+std::unique_ptr<Command> make_watch();
 
 }  // namespace ckpt::app

@@ -96,14 +96,14 @@ forbid 'api includes no format but dcp, fairseq2, megatron, modelopt' \
 
 # How many lines of C++ a room may have.
 budgets='
-lib: 32550
+lib: 32800
 containers: 10300
 models: 6650
 formats: 77500
 convert: 17370
 reshard: 22950
-api: 22540
-app: 17200
+api: 25000
+app: 17600
 '
 while IFS=: read -r room most; do
   [ -n "$room" ] || continue

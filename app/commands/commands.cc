@@ -35,9 +35,12 @@ Commands all_commands() {
   commands.push_back(make_scan());
   commands.push_back(make_salvage());
   commands.push_back(make_fetch());
+  commands.push_back(make_edit());
+  commands.push_back(make_prune());
   commands.push_back(make_family());
   commands.push_back(make_run());
   commands.push_back(make_wait());
+  commands.push_back(make_watch());
   commands.push_back(make_demo());
   commands.push_back(make_doctor());
   commands.push_back(make_man());
@@ -93,7 +96,7 @@ ExitCode run_to_the_end(Command& command) {
 void refuse_empty_paths(const CLI::App& app) {
   constexpr std::string_view kPaths[] = {
       "FILE", "FILE.json", "RULES.json", "RULE|FILE", "DIR",   "PATH", "SRC",
-      "DST",  "A",         "B",          "URL",       "OTHER", "PLAN"};
+      "DST",  "A",         "B",          "URL",       "OTHER", "PLAN", "ROOT"};
   for (const CLI::Option* option : app.get_options()) {
     const bool positional = option->get_positional();
     const std::string name = option->get_name(positional);

@@ -5,12 +5,12 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <filesystem>
 #include <thread>
 
 #include "app/command.h"
+#include "app/options/duration.h"
 #include "app/print/console.h"
 #include "app/print/json_writer.h"
 #include "formats/format.h"
@@ -26,22 +26,6 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
-
-// "90", "90s", "10m", "2h"
-Seconds duration_value(const std::string& option, const std::string& text) {
-  double count = 0;
-  const char* const end = text.data() + text.size();
-  const auto [rest, failure] = std::from_chars(text.data(), end, count);
-  const std::string_view unit(rest, static_cast<size_t>(end - rest));
-  const double factor = unit.empty() || unit == "s" ? 1
-                        : unit == "m"               ? 60
-                        : unit == "h"               ? 3600
-                                                    : 0;
-  if (failure != std::errc{} || !(count >= 0) || factor == 0 || count > 1e9)
-    throw usage_error({}, "{} '{}': expected a time as 90s, 10m or 2h", option,
-                      text::printable(text));
-  return Seconds(count * factor);
-}
 
 // What a save changes while it is running.
 struct FileState {

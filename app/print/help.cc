@@ -288,7 +288,9 @@ std::string short_help(const Command& command, const CLI::App& app) {
   constexpr std::string_view kCommon =
       "to tp pp dp ep dtype keys layers model-only tree stats objects dry-run "
       "overwrite verify deep json long regex all partial include draft "
-      "timeout port strict finite";
+      "timeout port strict finite do once keep-last keep-every keep-best "
+      "delete "
+      "set unset";
   std::string text =
       fmt::format("ckpt {}: {}\n\n", command.name(), command.help());
   text += "usage: " + usage_text(command, app) + "\n\n";

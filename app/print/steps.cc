@@ -26,81 +26,6 @@ namespace {
 
 using text::printable;
 
-// Adds what is in a directory, but not what is behind links.
-void add_files(StepRow& step) {
-  constexpr size_t kMostFiles = 1'000'000;
-  namespace fs = std::filesystem;
-  if (io::is_url(step.path)) {
-    if (io::is_directory(step.path))
-      for (const auto& file : io::files_below(step.path))
-        step.bytes += file.bytes;
-    return;  // servers need not tell when
-  }
-  std::error_code failed;
-  size_t left = kMostFiles;
-  time_t newest = 0;
-  for (fs::recursive_directory_iterator at(step.path, failed), end;
-       !failed && at != end && left > 0; at.increment(failed), --left) {
-    const std::string path = at->path().string();
-    if (io::is_lost_and_found(path)) at.disable_recursion_pending();
-    struct stat facts;
-    if (io::is_link(path) || !io::stat_any(path, facts) ||
-        !S_ISREG(facts.st_mode))
-      continue;
-    step.bytes += static_cast<uint64_t>(facts.st_size);
-    newest = std::max(newest, facts.st_mtime);
-  }
-  if (failed)
-    failures::note(io_error(step.path, "cannot list", failed.value()));
-  step.saved = newest;
-}
-
-std::string format_of(const std::string& path) {
-  try {
-    return std::string(formats::detect(path).format->name);
-  } catch (const Error&) {
-    return {};
-  }
-}
-
-// Entries named like the chosen step, except for the number at the end.
-std::vector<StepRow> named_alike(const Catalog& catalog) {
-  const std::string inside = catalog.root + "/";
-  if (catalog.root.empty() || !catalog.path.starts_with(inside)) return {};
-  const std::string rest = catalog.path.substr(inside.size());
-  const std::string chosen = rest.substr(0, rest.find('/'));
-  const size_t digits = chosen.find_last_not_of("0123456789") + 1;
-  if (digits == chosen.size()) return {};
-  std::vector<StepRow> steps;
-  for (const std::string& name : io::list_directory(catalog.root)) {
-    if (name.size() <= digits || name.size() > digits + 18 ||
-        !name.starts_with(chosen.substr(0, digits)) ||
-        name.find_first_not_of("0123456789", digits) != name.npos)
-      continue;
-    steps.push_back({.name = name,
-                     .path = io::join(catalog.root, name),
-                     .number = std::stoull(name.substr(digits)),
-                     .trainer = {},
-                     .format = {},
-                     .parts = {},
-                     .why = {}});
-  }
-  if (steps.size() < 2) return {};
-  for (StepRow& step : steps) {
-    step.format = format_of(step.path);
-    step.complete = !step.format.empty();
-    if (!step.complete) step.why = "no format that is known";
-    add_files(step);
-  }
-  std::ranges::sort(steps, {}, &StepRow::number);
-  return steps;
-}
-
-std::string relative(const std::string& path, const std::string& root) {
-  const std::string inside = root.ends_with('/') ? root : root + "/";
-  return path.starts_with(inside) ? path.substr(inside.size()) : path;
-}
-
 // What `inspect --all` says about one step.
 struct Content {
   size_t model = 0;  // tensors
@@ -267,26 +192,6 @@ std::string age_text(double seconds) {
   if (seconds < 5400) return fmt::format("{:.0f} min", seconds / 60);
   if (seconds < 129'600) return fmt::format("{:.0f} h", seconds / 3600);
   return fmt::format("{:.0f} d", seconds / 86'400);
-}
-
-std::vector<StepRow> steps_of(const std::string& root,
-                              const SourceOptions& source,
-                              const Catalog* catalog) {
-  std::vector<StepRow> steps;
-  if (source.from.empty() && source.read.trainer != "none")
-    for (runs::Step& step : runs::list_steps(root, source.read.trainer))
-      steps.push_back({.name = relative(step.path, root),
-                       .path = step.path,
-                       .number = step.number,
-                       .trainer = step.trainer,
-                       .format = {},
-                       .bytes = step.bytes,
-                       .saved = time_t{step.seconds},
-                       .parts = std::move(step.parts),
-                       .complete = step.complete,
-                       .why = std::move(step.why)});
-  if (steps.empty() && catalog != nullptr) return named_alike(*catalog);
-  return steps;
 }
 
 std::string steps_text(const std::vector<StepRow>& steps, bool all) {

@@ -14,8 +14,9 @@ from ._commands import (Difference, Path, Served, Verdict, Written,
 Words = Any
 
 __all__ = ["inspect", "ls", "view", "show", "convert", "reshard", "unshard",
-           "merge", "verify", "diff", "scan", "salvage", "fetch", "family",
-           "run_plan", "wait", "demo", "doctor", "man", "completion"]
+           "merge", "verify", "diff", "scan", "salvage", "fetch", "edit",
+           "prune", "family", "run_plan", "wait", "watch", "demo", "doctor",
+           "man", "completion"]
 
 
 def inspect(path: Path, *, all: bool = False, tree: bool = False,
@@ -845,6 +846,42 @@ def fetch(url: str, dir: Path, *, include: Words = None, exclude: Words = None,
     return document_of("fetch", locals(), ("url", "dir"))
 
 
+def edit(path: Path, *, set: Words = None, unset: Words = None,
+        dry_run: bool = False, from_: Words = None, no_fsync: bool = False,
+        verbose: bool = False, progress: Any = None) -> dict[str, Any]:
+    """`ckpt edit`: change metadata in safetensors and GGUF headers, in place.
+
+    set: Give a key this value; a key of GGUF keeps its type, a new one needs
+        KEY:TYPE=VALUE (u32, f32, bool, str, arr:str ...)
+    unset: Remove a key
+    dry_run: Only say what would change
+    from_: Format of the folder, instead of detecting it
+    no_fsync: Do not wait for the disk
+    verbose: Say what was chosen and why; -vv: each problem
+    """
+    return document_of("edit", locals(), ("path",))
+
+
+def prune(root: Path, *, keep_last: Union[int, str, None] = None,
+        keep_every: Words = None, keep_best: Words = None,
+        delete: bool = False, dry_run: bool = False, from_: Words = None,
+        trainer: Words = None, verbose: bool = False,
+        progress: Any = None) -> dict[str, Any]:
+    """`ckpt prune`: delete old steps of a run; without --delete, say which.
+
+    keep_last: The newest N complete steps
+    keep_every: Steps whose number is a multiple of K
+    keep_best: The step with the best METRIC[:min|max] in trainer_state.json;
+        of a loss, the least
+    delete: Delete what does not stay
+    dry_run: Delete nothing, even with --delete
+    from_: Format of the steps, instead of detecting it
+    trainer: Trainer that wrote the run, instead of detecting it
+    verbose: Say what was chosen and why; -vv: each problem
+    """
+    return document_of("prune", locals(), ("root",))
+
+
 def family(action: str, what: Optional[str] = None, *, family: Words = None,
         family_file: Words = None, draft: Words = None, set: Words = None,
         overwrite: bool = False, verbose: bool = False,
@@ -892,6 +929,32 @@ def wait(path: Path, *, timeout: Union[int, str, None] = None,
     verbose: Say what was chosen and why; -vv: each problem
     """
     return document_of("wait", locals(), ("path",))
+
+
+def watch(root: Path, *, do: Words = None, deep: bool = False,
+        tries: Union[int, str, None] = None, once: bool = False,
+        interval: Union[int, str, None] = None,
+        settle: Union[int, str, None] = None, dry_run: bool = False,
+        state: Words = None, from_: Words = None, trainer: Words = None,
+        verbose: bool = False, progress: Any = None) -> dict[str, Any]:
+    """`ckpt watch`: run a command for each new complete step of a run, once.
+
+    do: The command; {step} is a step's path, {name} its name, {root} the root.
+        It is split into words, and no shell reads it
+    deep: Read all of a step before, not only its headers and sizes
+    tries: Give up a step when its command has failed N times (default 3)
+    once: Do what is there and end, with status 1 if any step failed
+    interval: Look again after this long, if nothing is told sooner (default
+        30s)
+    settle: No file of a step has changed for this long (default 5s)
+    dry_run: Only show the commands that would run now
+    state: Where it is noted what was done (default: a file for this root and
+        command in ~/.local/state/ckpt/watch)
+    from_: Format of the steps, instead of detecting it
+    trainer: Trainer that wrote the run, instead of detecting it
+    verbose: Say what was chosen and why; -vv: each problem
+    """
+    return document_of("watch", locals(), ("root",))
 
 
 def demo(dir: Path, *, dry_run: bool = False, overwrite: bool = False,

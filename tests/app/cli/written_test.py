@@ -22,7 +22,8 @@ FOREIGN = b'{"mine": true, "traceEvents": []}\n' + b"x" * 600
 WRITTEN = {"--trace", "--html", "--plan-file", "--draft", "--dir"}
 READ = {"--shard-dims", "--flat-params", "--rename", "--family-file",
         "--assume-order", "--config-from", "--adapter", "--like",
-        "--against", "--trainer-file", "--tokenizer-from", "--base"}
+        "--against", "--trainer-file", "--tokenizer-from", "--base",
+        "--state"}  # of watch: refused unless it is one of its own
 
 
 def options_of_commands():

@@ -14,8 +14,11 @@ from dataclasses import dataclass, field
 
 from support import DATA, HANG
 
-# Nothing but to the terminal, whatever is asked of them.
-READERS = {"ls", "show", "view", "scan", "wait", "doctor", "completion"}
+# Nothing but to the terminal, whatever is asked of them. `prune` only deletes,
+# `watch` writes its own state, `edit` what it reads: keeper_test.py and
+# edit_test.py stop and kill them.
+READERS = {"ls", "show", "view", "scan", "wait", "doctor", "completion",
+           "prune", "watch", "edit"}
 
 
 @dataclass

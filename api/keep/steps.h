@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// The steps of a training root: by a known trainer's rule (formats/runs), else
+// all that are named like the step that was followed.
+#pragma once
+
+#include <cstdint>
+#include <ctime>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ckpt/catalog.h"
+#include "formats/format.h"
+
+namespace ckpt::library {
+
+struct StepRow {
+  std::string name;  // relative to the root
+  std::string path;
+  std::optional<uint64_t> number;
+  std::string trainer;  // "" if none is known
+  std::string format;   // then this; "" if no format takes it
+  uint64_t bytes = 0;
+  time_t saved = 0;                // when it was last written to; 0: not known
+  std::vector<std::string> parts;  // "model", "optim" …
+  bool complete = false;
+  std::string why;  // if it is not
+};
+
+// From old to new; empty if `root` is not a root. `catalog` is the step that
+// was followed, or null if it could not be opened. What no trainer's rule
+// explains are steps where at least so many are named alike.
+std::vector<StepRow> steps_of(const std::string& root, const std::string& from,
+                              const formats::ReadOptions& read,
+                              const Catalog* catalog, size_t least = 2);
+
+}  // namespace ckpt::library
