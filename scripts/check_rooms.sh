@@ -101,7 +101,7 @@ containers: 10300
 models: 6650
 formats: 77500
 convert: 17370
-reshard: 22950
+reshard: 23000
 api: 25000
 app: 17600
 '

@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 // Incremented with every change below.
-#define CKPT_TORCH_ABI 2u
+#define CKPT_TORCH_ABI 3u
 
 extern "C" {
 
@@ -27,6 +27,16 @@ struct CkptTorchApi {
   int32_t (*cast)(int32_t from, int32_t to, const void* in, void* out,
                   uint64_t count);
   const char* (*error)();
+
+  // The product of `left` [rows, rank] and `right` [rank, columns], of type
+  // `to`, that is nearest to a matrix of float32, row-major: its singular
+  // vectors, each scaled by the root of its value. All of them are computed
+  // where the matrix is small, else as torch.svd_lowrank does, from the same
+  // seed each time. norms: of what is left, and of the matrix. Uses `threads`;
+  // one call at a time.
+  int32_t (*low_rank)(const float* matrix, uint64_t rows, uint64_t columns,
+                      uint64_t rank, int32_t to, void* left, void* right,
+                      double norms[2], uint32_t threads);
 };
 
 // The only exported symbol.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The only file that sees libtorch.
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/version.h>
@@ -133,6 +134,73 @@ int32_t dtype(const char* torch_name) {
   return static_cast<int32_t>(found - std::begin(kTypes));
 }
 
+struct Svd {
+  at::Tensor u, s, vh;
+};
+
+// torch.svd_lowrank (Halko, Martinsson and Tropp, algorithm 5.1), which C++ has
+// not got: a few directions more than are asked for, and four iterations.
+Svd svd_lowrank(const at::Tensor& matrix, int64_t rank) {
+  constexpr int64_t kMore = 16;
+  constexpr int kIterations = 4;
+  constexpr uint64_t kSeed = 0;
+  const auto orthogonal = [](const at::Tensor& columns) {
+    return std::get<0>(at::linalg_qr(columns));
+  };
+  const at::Tensor turned = matrix.t();
+  at::Tensor q = orthogonal(at::matmul(
+      matrix, at::randn({matrix.size(1), rank + kMore},
+                        at::make_generator<at::CPUGeneratorImpl>(kSeed))));
+  for (int i = 0; i < kIterations; ++i)
+    q = orthogonal(at::matmul(matrix, orthogonal(at::matmul(turned, q))));
+  const auto [u, s, vh] = at::linalg_svd(at::matmul(q.t(), matrix), false);
+  return {at::matmul(q, u), s, vh};
+}
+
+Svd svd(const at::Tensor& matrix, int64_t rank) {
+  constexpr int64_t kSmall = 1024;
+  const int64_t least = std::min(matrix.size(0), matrix.size(1));
+  if (least > kSmall && rank < least / 8) return svd_lowrank(matrix, rank);
+  const auto [u, s, vh] = at::linalg_svd(matrix, false);
+  return {u, s, vh};
+}
+
+double norm_of(const at::Tensor& matrix) {
+  return at::linalg_vector_norm(matrix, 2, std::nullopt, false, at::kDouble)
+      .item<double>();
+}
+
+void copy_out(const at::Tensor& from, void* out) {
+  const at::Tensor whole = from.contiguous();
+  std::memcpy(out, whole.const_data_ptr(), whole.nbytes());
+}
+
+int32_t low_rank(const float* matrix, uint64_t rows, uint64_t columns,
+                 uint64_t rank, int32_t to, void* left, void* right,
+                 double norms[2], uint32_t threads) {
+  at::set_num_threads(static_cast<int>(std::max(threads, 1U)));
+  const int32_t status = guarded([&] {
+    const at::Tensor whole =
+        view(matrix, at::kFloat, rows * columns)
+            .view({static_cast<int64_t>(rows), static_cast<int64_t>(columns)});
+    const auto kept = static_cast<int64_t>(rank);
+    const Svd parts = svd(whole, kept);
+    const at::Tensor roots = parts.s.narrow(0, 0, kept).sqrt();
+    const at::Tensor b =
+        (parts.u.narrow(1, 0, kept) * roots).to(type_of(to)).contiguous();
+    const at::Tensor a = (parts.vh.narrow(0, 0, kept) * roots.unsqueeze(1))
+                             .to(type_of(to))
+                             .contiguous();
+    copy_out(b, left);
+    copy_out(a, right);
+    norms[0] =
+        norm_of(at::addmm(whole, b.to(at::kFloat), a.to(at::kFloat), 1, -1));
+    norms[1] = norm_of(whole);
+  });
+  at::set_num_threads(1);
+  return status;
+}
+
 const char* error() { return last_error.c_str(); }
 
 }  // namespace
@@ -145,7 +213,8 @@ extern "C" [[gnu::visibility("default")]] const CkptTorchApi* ckpt_torch_api() {
                         .torch_version = TORCH_VERSION,
                         .dtype = dtype,
                         .cast = cast,
-                        .error = error};
+                        .error = error,
+                        .low_rank = low_rank};
   }();
   return &api;
 }
