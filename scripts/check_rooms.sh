@@ -102,8 +102,8 @@ models: 6650
 formats: 77500
 convert: 17370
 reshard: 23000
-api: 25000
-app: 17600
+api: 26200
+app: 18000
 '
 while IFS=: read -r room most; do
   [ -n "$room" ] || continue

@@ -9,6 +9,7 @@
 
 #include "api/places.h"
 #include "app/command.h"
+#include "app/commands/delta.h"
 #include "app/commands/dialect.h"
 #include "app/commands/source.h"
 #include "app/commands/target.h"
@@ -16,6 +17,7 @@
 #include "app/commands/write.h"
 #include "app/keep.h"
 #include "app/options/adapter.h"
+#include "app/options/read_paths.h"
 #include "app/options/target_name.h"
 #include "ckpt/adapter.h"
 #include "ckpt/error.h"
@@ -49,9 +51,15 @@ class Convert : public Command {
     add_dialect_options(app, dialect_);
     add_adapter_options(app, adapter_);
     add_optimizer_option(app, request_.write);
+    names_file(app.add_option("--delta", delta_,
+                              "Restore the files of a delta that diff made of "
+                              "SRC without loss"))
+        ->type_name("DELTA")
+        ->group("Writing");
   }
   ExitCode run() override {
     library::check_target_name(request_.target_path);
+    if (!delta_.empty()) return restore();
     // The ending of a file's name decides, as for unshard.
     if (target_.to.empty()) target_.to = file_format(request_.target_path);
     take_hugging_face();
@@ -76,6 +84,18 @@ class Convert : public Command {
     if (std::ranges::find(kNames, target_.to) == std::end(kNames)) return;
     target_.to = std::string(formats::usual_container());
     if (dialect_.dialect.empty()) dialect_.dialect = "hf";
+  }
+
+  // The files are B's, whatever was asked for.
+  ExitCode restore() {
+    if (!target_.to.empty() || adapter_.any() || request_.write.dtype ||
+        request_.write.quantize || !request_.write.rename_file.empty() ||
+        request_.select != Selection())
+      throw usage_error({}, "--delta gives B's files back as they were")
+          .with_hint("restore them, then convert the result");
+    request_.command = "convert";
+    request_.output = output;
+    return restore_delta(request_, delta_);
   }
 
   ExitCode write() {
@@ -236,6 +256,7 @@ class Convert : public Command {
   TargetOptions target_;
   DialectOptions dialect_;
   AdapterChoice adapter_;
+  std::string delta_;
 };
 
 }  // namespace

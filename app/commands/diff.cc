@@ -13,6 +13,7 @@
 #include "api/check/rename_rules.h"
 #include "api/edit/select.h"
 #include "app/command.h"
+#include "app/commands/delta.h"
 #include "app/commands/engine.h"
 #include "app/commands/source.h"
 #include "app/commands/within.h"
@@ -24,6 +25,7 @@
 #include "app/print/json_writer.h"
 #include "app/print/report.h"
 #include "app/print/view.h"
+#include "lib/session.h"
 #include "lib/text/format.h"
 #include "lib/text/shell.h"
 
@@ -74,6 +76,24 @@ std::string as_json(const Comparison& result, const FactDifferences& facts,
   return std::move(json).text();
 }
 
+// Throws unfaithful_error for a tensor that no difference is of.
+std::vector<std::string> names_that_differ(const Comparison& result) {
+  std::vector<std::string> names;
+  for (const Difference& difference : result.differences) {
+    if (difference.distance && difference.kind != "replica") {
+      if (difference.distance->differing != 0)
+        names.push_back(difference.tensor);
+    } else if (!is_note(difference) && difference.kind != "object" &&
+               difference.kind != "file") {
+      throw unfaithful_error({{}, difference.tensor},
+                             "{}: {}; no delta holds it", difference.kind,
+                             difference.message)
+          .with_hint("--model-only, or --exclude " + difference.tensor);
+    }
+  }
+  return names;
+}
+
 class Diff : public Command {
  public:
   std::string_view name() const override { return "diff"; }
@@ -83,7 +103,9 @@ class Diff : public Command {
   std::string_view examples() const override {
     return "ckpt diff step_4000 step_5000\n"
            "ckpt diff step_5000 model.safetensors --model-only\n"
-           "ckpt diff a b --keys '*.norm.*' --json";
+           "ckpt diff a b --keys '*.norm.*' --json\n"
+           "ckpt diff base tuned --write tuned-lora --as-lora 16\n"
+           "ckpt diff step_4000 step_5000 --write 5000.delta --lossless";
   }
   void add_options(CLI::App& app) override {
     app.add_option("A", a_, "One checkpoint")->required()->group("Arguments");
@@ -91,11 +113,13 @@ class Diff : public Command {
     app.add_option("--html", html_, "Write a page to look at in a browser")
         ->type_name("FILE")
         ->group("What to show");
+    add_delta_options(app, delta_);
     add_select_options(app, select_);
     add_source_options(app, source_);
     add_engine_options(app, engine_);
   }
   ExitCode run() override {
+    check_delta_options(delta_, select_);
     return within_memory(engine_, source_, {a_, b_}, true,
                          [this] { return look(); });
   }
@@ -103,8 +127,13 @@ class Diff : public Command {
  private:
   ExitCode look() {
     check_page_path(html_, output.json);
+    if (!delta_.path.empty()) Session::current()->watch.begin();
     Catalog a = open_source(a_, source_);
     Catalog b = open_source(b_, source_);
+    const DeltaPaths paths{a_, b_};
+    if (delta_.lossless)
+      return write_lossless_delta(std::move(a), std::move(b), paths, delta_,
+                                  engine_, output);
     library::select_both(a, b, select_);
     const library::Engine engine = engine_of(engine_, output);
     const FactDifferences facts = library::differing_facts(a, b, engine);
@@ -115,16 +144,26 @@ class Diff : public Command {
     const library::ReadAsNumbers read = library::as_numbers(a, b, engine);
     std::optional<DiffPage> page;
     if (!html_.empty()) page.emplace(a, b);
-    const auto rename = library::rename_rules(a, b, engine);
+    std::optional<library::RenameRules> rename;
+    if (delta_.path.empty()) rename = library::rename_rules(a, b, engine);
+    Catalog of_a, of_b;
+    if (!delta_.path.empty()) {
+      of_a = a;
+      of_b = b;
+    }
     // Of the model alone: not its trainer's step, or files beside it.
-    Comparison result =
-        library::compare(std::move(a), std::move(b),
-                         {.objects = !met && !select_.model_only,
-                          .describe = true,
-                          .arrangements = true,
-                          .vocabulary = vocabulary},
-                         engine);
+    Comparison result = library::compare(
+        std::move(a), std::move(b),
+        {.objects = !met && !select_.model_only && delta_.path.empty(),
+         .describe = true,
+         .arrangements = delta_.path.empty(),
+         .vocabulary = vocabulary},
+        engine);
     library::say_read(read, result);
+    if (!delta_.path.empty())
+      return (delta_.rank == 0 ? write_plain_delta : write_lora_delta)(
+          std::move(of_a), std::move(of_b), names_that_differ(result), paths,
+          delta_, engine_, output);
     if (page) save_html(html_, page->text(result, facts), output);
     if (output.json) {
       print(as_json(result, facts, a_, b_, rename));
@@ -159,6 +198,7 @@ class Diff : public Command {
 
   std::string a_, b_;
   std::string html_;
+  DeltaOptions delta_;
   Selection select_;
   SourceOptions source_;
   EngineOptions engine_;

@@ -79,6 +79,8 @@ bool has_eight_bits(std::string_view word) {
          word.find("float8") != word.npos;
 }
 
+}  // namespace
+
 DType cast_type(const std::string& text) {
   const std::map<std::string, DType> values = {{"f64", DType::f64},
                                                {"f32", DType::f32},
@@ -106,6 +108,8 @@ DType cast_type(const std::string& text) {
             "a quantizer (llm-compressor, TorchAO, ModelOpt)");
   return choice<DType>("--dtype", text, values);
 }
+
+namespace {
 
 // An option whose value is passed to `take` as soon as it is parsed.
 CLI::Option* valued(CLI::App& app, const std::string& names,

@@ -118,6 +118,9 @@ void add_write_options(CLI::App& app, WriteOptions& options);
 // --with-optimizer
 void add_optimizer_option(CLI::App& app, WriteOptions& options);
 
+// The value of --dtype.
+DType cast_type(const std::string& text);
+
 // "8", "4→8" … for the option named `option` ("--tp").
 TopologyOptions::Axis parse_axis(const std::string& option,
                                  const std::string& text);

@@ -1,20 +1,28 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """What changed between two checkpoints, in numbers that numpy has as well, and
-the names that would make them meet."""
+as files that other libraries load: differences, LoRAs, and steps that are
+restored byte for byte."""
 
 import json
 import math
 import shutil
+import sys
+import warnings
+from pathlib import Path
 
 import numpy
 import torch
 from safetensors.torch import load_file, save_file
 
-from support import DATA, Suite, check, check_equal
+from support import DATA, Skip, Suite, check, check_equal
 
 CKPT = None
 LLAMA = DATA / "hf/llama/ckpt"
+
+
+def restored(base, delta, out):
+    return "convert", base, out, "--delta", delta
 
 
 def save(folder, name, state):
@@ -260,8 +268,290 @@ def renamed(folder):
                 check(set(found) & set(moved), f"{about}: names")
 
 
+# --- B - A ---
+
+def plain(folder):
+    """Each tensor of B - A, rounded once, as torch has it; A + (B - A) is B."""
+    torch.manual_seed(6)
+    one = {f"m.{x}": torch.randn(33, 41).to(getattr(torch, x)) for x in DTYPES}
+    two = {k: (v.double() + 1e-2 * torch.randn(33, 41)).to(v.dtype)
+           for k, v in one.items()}
+    for state in (one, two):
+        state["m.count"] = torch.arange(5)
+    a, b = save(folder, "a.safetensors", one), save(folder, "b.safetensors", two)
+    for words, dtype in (((), torch.float32),
+                         (("--dtype", "bf16"), torch.bfloat16),
+                         (("--dtype", "f64"), torch.float64)):
+        out = folder / f"{dtype}.safetensors"
+        done = CKPT.ok("diff", a, b, "--write", out, "--json", *words).json()
+        check_equal(done["written"],
+                    [{"path": out.name, "bytes": out.stat().st_size}], "files")
+        delta = load_file(out)
+        check_equal(set(delta), set(one), "names")
+        for name, made in delta.items():
+            if name == "m.count":
+                check(made.dtype == torch.int64 and not made.any(), name)
+                continue
+            want = (two[name].double() - one[name].double()).to(dtype)
+            check(made.dtype == dtype and torch.equal(made, want),
+                  f"{name} in {dtype}")
+    CKPT.ok("inspect", out)
+    two["m.count"] = torch.arange(5) + 1
+    save(folder, "b.safetensors", two)
+    done = CKPT.run("diff", a, b, "--write", folder / "no.safetensors").want(5)
+    check("m.count" in done.err and "i64" in done.err, done.err)
+    two["more"] = torch.ones(2)
+    save(folder, "b.safetensors", two)
+    done = CKPT.run("diff", a, b, "--write", folder / "no.safetensors",
+                    "--exclude", "m.count").want(5)
+    check("more" in done.err and "--exclude more" in done.err, done.err)
+    check(not (folder / "no.safetensors").exists(), "nothing is written")
+
+
+def plain_folder(folder):
+    """A directory has the configuration, and is a model."""
+    state, after, a, b = two_models(folder)
+    CKPT.ok("diff", a, b, "--write", folder / "out")
+    check_equal((folder / "out/config.json").read_text(),
+                (b / "config.json").read_text(), "config.json")
+    delta = load_file(folder / "out/model.safetensors")
+    for name, made in delta.items():
+        check(torch.equal(made, after[name] - state[name]), name)
+    CKPT.run("diff", a, b, "--write", folder / "out.pt").want(2)
+
+
+# --- as a LoRA ---
+
+def tuned(state, rank=4, seed=3):
+    """What training of low rank and some noise makes of the linears, and what
+    it makes of norms and embeddings."""
+    torch.manual_seed(seed)
+    after = {}
+    for name, weight in state.items():
+        if weight.ndim == 2 and "proj" in name:
+            product = torch.randn(weight.shape[0], rank) @ torch.randn(
+                rank, weight.shape[1])
+            noise = torch.randn_like(weight)
+            after[name] = weight + 1e-2 * product + 1e-3 * noise
+        elif "layernorm" in name or "embed" in name:
+            after[name] = weight + 1e-2 * torch.randn_like(weight)
+        else:
+            after[name] = weight
+    return after
+
+
+def two_models(folder):
+    state = {k: v.float() for k, v in load_file(
+        LLAMA / "model.safetensors").items()}
+    after = tuned(state)
+    return (state, after, model_of(folder / "a", state),
+            model_of(folder / "b", after))
+
+
+def left_by_torch(matrix, rank):
+    values = torch.linalg.svdvals(matrix.double())
+    return float(values[rank:].norm() / values.norm())
+
+
+def lora(folder):
+    """The error is that of torch's singular values, and of the files; peft
+    loads them, and what it merges is B but for that error."""
+    state, after, a, b = two_models(folder)
+    for rank in (1, 4, 1000):
+        out = folder / f"lora{rank}"
+        done = CKPT.ok("diff", a, b, "--write", out, "--as-lora", rank,
+                       "--json").json()
+        rows = {r["name"] + ".weight": r for r in done["lora"]["modules"]}
+        check_equal(set(rows), {k for k in state if "proj" in k}, "modules")
+        errors = [r["error"] for r in done["lora"]["modules"]]
+        check_equal(errors, sorted(errors, reverse=True), "order")
+        factors = load_file(out / "adapter_model.safetensors")
+        for name, row in rows.items():
+            apart = after[name] - state[name]
+            own = min(rank, *apart.shape)
+            check_equal(row["rank"], own, name)
+            want = left_by_torch(apart, own)
+            check(abs(row["error"] - want) <= 1e-4 * want + 1e-5,
+                  f"{name} rank {rank}: {row['error']}, torch leaves {want}")
+            module = "base_model.model." + name.removesuffix(".weight")
+            made = (factors[module + ".lora_B.weight"].double()
+                    @ factors[module + ".lora_A.weight"].double())
+            real = float((apart.double() - made).norm() / apart.double().norm())
+            check(abs(real - row["error"]) <= 1e-4 * real + 1e-5,
+                  f"{name}: the files leave {real}, not {row['error']}")
+        again = folder / f"again{rank}"
+        CKPT.ok("convert", a, again, "--to", "safetensors", "--adapter", out)
+        merged = load_file(again / "model.safetensors")
+        near(merged, state, after, rows, "convert --adapter")
+        near(by_peft(a, out), state, after, rows, "peft")
+    small = folder / "bf16"
+    done = CKPT.ok("diff", a, b, "--write", small, "--as-lora", 4, "--dtype",
+                   "bf16", "--json").json()
+    factors = load_file(small / "adapter_model.safetensors")
+    check({v.dtype for k, v in factors.items() if "lora_" in k}
+          == {torch.bfloat16}, "factors in bf16")
+
+
+def near(merged, state, after, rows, who):
+    for name, weight in after.items():
+        if name not in rows:
+            check(torch.equal(merged[name], weight), f"{who}: {name} is B's")
+            continue
+        apart = (after[name] - state[name]).double()
+        left = (after[name].double() - merged[name].double()).norm()
+        error = float(left / apart.norm())
+        check(error <= rows[name]["error"] * 1.001 + 2e-4,
+              f"{who}: {name} is {error} from B, stated {rows[name]['error']}")
+
+
+def by_peft(base, adapter):
+    peer = Path(sys.prefix) / "transformers_5.12.1"
+    if not peer.is_dir():
+        raise Skip("transformers is not installed (scripts/test.sh does it)")
+    if str(peer) not in sys.path:
+        sys.path.insert(0, str(peer))
+    import peft
+    import transformers
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        base, dtype=torch.float32)
+    model = peft.PeftModel.from_pretrained(model, adapter).merge_and_unload()
+    return dict(model.state_dict())
+
+
+def large(folder):
+    """A matrix whose singular values are not all computed: no worse than
+    torch.svd_lowrank."""
+    torch.manual_seed(5)
+    one = torch.randn(1500, 1300)
+    two = one + torch.randn(1500, 40) @ torch.diag(
+        0.8 ** torch.arange(40.0)) @ torch.randn(40, 1300) \
+        + 1e-3 * torch.randn(1500, 1300)
+    a = save(folder, "a.safetensors", {"m.up_proj.weight": one})
+    b = save(folder, "b.safetensors", {"m.up_proj.weight": two})
+    done = CKPT.ok("diff", a, b, "--write", folder / "out", "--as-lora", 16,
+                   "--json").json()
+    got = done["lora"]["modules"][0]["error"]
+    u, s, v = torch.svd_lowrank(two - one, q=16)
+    theirs = float((two - one - u @ torch.diag(s) @ v.T).norm()
+                   / (two - one).norm())
+    best = left_by_torch(two - one, 16)
+    check(best * (1 - 1e-4) <= got <= min(theirs, best * 1.01) * (1 + 1e-4),
+          f"{got}, the best is {best}, torch.svd_lowrank's {theirs}")
+    CKPT.run("diff", a, b, "--write", folder / "small", "--as-lora", 16,
+             "--max-mem", "16MiB").want(7)
+    check(not (folder / "small").exists(), "nothing is written")
+
+
+# --- without loss ---
+
+def tree(folder):
+    return {str(p.relative_to(folder)): p.read_bytes()
+            for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def lossless(folder):
+    """Files come back byte for byte, from the step before in any format."""
+    state, after, a, b = two_models(folder)
+    delta = folder / "b.delta"
+    done = CKPT.ok("diff", a, b, "--write", delta, "--lossless",
+                   "--json").json()
+    check_equal(done["lossless"]["bytes"],
+                sum(map(len, tree(b).values())), "bytes")
+    check(done["lossless"]["xored"] > 0.9 * done["lossless"]["bytes"], "XORed")
+    check_equal(done["written"],
+                [{"path": str(delta), "bytes": delta.stat().st_size}], "files")
+    other = folder / "dcp"
+    CKPT.ok("convert", a, other, "--to", "dcp", "--dialect", "keep", "--dp", 2)
+    for base in (a, other):
+        out = folder / f"again_{base.name}"
+        CKPT.ok(*restored(base, delta, out))
+        check_equal(tree(out), tree(b), f"from {base.name}")
+    # One file; and a base that is not the one.
+    CKPT.ok("diff", a, b / "model.safetensors", "--write", folder / "one",
+            "--lossless")
+    CKPT.ok(*restored(a, folder / "one", folder / "one.safetensors"))
+    check((folder / "one.safetensors").read_bytes()
+          == (b / "model.safetensors").read_bytes(), "one file")
+    wrong = CKPT.run(*restored(b, delta, folder / "wrong")).want(5)
+    check("not the base" in wrong.err and "ckpt diff A B" in wrong.err, wrong.err)
+    check(not (folder / "wrong").exists(), "nothing is written")
+
+
+def lossless_formats(folder):
+    """Every format's files come back byte for byte: whatever of them are
+    elements of tensors, XORed, or is not, packed as it is."""
+    done = 0
+    for source in sorted(DATA.glob("*/*/ckpt")):
+        seen = CKPT.run("inspect", source, "--json")
+        if seen.code != 0:
+            continue
+        step = Path(seen.json()["path"])  # a step of a run's folder
+        kind = source.parents[1].name
+        here = folder / f"{kind}_{source.parent.name}"
+        here.mkdir()
+        CKPT.ok("diff", source, source, "--write", here / "d", "--lossless")
+        CKPT.ok(*restored(source, here / "d", here / "again"))
+        check_equal(tree(here / "again"), tree(step), str(source))
+        shutil.rmtree(here)
+        done += 1
+    check(done > 40, f"{done} checkpoints")
+
+
+def lossless_is_small(folder):
+    """A step that moved little takes little."""
+    torch.manual_seed(0)
+    one = {f"layers.{i}.weight": (0.02 * torch.randn(512, 512)).bfloat16()
+           for i in range(8)}
+    two = {k: (v.float() * (1 + 1e-3 * torch.randn(512, 512))).bfloat16()
+           for k, v in one.items()}
+    a = save(folder, "a.safetensors", one)
+    b = save(folder, "b.safetensors", two)
+    CKPT.ok("diff", a, b, "--write", folder / "d", "--lossless")
+    share = (folder / "d").stat().st_size / b.stat().st_size
+    check(share < 0.35, f"{share:.0%} of the step")
+
+
+def lossless_damaged(folder):
+    """Any byte that is changed is found, and nothing is written."""
+    state, after, a, b = two_models(folder)
+    delta = folder / "d"
+    CKPT.ok("diff", a, b, "--write", delta, "--lossless")
+    data = delta.read_bytes()
+    rng = numpy.random.default_rng(1)
+    for at in [*map(int, rng.integers(512, len(data), 12)), len(data) - 3]:
+        bad = folder / "bad"
+        bad.write_bytes(data[:at] + bytes([data[at] ^ 64]) + data[at + 1:])
+        done = CKPT.run(*restored(a, bad, folder / "out"))
+        check(done.code in (4, 5), f"byte {at}: {done}")
+        check(not (folder / "out").exists(), "nothing is written")
+    (folder / "cut").write_bytes(data[:len(data) // 2])
+    CKPT.run(*restored(a, folder / "cut", folder / "out")).want(4)
+
+
+def mistakes(folder):
+    one, two = torch.ones(4, 4), torch.zeros(4, 4)
+    a = save(folder, "a.safetensors", {"x.weight": one})
+    b = save(folder, "b.safetensors", {"x.weight": two})
+    out = folder / "out"
+    for words, code in (
+            (("--as-lora", "4"), 2), (("--lossless",), 2), (("--to", "torch"), 2),
+            (("--write", out, "--as-lora", "0"), 2),
+            (("--write", out, "--as-lora", "4", "--lossless"), 2),
+            (("--write", out, "--lossless", "--keys", "x*"), 2),
+            (("--write", a, "--lossless"), 2)):
+        CKPT.run("diff", a, b, *words).want(code)
+        check(not out.exists(), "nothing is written")
+    out.write_text("mine")
+    CKPT.run("diff", a, b, "--write", out, "--lossless").want(5)
+    check_equal(out.read_text(), "mine", "what is in the way")
+    CKPT.ok("diff", a, b, "--write", out, "--lossless", "--overwrite")
+
+
 CASES = [across_dtypes, by_pattern, no_leading_zeros, edges, quantized,
-         model_only, renamed]
+         model_only, renamed, plain, plain_folder, lora, large, lossless,
+         lossless_formats, lossless_is_small, lossless_damaged, mistakes]
 
 
 def prepare(suite, ckpt):

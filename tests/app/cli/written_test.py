@@ -23,6 +23,7 @@ WRITTEN = {"--trace", "--html", "--plan-file", "--draft", "--dir"}
 READ = {"--shard-dims", "--flat-params", "--rename", "--family-file",
         "--assume-order", "--config-from", "--adapter", "--like",
         "--against", "--trainer-file", "--tokenizer-from", "--base",
+        "--delta",
         "--state"}  # of watch: refused unless it is one of its own
 
 

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// The difference of two checkpoints as a LoRA: of each linear's difference the
+// nearest product of rank r, by its singular values; what is no linear's is
+// whole in it (PEFT's modules_to_save).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ckpt/catalog.h"
+#include "lib/progress.h"
+
+namespace ckpt::library {
+
+struct LoraOptions {
+  uint64_t rank = 0;
+  DType dtype = DType::f32;  // of the factors
+  std::string base;          // base_model_name_or_path
+  uint32_t threads = 0;      // 0: as many as processors
+  uint64_t max_mem = uint64_t{1} << 30;
+  bool overwrite = false;
+  bool sync = true;
+};
+
+struct LoraModule {
+  std::string name;
+  uint64_t rows = 0, columns = 0;
+  uint64_t rank = 0;  // the matrix may have fewer
+  double norm = 0;    // of the difference
+  double left = 0;    // of the difference without the product
+  double error() const { return norm == 0 ? 0 : left / norm; }
+};
+
+struct LoraResult {
+  std::vector<LoraModule> modules;  // the largest error first
+  std::vector<std::string> saved;   // whole
+  std::vector<std::pair<std::string, uint64_t>> written;  // path, bytes
+};
+
+// Writes PEFT's folder at `target`: what makes `b` of `a`, whose tensors have
+// the same names. `differing`: those of which nothing is equal. Throws
+// resource_error without libtorch's module, or for a matrix that does not fit
+// max_mem; unfaithful_error for a tensor that only one of the two has.
+LoraResult write_lora(Catalog a, Catalog b,
+                      const std::vector<std::string>& differing,
+                      const std::string& target, const LoraOptions& options,
+                      const Progress& progress);
+
+}  // namespace ckpt::library
