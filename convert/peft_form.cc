@@ -54,6 +54,12 @@ class Forming {
                           "no adapter: none of its tensors has a name that "
                           "LoRA's factors have");
     form_.config = std::move(*config);
+    // Before alpha is asked for: it would help nothing.
+    if (!form_.config.hindrance.empty())
+      throw unfaithful_error({source.path, {}},
+                             "this adapter can't be added: {}",
+                             form_.config.hindrance)
+          .with_hint("the library that wrote it may be able to");
     dialect_ = peft::dialect_of(source);
     settle_alpha(source, alpha);
     load_objects(source);
@@ -62,11 +68,6 @@ class Forming {
   }
 
   PeftForm run() {
-    if (!form_.config.hindrance.empty())
-      throw unfaithful_error({form_.catalog.path, {}},
-                             "this adapter can't be added: {}",
-                             form_.config.hindrance)
-          .with_hint("the library that wrote it may be able to");
     std::vector<Tensor>& tensors = form_.catalog.tensors;
     std::erase_if(tensors, [](const Tensor& tensor) {
       return tensor.kind == Kind::optim ||

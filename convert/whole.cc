@@ -20,6 +20,7 @@
 #include "convert/structure.h"
 #include "convert/values.h"
 #include "convert/whole_dialect.h"
+#include "formats/peft/adapter.h"
 #include "formats/peft/settings.h"
 #include "formats/traits.h"
 #include "lib/text/format.h"
@@ -154,8 +155,13 @@ class Question {
     if (!config) return false;
     // Megatron's names say what else the model has.
     if (config->dialect != "peft" && has_adapter_inside(names_)) return false;
+    // Of another kind than LoRA it is not known what has to be there.
+    if (!peft::is_sum(config->type)) return false;
     answer_.basis = Whole::Basis::kStructure;
     empty();
+    if (answer_.problems.empty())
+      for (Problem& problem : peft::check_parts(names_, *config))
+        add(std::move(problem));
     return true;
   }
 

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/peft/adapter.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <array>
 #include <unordered_set>
 
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "formats/format.h"
 #include "formats/peft/names.h"
 #include "lib/io/file.h"
@@ -153,6 +157,118 @@ void check_module(const Adapter& adapter, const std::string& name,
                       module.magnitude ? "there" : "missing");
 }
 
+// Reads the names of an adapter as its own library will.
+class Parts {
+ public:
+  Parts(const Catalog& catalog, const Config& config)
+      : catalog_(catalog), config_(config) {}
+
+  void take(const Tensor& tensor) {
+    const auto part = part_of(tensor.name);
+    if (!part) {
+      std::string name(in_base_model(tensor.name));
+      wholes_.push_back("." + without_saved(std::move(name)));
+      return;
+    }
+    if (part->role != Role::kA && part->role != Role::kB) return;
+    const std::string_view type = ckpt::name(tensor.dtype);
+    if (!type.starts_with('f') && !type.starts_with("bf"))
+      problems_.push_back(damage("dtype", {catalog_.path, tensor.name},
+                                 "is {}: a factor of an adapter is a matrix of "
+                                 "floats",
+                                 type));
+    // Of Megatron's, each part of a fused matrix may have factors of its own.
+    if (part->dialect->modules == Modules::kMegatron) return;
+    Pair& pair = pairs_[{part->component, part->module}];
+    (part->role == Role::kA ? pair.a : pair.b) = &tensor;
+    pair.turned = part->dialect->turned;
+    // litgpt's A holds those of q, k and v, B theirs of one rank each.
+    pair.fused = part->dialect->modules == Modules::kLitgpt;
+  }
+
+  std::vector<Problem> judged() {
+    for (const auto& [place, pair] : pairs_) judge(place.second, pair);
+    if (own_file()) promises();
+    return std::move(problems_);
+  }
+
+ private:
+  struct Pair {
+    const Tensor* a = nullptr;
+    const Tensor* b = nullptr;
+    bool turned = false, fused = false;
+  };
+
+  bool own_file() const {
+    return config_.dialect == "peft" && config_.path != catalog_.path;
+  }
+
+  void judge(const std::string& module, const Pair& pair) {
+    if (!pair.a || !pair.b) {
+      const Tensor& there = pair.a ? *pair.a : *pair.b;
+      problems_.push_back(
+          damage("missing_tensor", {catalog_.path, there.name},
+                 "stands alone: of {} the other factor is not here", module));
+      return;
+    }
+    if (pair.fused || pair.a->shape.size() < 2 || pair.b->shape.size() < 2)
+      return;
+    const uint64_t of_a = pair.a->shape[pair.turned ? 1 : 0];
+    const uint64_t of_b = pair.b->shape[pair.turned ? 0 : 1];
+    const bool said = own_file() && config_.says_rank;
+    const uint64_t rank = said ? rank_of(config_, module) : of_a;
+    if (of_a == rank && of_b == rank) return;
+    problems_.push_back(
+        damage("shape", {catalog_.path, pair.a->name},
+               "the factors of {} are of ranks {} and {}{}", module, of_a, of_b,
+               said ? fmt::format(", {} says {}", config_.path, rank) : ""));
+  }
+
+  bool has_whole(const std::string& name) const {
+    return std::ranges::any_of(wholes_, [&](const std::string& one) {
+      return one.find("." + name + ".") != std::string::npos;
+    });
+  }
+
+  // peft names both heads that a classifier may have.
+  bool is_head(const std::string& name) const {
+    constexpr std::string_view kHeads[] = {"classifier", "score"};
+    return std::ranges::count(kHeads, name) != 0 &&
+           std::ranges::any_of(kHeads, [&](std::string_view one) {
+             return has_whole(std::string(one));
+           });
+  }
+
+  // What peft starts anew, or takes from the base, and warns of.
+  void promises() {
+    for (const std::string& name : config_.saved)
+      if (!has_whole(name) && !is_head(name))
+        problems_.push_back(
+            warning("adapter_bare", {catalog_.path, {}},
+                    "modules_to_save has {}, and no tensor of it is here",
+                    text::printable(name)));
+    // One target is an expression, or a word for all modules.
+    if (config_.targets.size() < 2) return;
+    for (const std::string& target : config_.targets) {
+      Config one = config_;
+      one.targets = {target};
+      if (std::ranges::none_of(pairs_, [&](const auto& item) {
+            return is_target(one, item.first.second);
+          }))
+        problems_.push_back(
+            warning("adapter_bare", {catalog_.path, {}},
+                    "target_modules has {}, and no factor is of such a module",
+                    text::printable(target)));
+    }
+  }
+
+  const Catalog& catalog_;
+  const Config& config_;
+  std::map<std::pair<std::string, std::string>, Pair> pairs_;  // component too
+  std::vector<std::string> wholes_;
+  std::vector<Problem> problems_;
+};
+
 // Turns names into the base's: as they are, or with more or less before them.
 std::string in_base(const std::string& name, int way) {
   constexpr std::array<std::string_view, 3> kParts = {"model.", "transformer.",
@@ -188,6 +304,13 @@ Map renamed(const Map& map, int way) {
 Catalog open_files(const std::string& path) {
   const std::string file = file_in(path);
   return formats::open(file.empty() ? path : file, {}, {});
+}
+
+std::vector<Problem> check_parts(const Catalog& catalog, const Config& config) {
+  Parts parts(catalog, config);
+  for (const Tensor& tensor : catalog.tensors)
+    if (tensor.kind != Kind::optim) parts.take(tensor);
+  return parts.judged();
 }
 
 Adapter sorted(Catalog catalog, const Config& config) {

@@ -23,8 +23,10 @@
 
 #include <map>
 #include <string>
+#include <vector>
 
 #include "ckpt/catalog.h"
+#include "ckpt/error.h"
 #include "formats/peft/config.h"
 
 namespace ckpt::peft {
@@ -58,6 +60,12 @@ Catalog open_files(const std::string& path);
 // parts that are not LoRA's, input_error for a factor without the other or with
 // another rank than the configuration's.
 Adapter sorted(Catalog catalog, const Config& config);
+
+// What an adapter of any dialect lacks of what it needs, or promises: a factor
+// without the other, one of another rank than the configuration's, one that is
+// no number; modules that the configuration names and that nothing here is of,
+// which peft warns of (adapter_bare). Reads no payload.
+std::vector<Problem> check_parts(const Catalog& catalog, const Config& config);
 
 // Gives the modules the names of the base's tensors: some files prefix them
 // with `model.` and some don't. Throws unfaithful_error naming what changes no

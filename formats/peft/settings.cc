@@ -300,9 +300,27 @@ void take_json(const Catalog& catalog, const Dialect& dialect, Config& config) {
   config.says_alpha = root.contains("lora_alpha") || root.contains("alpha");
 }
 
+// PEFT's own file says of another kind what it is, whatever its tensors are
+// called: IA3's and OFT's have no factors, and AdaLoRA's are called like
+// litgpt's.
+std::optional<Config> other_kind(const Catalog& catalog) {
+  const auto is_weights = [](const File& file) {
+    return io::base_name(file.path).starts_with("adapter_model.");
+  };
+  if (std::ranges::none_of(catalog.files, is_weights)) return std::nullopt;
+  const auto file = file_beside(catalog, kConfigFile);
+  if (!file) return std::nullopt;
+  const Value root = text::parse_json(file->text, file->path);
+  if (!root.is_object() || !root.contains("peft_type")) return std::nullopt;
+  Config config = parse_config(file->text, file->path);
+  if (config.type.empty() || is_sum(config.type)) return std::nullopt;
+  return config;
+}
+
 }  // namespace
 
 std::optional<Config> read_settings(const Catalog& catalog) {
+  if (auto other = other_kind(catalog)) return other;
   const Dialect* dialect = dialect_of(catalog);
   if (dialect == nullptr) return std::nullopt;
   Config config{.path = catalog.path, .type = "LORA", .base = {}};
@@ -334,7 +352,8 @@ std::optional<Config> config_of(const Catalog& catalog) {
   try {
     auto config = read_settings(catalog);
     const bool bare = config && config->dialect == "peft" &&
-                      !config->says_alpha && config->base.empty();
+                      is_sum(config->type) && !config->says_alpha &&
+                      config->base.empty();
     return bare ? std::nullopt : config;
   } catch (const Error&) {
     return {};

@@ -10,7 +10,7 @@ import shutil
 import torch
 from safetensors.torch import load_file, save_file
 
-from support import DATA, Suite, check
+from support import DATA, Suite, check, check_equal
 
 CKPT = None
 BASE = DATA / "hf/llama/ckpt"
@@ -187,6 +187,93 @@ def test_tokens(folder):
         check(not (folder / "out").exists(), str(done))
 
 
+def verdict(adapter, *options):
+    done = CKPT.run("verify", adapter, "--json", *options)
+    return done.code, json.loads(done.out)
+
+
+def lonely(part):
+    def change(factors):
+        name = next(name for name in factors if part in name)
+        return {k: v for k, v in factors.items() if k != name}
+    return change
+
+
+def narrow(factors):
+    return {name: value[:1] if "lora_A" in name else value[:, :1].contiguous()
+            for name, value in factors.items()}
+
+
+def renamed(old, new):
+    return lambda factors: {name.replace(old, new): value
+                            for name, value in factors.items()}
+
+
+# What is wrong, and what verify says of the adapter alone: a kind of problem
+# and a verdict. peft fails to load the first five.
+ALONE = {
+    "no lora_A": (lonely("lora_A"), {}, "missing_tensor", "incomplete"),
+    "no lora_B": (lonely("lora_B"), {}, "missing_tensor", "incomplete"),
+    "another rank": (narrow, {}, "shape", "mismatch"),
+    "another rank by pattern": (
+        lambda factors: factors, {"rank_pattern": {"v_proj": 1}}, "shape",
+        "mismatch"),
+    "integers": (lambda factors: {
+        name: value.to(torch.int8) for name, value in factors.items()}, {},
+        "dtype", "mismatch"),
+    "a target without factors": (
+        lambda factors: {k: v for k, v in factors.items() if "v_proj" not in k},
+        {}, "adapter_bare", "warnings"),
+    "a module to save": (lambda factors: factors,
+                         {"modules_to_save": ["lm_head"]}, "adapter_bare",
+                         "warnings"),
+    "as it is": (lambda factors: factors, {}, "", "ok"),
+    "a state dict's names": (renamed(".weight", ".default.weight"), {}, "",
+                             "ok"),
+    "one rank of its own": (
+        lambda factors: {name: narrow({name: value})[name]
+                         if "v_proj" in name else value
+                         for name, value in factors.items()},
+        {"rank_pattern": {"v_proj": 1}}, "", "ok"),
+}
+
+
+def test_alone(folder, what):
+    """What an adapter lacks shows without its base."""
+    change, config, kind, wanted = ALONE[what]
+    code, document = verdict(make(folder / "a", change, **config))
+    check_equal(document["verdict"], wanted, f"{what}: {document}")
+    check((code == 0) == (wanted in ("ok", "warnings")), str(document))
+    kinds = {one["kind"] for one in document["problems"]}
+    check(kinds == ({kind} if kind else set()), f"{what}: {document}")
+
+
+# Kinds of peft that are no sum of a matrix and factors, with a name that each
+# gives its tensors.
+OTHERS = {"IA3": "ia3_l", "OFT": "oft_R.weight", "BOFT": "boft_R",
+          "VERA": "vera_lambda_b", "ADALORA": "lora_E",
+          "LN_TUNING": "weight", "FOURIERFT": "fourierft_spectrum.default",
+          "HRA": "hra_u", "BONE": "bone_block", "SHIRA": "shira_weight",
+          "RANDLORA": "randlora_lambda", "MISS": "miss_block",
+          "PROMPT_TUNING": None, "PREFIX_TUNING": None}
+
+
+def test_other_kind(folder, kind):
+    """Refused by its name, which inspect shows; verify can't tell."""
+    name = OTHERS[kind]
+    module = "base_model.model.model.layers.0.self_attn.q_proj."
+    adapter = make(folder / "a", lambda factors: {
+        "prompt_embeddings" if name is None else module + name:
+            torch.randn(4, 16)}, peft_type=kind)
+    done = merge(folder, adapter).want(5)
+    check(f"of type {kind}" in done.err and "hint:" in done.err, str(done))
+    check(not (folder / "out").exists(), "something was written")
+    shown = CKPT.ok("inspect", adapter, "--json")
+    check_equal(json.loads(shown.out)["adapter"]["type"], kind, "inspect")
+    code, document = verdict(adapter)
+    check_equal((code, document["verdict"]), (0, "cant_tell"), str(document))
+
+
 def test_base_not_whole(folder):
     """The same question as without an adapter, of base and adapter together."""
     shutil.copytree(BASE, folder / "base")
@@ -211,6 +298,10 @@ def prepare(suite, ckpt):
     suite.add("lora_B of zeros", test_zero)
     suite.add("modules_to_save", test_saved)
     suite.add("empty factors", test_empty)
+    for what in ALONE:
+        suite.add(f"verify: {what}", test_alone, what)
+    for kind in OTHERS:
+        suite.add(f"of type {kind}", test_other_kind, kind)
 
 
 if __name__ == "__main__":
