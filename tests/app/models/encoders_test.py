@@ -307,6 +307,8 @@ def scaled(folder):
     model = made("T5ForConditionalGeneration",
                  dict(tie_word_embeddings=True, feed_forward_proj="relu"))
     model.save_pretrained(folder / "source")
+    check("lm_head.weight" not in tensors_of(folder / "source"), "a head")
+    CKPT.ok("verify", folder / "source")  # transformers ties what is not there
     refused = CKPT.run("convert", folder / "source", folder / "there", "--to",
                        "megatron_torch_dist", "--no-fsync").want(5)
     check("T5Model has no such scale" in refused.err, refused.err)
@@ -326,6 +328,7 @@ def tied(folder):
     model.save_pretrained(source)
     want = tensors_of(source)
     check("lm_head.weight" not in want, "it has a head of its own")
+    CKPT.ok("verify", source)
     options = ("--to", "megatron_torch_dist", "--no-fsync")
     refused = CKPT.run("convert", source, folder / "no", *options).want(5)
     check("--set tie=true" in refused.err, refused.err)
