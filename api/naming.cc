@@ -293,14 +293,20 @@ class Renaming {
 
   // A folder of transformers' weights has no place for the optimizer of
   // Megatron or of a trainer's step, whose groups then need not be known
-  // either.
+  // either; nor has one that gets a config.json for that of a script's file.
   bool leaves_optimizer() const {
     const std::string_view dialect = families::dialect_of(source_);
     return to_format_ == formats::usual_container() &&
            !naming_.with_optimizer &&
            ((dialect == kMegatron && families::has_optimizer(source_)) ||
             (source_.run && dialect != "hf" &&
-             std::ranges::any_of(source_.tensors, is_state)));
+             std::ranges::any_of(source_.tensors, is_state)) ||
+            (!naming_.config_from.empty() &&
+             std::ranges::any_of(source_.tensors, is_optim)));
+  }
+
+  static bool is_optim(const Tensor& tensor) {
+    return tensor.kind == Kind::optim;
   }
 
   static bool is_state(const Tensor& tensor) {

@@ -311,6 +311,47 @@ def verdicts(folder):
     check_equal(verdict(folder / "own.pt", "--strict")["ok"], False, "--strict")
 
 
+def optimizers(tensors):
+    """What a script puts beside its model: one optimizer or several, by number
+    and by name, under any key."""
+    import torch
+
+    def state(keys):
+        return {"state": {key: {"step": torch.tensor(3.0),
+                                "exp_avg": torch.ones_like(tensor)}
+                          for key, tensor in zip(keys, tensors.values())},
+                "param_groups": [{"lr": 0.1, "params": list(keys)}]}
+
+    numbered, named = state(range(len(tensors))), state(tensors)
+    for key in ("optimizer", "optimizer_state_dict", "opt"):
+        for one in (numbered, named):
+            yield {key: one}
+    yield {"optimizers": [numbered, named]}
+    yield {"opt_g": numbered, "opt_d": named}
+    yield {"training": {"optimizer": numbered, "epoch": 3}}
+
+
+def a_scripts_optimizer(folder):
+    """Beside a config.json the model is alone: transformers would ignore the
+    rest, and verify call it a mismatch."""
+    import torch
+    from safetensors.torch import load_file
+
+    tensors = llama(folder / "hf")
+    for at, beside in enumerate(optimizers(tensors)):
+        torch.save({"model": tensors, **beside}, folder / f"{at}.pt")
+        done = CKPT.ok("convert", folder / f"{at}.pt", folder / f"out{at}",
+                       "--to", "safetensors", "--config-from", folder / "hf")
+        check("optimizer" in done.err, f"not named\n{done}")
+        got = {}
+        for file in (folder / f"out{at}").glob("*.safetensors"):
+            got |= load_file(file)
+        check_equal(sorted(got), sorted(tensors), f"{list(beside)}: names")
+        check(all(torch.equal(got[k], v) for k, v in tensors.items()), "values")
+        CKPT.ok("verify", folder / f"out{at}")
+        CKPT.ok("verify", folder / f"{at}.pt", folder / f"out{at}")
+
+
 def without_rules(folder):
     """A type that nobody has rules for: numbers in names, and config.json's."""
     tensors = llama(folder / "hf", model_type="nobodys", architectures=["Own"])
@@ -423,6 +464,7 @@ def prepare(suite, ckpt):
     for case in NAMED:
         suite.add(f"a lost file of {case}", lost_file, case)
     for case in (class_of_losses, class_of_mismatches, verdicts, without_rules,
+                 a_scripts_optimizer,
                  a_configuration_that_means_others, holes, stale_index):
         suite.add(case.__name__.replace("_", " "), case)
 
