@@ -15,6 +15,7 @@
 #include "formats/fsdp/rank_files.h"
 #include "formats/rank_share.h"
 #include "formats/safetensors/locate.h"
+#include "formats/safetensors/paddle.h"
 #include "formats/safetensors/safetensors.h"
 #include "lib/io/file.h"
 #include "lib/io/huge_pages.h"
@@ -130,6 +131,21 @@ class Assembly {
     formats::check_total_size(
         index, std::array{bytes(), bytes() + tied_bytes()}, catalog_.problems);
     keep_index_metadata(std::move(index.metadata));
+  }
+
+  // Before the metadata is kept: from here on the tensors are torch's.
+  void turn(const std::string& directory) {
+    const auto is_paddle = [&](const Header& header) {
+      if (!header.metadata) return false;
+      return std::ranges::any_of(*header.metadata, [&](const auto& item) {
+        return item.first == "format" && is_paddles(item.second, directory);
+      });
+    };
+    if (headers_.empty() || !std::ranges::all_of(headers_, is_paddle)) return;
+    turn_paddles(catalog_, directory);
+    for (Header& header : headers_)
+      for (auto& [key, value] : *header.metadata)
+        if (key == "format") value = "pt";
   }
 
   void keep_metadata() {
@@ -386,6 +402,7 @@ Catalog read_catalog(const std::string& path,
     assembly.read_files({path});
     assembly.take_all();
   }
+  assembly.turn(directory ? path : io::parent(path));
   assembly.keep_metadata();
   formats::detect_dialect(directory ? path : io::parent(path),
                           assembly.catalog());
