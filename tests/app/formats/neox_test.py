@@ -37,10 +37,11 @@ class Run:
 
     def __init__(self, tp=2, parallel=True, pct=0.25, bias=True, tied=False,
                  new=False, inner=None, dtype="float32", unlike=False,
-                 llama=0, fusion=False):
+                 llama=0, fusion=False, apart=False):
         torch = torch_here()
         self.tp, self.parallel, self.pct, self.tied = tp, parallel, pct, tied
         self.bias, self.new, self.llama, self.fusion = bias, new, llama, fusion
+        self.apart = apart  # w1, w2 and w3, of older releases
         self.inner = inner or (48 if llama else 4 * H)
         self.dtype = getattr(torch, dtype)
         self.random = torch.Generator().manual_seed(tp)
@@ -85,9 +86,14 @@ class Run:
         self.norm(at, "post_attention_layernorm", unlike)
         self.own(at, "attention.query_key_value.weight", rows // tp, H)
         self.own(at, "attention.dense.weight", H, H // tp)
-        halves = 2 if self.llama else 1
-        self.own(at, f"mlp.{up}.weight", halves * self.inner // tp, H)
-        self.own(at, f"mlp.{down}.weight", H, self.inner // tp)
+        if self.apart:
+            for word in ("w1", "w3"):
+                self.own(at, f"mlp.{word}.weight", self.inner // tp, H)
+            self.own(at, "mlp.w2.weight", H, self.inner // tp)
+        else:
+            halves = 2 if self.llama else 1
+            self.own(at, f"mlp.{up}.weight", halves * self.inner // tp, H)
+            self.own(at, f"mlp.{down}.weight", H, self.inner // tp)
         each = self.own if self.parallel else self.alike
         if self.bias:
             self.own(at, "attention.query_key_value.bias", rows // tp)
@@ -220,6 +226,10 @@ class Run:
 
     def mlp(self, modules, x):
         torch = torch_here()
+        if self.apart:
+            one, two, three = (modules[f"mlp.{word}.weight"].double().T
+                               for word in ("w1", "w2", "w3"))
+            return (torch.nn.functional.silu(x @ one) * (x @ three)) @ two
         up, down = ("mlp." + word for word in WORDS[self.new])
         y = x @ modules[up + ".weight"].double().T + self.biased(modules, up)
         if self.llama:
@@ -484,6 +494,12 @@ def models():
                  {"inner": 64}, {"fusion": True}, {"dtype": "float16"},
                  {"dtype": "bfloat16", "tp": 4}):
         yield more
+    # Llama's parts: as many keys as queries, and fewer; both namings of its MLP.
+    for tp, groups, apart in itertools.product((1, 2), (2, HEADS),
+                                               (False, True)):
+        yield {"tp": tp, "llama": groups, "apart": apart, "parallel": False,
+               "pct": 1.0, "bias": False, "new": True, "layers": tp == 2,
+               "tied": groups == 2 and apart}
 
 
 def prepare(suite, ckpt):

@@ -49,7 +49,7 @@ def test_list(folder):
     by_name = {family["name"]: family for family in families}
     check_equal(by_name["llama"]["dialects"],
                 ["fairseq2", "gguf", "internevo", "litgpt", "mcore", "meta",
-                 "olmo_core"], "llama")
+                 "neox", "olmo_core"], "llama")
     check_equal(by_name["olmo2"]["model_types"], ["olmo2", "olmo3"], "olmo2")
     text = CKPT.run("family", "list").want(0).out
     for name in names:
