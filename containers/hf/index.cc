@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <map>
 #include <unordered_set>
 #include <utility>
@@ -317,12 +318,24 @@ std::vector<Located> select_indexed(
   return selected;
 }
 
+namespace {
+
+// ColossalAI's total_size is a fraction, of MiB.
+bool is_in_mib(const std::string& text, uint64_t bytes) {
+  if (text.find('.') == text.npos) return false;
+  const double mib = std::strtod(text.c_str(), nullptr);
+  return std::abs(mib * 0x1p20 - static_cast<double>(bytes)) < 0.5;
+}
+
+}  // namespace
+
 void check_total_size(const Index& index, std::span<const uint64_t> sums,
                       std::vector<Problem>& problems) {
   if (index.total_text.empty()) return;
   if (index.total_size &&
       std::ranges::find(sums, *index.total_size) != sums.end())
     return;
+  if (is_in_mib(index.total_text, sums.front())) return;
   constexpr size_t kShown = 100;
   problems.push_back(warning("total_size", {index.path, {}},
                              "total_size is {}, the tensors have {} bytes",

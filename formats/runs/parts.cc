@@ -21,6 +21,7 @@
 #include "lib/io/file.h"
 #include "lib/pickle/config.h"
 #include "lib/text/format.h"
+#include "lib/text/other_json.h"
 #include "models/family.h"
 #include "models/numbers.h"
 #include "models/rules.h"
@@ -31,6 +32,7 @@ namespace {
 using families::Json;
 using text::printable;
 
+constexpr uint64_t kMostPartsConfig = uint64_t{4} << 20;
 constexpr std::string_view kOfOnePartFile[] = {"missing_parts"};
 
 // The files, by stage, and by rank in it.
@@ -88,6 +90,9 @@ struct PartRule {
   const families::Rule* rule = nullptr;
   std::string prefix;
   std::optional<uint64_t> layer;
+  std::string pattern;  // of the name
+  // Of what the rule joins, the name is one part.
+  bool alone = false;
 };
 
 class PartsReader {
@@ -95,9 +100,12 @@ class PartsReader {
   PartsReader(const std::string& folder, const Source& source,
               const formats::ReadOptions& options)
       : folder_(folder), source_(source), options_(options) {
-    const size_t dot = source.rules.find('.');
-    family_ = families::Family::by_name(source.rules.substr(0, dot));
-    dialect_ = family_->dialect(source.rules.substr(dot + 1));
+    if (const size_t dot = source.rules.find('.'); dot != std::string::npos) {
+      family_ = families::Family::by_name(source.rules.substr(0, dot));
+      dialect_ = family_->dialect(source.rules.substr(dot + 1));
+    } else {
+      find_family();
+    }
     if (!options.shard_dims_file.empty())
       user_ = families::Rules::from_file(options.shard_dims_file);
   }
@@ -197,6 +205,20 @@ class PartsReader {
     }
   }
 
+  // Transformers' names, whose ranks share what Megatron's do: config.json says
+  // of which family they are. Without it, nothing does.
+  void find_family() {
+    transformers_ = true;
+    const std::string path = io::join(folder_, "config.json");
+    const auto bytes = io::is_file(path) ? io::file_size(path) : std::nullopt;
+    if (!bytes || *bytes > kMostPartsConfig) return;
+    config_ =
+        text::parse_or_discard<Json>(io::read_file(path, kMostPartsConfig));
+    if (!config_.is_object()) return;
+    family_ = families::Family::for_config(config_);
+    if (family_) dialect_ = family_->dialect("mcore");
+  }
+
   [[noreturn]] void refuse(const std::string& path,
                            const std::string& what) const {
     throw unfaithful_error({path, {}}, "{}", what).with_hint(source_.hint);
@@ -232,26 +254,68 @@ class PartsReader {
     for (const PartStage& stage : stages_)
       for (const auto& [full, part] : stage.parts)
         shapes.emplace(full, part.whole.shape);
+    if (transformers_) {
+      if (dialect_ != nullptr)
+        numbers_.emplace(family_, *dialect_, "hf", config_, "config.json");
+      return;
+    }
     values["shapes"] = std::move(shapes);
     numbers_.emplace(family_, *dialect_, dialect_->name, std::move(values),
                      said);
   }
 
+  PartRule transformers_rule_of(const std::string& full) const {
+    if (dialect_ == nullptr) return {};
+    const std::string name = family_->normal_name(full);
+    for (const families::Rule& rule : dialect_->rules)
+      for (const std::string& pattern : rule.hf) {
+        if (pattern.find('$') != pattern.npos) continue;
+        const auto numbers = match(pattern, name);
+        if (!numbers) continue;
+        PartRule one{.rule = &rule,
+                     .prefix = {},
+                     .layer = {},
+                     .pattern = pattern,
+                     .alone = rule.hf.size() > 1};
+        if (const auto l = numbers->find("l"); l != numbers->end())
+          one.layer = l->second;
+        return one;
+      }
+    return {};
+  }
+
   // The first rule of that name: others of the same name cut it alike.
   PartRule rule_of(const std::string& full) const {
+    if (transformers_) return transformers_rule_of(full);
     for (const std::string& prefix : source_.prefixes) {
       if (!full.starts_with(prefix)) continue;
       const std::string_view name =
           std::string_view(full).substr(prefix.size());
       for (const families::Rule& rule : dialect_->rules)
         if (const auto numbers = match(rule.to, name)) {
-          PartRule one{.rule = &rule, .prefix = prefix, .layer = {}};
+          PartRule one{
+              .rule = &rule, .prefix = prefix, .layer = {}, .pattern = rule.to};
           if (const auto l = numbers->find("l"); l != numbers->end())
             one.layer = l->second;
           return one;
         }
     }
     return {};
+  }
+
+  // True if the names of all stages are different: layers have the numbers of
+  // the whole model.
+  bool counts_on() {
+    if (!transformers_) return false;
+    if (!counts_on_) {
+      std::set<std::string> names;
+      counts_on_ = std::ranges::all_of(stages_, [&](const PartStage& stage) {
+        return std::ranges::all_of(stage.order, [&](const std::string& name) {
+          return names.insert(name).second;
+        });
+      });
+    }
+    return *counts_on_;
   }
 
   // Returns how many layers the stage has.
@@ -262,10 +326,10 @@ class PartsReader {
       const PartRule found = rule_of(full);
       if (found.layer) layers.insert(*found.layer);
       join(part, found);
-      if (grid_.stages > 1) renumber(part, found, stage, first);
+      if (grid_.stages > 1 && !counts_on()) renumber(part, found, stage, first);
       catalog_.tensors.push_back(std::move(part.whole));
     }
-    if (grid_.stages > 1 && !layers.empty() &&
+    if (grid_.stages > 1 && !counts_on() && !layers.empty() &&
         (*layers.begin() != 0 || *layers.rbegin() + 1 != layers.size()))
       throw input_error({folder_, {}},
                         "stage {} has {} layers, numbered from {} to {}: each "
@@ -280,7 +344,7 @@ class PartsReader {
     Tensor& tensor = part.whole;
     if (found.layer)
       tensor.name =
-          found.prefix + fill(found.rule->to, {{"l", first + *found.layer}});
+          found.prefix + fill(found.pattern, {{"l", first + *found.layer}});
     else if (found.rule == nullptr)
       throw unfaithful_error({part.file, printable(tensor.name)},
                              "has no rule under that name, and stage {} counts "
@@ -305,7 +369,7 @@ class PartsReader {
     }
     check_ranks(part, !found.rule->tp);
     const auto ranks = static_cast<uint32_t>(grid_.ranks);
-    const formats::Cut cut = cut_of(part, *found.rule);
+    const formats::Cut cut = cut_of(part, *found.rule, found.alone);
     if (!formats::join_parts(cut, ranks, tensor))
       throw input_error({part.file, printable(tensor.name)},
                         "{} {} can't be made of {} ranks' parts",
@@ -331,12 +395,12 @@ class PartsReader {
         .with_hint("the files are of different saves; fetch them again");
   }
 
-  formats::Cut cut_of(const TensorParts& part,
-                      const families::Rule& rule) const {
+  formats::Cut cut_of(const TensorParts& part, const families::Rule& rule,
+                      bool alone) const {
     if (!rule.tp) return {};
     const Tensor& tensor = part.whole;
     const uint64_t dim = numbers_->whole(rule.tp->dim, {}, "its dimension");
-    const uint32_t groups = rule.tp->parts;
+    const uint32_t groups = alone ? 1 : rule.tp->parts;
     const auto size =
         dim < tensor.shape.size()
             ? formats::whole_size(tensor.shape[dim],
@@ -356,6 +420,9 @@ class PartsReader {
   std::shared_ptr<const families::Family> family_;
   const families::Dialect* dialect_ = nullptr;
   families::Rules user_;
+  bool transformers_ = false;  // the names are
+  Json config_;                // then: config.json
+  std::optional<bool> counts_on_;
   std::optional<families::Numbers> numbers_;
   PartGrid grid_;
   std::vector<PartStage> stages_;

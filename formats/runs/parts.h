@@ -9,6 +9,10 @@
 //   tp 0, stage 1  layers.0.wo [32, 16] ─┬─►  layers.1.wo [32, 32]
 //   tp 1, stage 1  layers.0.wo [32, 16] ─┘
 //
+// Transformers' names are shared as Megatron shares what is made of them;
+// config.json says of which family they are. Their stages count layers from 0,
+// or on.
+//
 // Private to this room.
 #pragma once
 

@@ -5,6 +5,7 @@ transformers' classes, written as these codes save them (the rules of their own
 converters, the other way round), come home tensor by tensor.
 """
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -623,6 +624,119 @@ def test_refused(folder, name, word):
     check(result.code == 5 and word in result.err, str(result))
 
 
+COLUMNS = ("embed", "lm_head", "q_proj", "k_proj", "v_proj", "gate_proj",
+           "up_proj", "query_key_value", "dense_h_to_4h")
+ROWS = ("o_proj.weight", "down_proj.weight", "self_attention.dense.weight",
+        "dense_4h_to_h.weight")
+PARTS = {"Llama": dict(hidden_size=32, num_attention_heads=4,
+                       num_key_value_heads=2, intermediate_size=48,
+                       vocab_size=64, num_hidden_layers=4,
+                       max_position_embeddings=64),
+         "Bloom": dict(hidden_size=32, n_head=4, n_layer=4, vocab_size=64)}
+
+
+def rank_parts(folder, kind, tp, pp, on):
+    """Files of ranks and stages in transformers' names, as pipegoose saves
+    them; layers are counted from 0 in each stage, or `on`."""
+    torch, _, _ = libraries()
+    model = random_model(kind, **PARTS[kind])
+    run = folder / "run"
+    run.mkdir()
+    model.config.save_pretrained(run)
+    layers = 4 // pp
+    tied = model.config.tie_word_embeddings
+    for rank in range(tp):
+        stages = [{} for _ in range(pp)]
+        for name, tensor in model.state_dict().items():
+            if tied and name == "lm_head.weight":
+                continue
+            if "norm" in name:
+                part = tensor
+            elif any(word in name for word in COLUMNS):
+                part = tensor.chunk(tp, 0)[rank].contiguous()
+            elif name.endswith(ROWS):
+                part = tensor.chunk(tp, 1)[rank].contiguous()
+            else:
+                part = tensor
+            words = name.split(".")
+            at = next((i for i, word in enumerate(words) if word.isdigit()),
+                      None)
+            if at is None:
+                stage = 0 if "embed" in name else pp - 1
+            else:
+                stage = int(words[at]) // layers
+                if not on:
+                    words[at] = str(int(words[at]) % layers)
+            stages[stage][".".join(words)] = part.clone()
+        for stage, state in enumerate(stages):
+            torch.save(state, run / f"pytorch_model_tp_{rank}_pp_{stage}.bin")
+    return model, run
+
+
+def test_parts(folder, kind, tp, pp, on):
+    model, run = rank_parts(folder, kind, tp, pp, on)
+    CKPT.ok("verify", run)
+    converted(run, folder / "hf")
+    check_same(model, folder / "hf")
+    CKPT.ok("verify", run, folder / "hf")
+
+
+def test_parts_lost(folder):
+    """A rank's file, and config.json, without which nothing says the cuts."""
+    _, run = rank_parts(folder, "Llama", 2, 2, True)
+    config = (run / "config.json").read_text()
+    for name in sorted(file.name for file in run.glob("*.bin")):
+        held = (run / name).read_bytes()
+        (run / name).unlink()
+        check(CKPT.run("verify", run).code == 1, f"without {name}")
+        result = CKPT.run("convert", run, folder / "hf", "--to", "safetensors")
+        check(result.code in (4, 5) and not (folder / "hf").exists(),
+              str(result))
+        (run / name).write_bytes(held)
+    (run / "config.json").unlink()
+    result = CKPT.run("convert", run, folder / "hf", "--to", "safetensors")
+    check(result.code != 0 and not (folder / "hf").exists(), str(result))
+    (run / "config.json").write_text(config)
+    CKPT.ok("verify", run)
+
+
+def test_colossalai(folder, form):
+    """The booster's sharded save: the model in a folder of its own, total_size
+    in MiB, an optimizer by numbers beside it."""
+    torch, _, _ = libraries()
+    from safetensors.torch import save_file
+
+    model = random_model("Llama", **PARTS["Llama"])
+    step = folder / "run/epoch-0_step-10"
+    (step / "optimizer").mkdir(parents=True)
+    model.config.save_pretrained(step / "modeling")
+    state = {name: t.contiguous() for name, t in model.state_dict().items()}
+    ending = "bin" if form == "bin" else "safetensors"
+    stem = "model" if form == "model.safetensors" else "pytorch_model"
+    index = {}
+    for at in range(2):
+        file = f"{stem}-{at + 1:05}.{ending}"
+        part = dict(list(state.items())[at::2])
+        if form == "bin":
+            torch.save(part, step / "modeling" / file)
+        else:
+            save_file(part, step / "modeling" / file)
+        index |= dict.fromkeys(part, file)
+    (step / f"modeling/{stem}.{ending}.index.json").write_text(json.dumps(
+        {"metadata": {"total_size": sum(t.nbytes for t in state.values()) / 2**20},
+         "weight_map": index}))
+    torch.save({0: {"step": torch.tensor(3.0)}},
+               step / "optimizer/pytorch_optim-00001.bin")
+    torch.save({"last_epoch": 1}, step / "lr_scheduler")
+    (step / "running_states.json").write_text('{"epoch": 0, "step": 10}')
+    for path in (step, folder / "run"):
+        shown = json.loads(CKPT.ok("inspect", path, "--json").out)
+        check_equal(shown["trainer"], {"name": "colossalai", "step": 10}, path)
+        CKPT.ok("verify", path)
+        converted(path, folder / f"hf {path.name}")
+        check_same(model, folder / f"hf {path.name}")
+
+
 def add_rank_cases(suite):
     for code, files, copies, cuts in (
             ("metaseq", ("reshard-model_part-0.pt", "reshard-model_part-1.pt"),
@@ -676,6 +790,14 @@ def prepare(suite, ckpt):
             way = "words" if tp == 4 else "vocabulary" if pp == 2 else "hidden"
             suite.add(f"internevo, {kind}, tp {tp}, pp {pp}", test_internevo,
                       kind, tp, pp, groups, pairs, way)
+    for kind, (tp, pp), on in itertools.product(
+            PARTS, ((1, 2), (2, 1), (2, 2), (4, 2)), (True, False)):
+        if (kind, tp) != ("Llama", 4):  # more ranks than keys
+            suite.add(f"parts of {kind}, tp {tp}, pp {pp}, {on=}", test_parts,
+                      kind, tp, pp, on)
+    suite.add("parts that are lost", test_parts_lost)
+    for form in ("bin", "safetensors", "model.safetensors"):
+        suite.add(f"colossalai, {form}", test_colossalai, form)
     suite.add("internevo without adapt_hf", test_internevo_pairs)
     suite.add("internevo's own class", test_internevo_class)
     suite.add("internevo's optimizer", test_internevo_optimizer)

@@ -177,7 +177,8 @@ CASES = [
 # By values inside of DCP, of which the data have none: only .metadata.
 UNSEEN = ["torchtune_async", "composer"]
 # training_codes_test.py makes steps of these, and loses each of their files.
-UNSEEN += ["olmo", "olmo_local", "internevo", "internevo_isp", "metaseq"]
+UNSEEN += ["olmo", "olmo_local", "internevo", "internevo_isp", "metaseq",
+           "parts", "colossalai"]
 
 
 def glob_of(pattern):
