@@ -195,7 +195,18 @@ class Settling {
       return {file.path, Fate::kConverted, {}};
     std::string why = why_not(file, inner);
     if (!why.empty()) return left(file, std::move(why));
-    return carry(file, inner.value_or(file.path), where);
+    return carry(file, loaders_name(file, inner.value_or(file.path)), where);
+  }
+
+  // Megatron keeps a tokenizer in a folder of the step; transformers looks for
+  // it beside the weights.
+  std::string loaders_name(const SourceFile& file, std::string name) const {
+    constexpr std::string_view kFolder = "tokenizer/";
+    const bool moves = name.starts_with(kFolder) &&
+                       traits_of(source_.format).dialect == "mcore" &&
+                       traits_of(target_.catalog.format).is_container &&
+                       file.part == "tokenizer";
+    return moves ? name.substr(kFolder.size()) : name;
   }
 
   // A folder with an index and none of the payload is a checkpoint of its own:

@@ -342,6 +342,30 @@ def test_index_of_pickles(folder):
     CKPT.run("verify", source).want(1)
 
 
+def test_tokenizer_of_a_step(folder):
+    """Megatron keeps a tokenizer in a folder of the step; AutoTokenizer looks
+    for it in the model's."""
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    model = seeded(llama)
+    model.save_pretrained(folder / "hf")
+    CKPT.ok("convert", folder / "hf", folder / "mc", "--to",
+            "megatron_torch_dist")
+    [step] = (path.parent for path in (folder / "mc").rglob("common.pt"))
+    one = Tokenizer(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
+    one.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=one, unk_token="?").save_pretrained(
+            step / "tokenizer")
+    CKPT.ok("convert", folder / "mc", folder / "back", "--to", "safetensors")
+    back = transformers.AutoTokenizer.from_pretrained(folder / "back")
+    check_equal(back("b a b")["input_ids"], [1, 0, 1], "tokens")
+    CKPT.ok("reshard", folder / "mc", folder / "tp2", "--tp", 2)
+    [step] = (path.parent for path in (folder / "tp2").rglob("common.pt"))
+    check((step / "tokenizer/tokenizer.json").is_file(), "in Megatron's step")
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -378,6 +402,7 @@ def prepare(suite, ckpt):
     for dialect in ("kohya", "diffusers"):
         suite.add(f"LoRA of {dialect}", test_lora, dialect)
     suite.add("open_clip", test_open_clip)
+    suite.add("a tokenizer of a step", test_tokenizer_of_a_step)
     suite.add("an index of pickles", test_index_of_pickles)
 
 
