@@ -169,6 +169,14 @@ std::vector<std::string_view> roles_in(const Catalog& catalog) {
   return found;
 }
 
+// Beside the model in it, torch's AveragedModel counts what it averaged.
+void leave_counter(Catalog& catalog) {
+  std::erase_if(catalog.tensors, [](const Tensor& tensor) {
+    return tensor.kind == Kind::model && tensor.name == "n_averaged" &&
+           tensor.shape.empty();
+  });
+}
+
 }  // namespace
 
 std::string without_wrappers(std::string name) {
@@ -228,10 +236,16 @@ bool unwrap(Catalog& catalog, const Family* likely, Words words) {
   }
   catalog.skeleton.reset();
   if (known) catalog.dialect = "hf";
-  catalog.assumptions.push_back(fmt::format(
-      "the prefix '{}' is taken off {} names: {}",
-      example.empty() ? *prefix : example, changed,
-      known ? "what is left are transformers'" : "a wrapper added it"));
+  if (known && prefix->ends_with("module.")) leave_counter(catalog);
+  if (example.empty()) example = *prefix;
+  const char* const left =
+      known ? "what is left are transformers'" : "a wrapper added it";
+  catalog.assumptions.push_back(
+      example.empty()
+          ? fmt::format("words of wrappers are taken out of {} names: {}",
+                        changed, left)
+          : fmt::format("the prefix '{}' is taken off {} names: {}", example,
+                        changed, left));
   return true;
 }
 

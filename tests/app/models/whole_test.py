@@ -352,6 +352,26 @@ def a_scripts_optimizer(folder):
         CKPT.ok("verify", folder / f"{at}.pt", folder / f"out{at}")
 
 
+def an_average(folder):
+    """torch's AveragedModel is the model and a count, plain or compiled."""
+    import torch
+    from safetensors.torch import load_file
+
+    tensors = llama(folder / "hf")
+    count = {"n_averaged": torch.tensor(5)}
+    for at, prefix in enumerate(("module.", "module._orig_mod.")):
+        torch.save({"swa": count | {prefix + name: tensor for name, tensor
+                                    in tensors.items()}}, folder / f"{at}.pt")
+        done = CKPT.ok("convert", folder / f"{at}.pt", folder / f"out{at}",
+                       "--to", "safetensors", "--config-from", folder / "hf")
+        check("prefix ''" not in done.err, str(done))
+        got = {}
+        for file in (folder / f"out{at}").glob("*.safetensors"):
+            got |= load_file(file)
+        check_equal(sorted(got), sorted(tensors), f"{prefix}: names")
+        CKPT.ok("verify", folder / f"out{at}")
+
+
 def without_rules(folder):
     """A type that nobody has rules for: numbers in names, and config.json's."""
     tensors = llama(folder / "hf", model_type="nobodys", architectures=["Own"])
@@ -464,7 +484,7 @@ def prepare(suite, ckpt):
     for case in NAMED:
         suite.add(f"a lost file of {case}", lost_file, case)
     for case in (class_of_losses, class_of_mismatches, verdicts, without_rules,
-                 a_scripts_optimizer,
+                 a_scripts_optimizer, an_average,
                  a_configuration_that_means_others, holes, stale_index):
         suite.add(case.__name__.replace("_", " "), case)
 
