@@ -99,7 +99,7 @@ budgets='
 lib: 32800
 containers: 10300
 models: 6650
-formats: 77500
+formats: 77600
 convert: 17370
 reshard: 23000
 api: 26200

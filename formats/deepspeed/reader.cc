@@ -9,6 +9,7 @@
 #include "formats/deepspeed/apart.h"
 #include "formats/deepspeed/assemble.h"
 #include "formats/deepspeed/deepspeed.h"
+#include "formats/deepspeed/layer_names.h"
 #include "formats/deepspeed/locate.h"
 #include "formats/deepspeed/neox.h"
 #include "formats/deepspeed/universal.h"
@@ -74,6 +75,7 @@ class Reading {
   // slices. Their names alone don't say it: numbers of the args have to agree.
   void ask_modules() {
     if (Neox::is_one(layers_, first())) return ask_neox();
+    name_as_megatron(layers_, columns_);
     if (tp_ < 2 || rules_.any()) return;
     const pickle::Document& document = *first().container.document;
     megatron::Facts facts =
@@ -109,11 +111,15 @@ class Reading {
 
   void find_gated(megatron::Facts& facts) const {
     std::vector<Tensor> tensors;
-    for (const auto& [name, ref] : first().module) {
-      Tensor& tensor = tensors.emplace_back();
-      tensor.name = megatron::core_name(name);
-      tensor.shape = ref.shape;
-    }
+    const auto add = [&](const Assembler::Named& named) {
+      for (const auto& [name, ref] : named) {
+        Tensor& tensor = tensors.emplace_back();
+        tensor.name = megatron::core_name(name);
+        tensor.shape = ref.shape;
+      }
+    };
+    add(first().module);
+    for (const auto& layer : layers_) add(layer.second.ranks.front());
     megatron::Facts shapes;
     megatron::infer_facts(tensors, shapes);
     if (shapes.gated) facts.gated = shapes.gated;

@@ -50,11 +50,15 @@ Shape whole_of(std::string_view core, const Facts& facts) {
   if (is("word_embeddings") || is("output_layer"))
     return linear(size.rows, size.hidden);
   if (core.ends_with("layer_norm_weight") ||
-      core.ends_with("layer_norm_bias") || is("final_layernorm"))
+      core.ends_with("layer_norm_bias") || is("final_layernorm") ||
+      is("word_embeddings.norm"))
     return {size.hidden};
   if (is("self_attention.linear_qkv")) {
-    const bool known = size.queries != kNotKnown && size.keys != kNotKnown;
-    return linear(known ? size.queries + times(2, size.keys) : kNotKnown,
+    // Args without a number of groups are of the time when each head had its
+    // own key; other rows than those fit in no way.
+    const uint64_t keys = size.keys != kNotKnown ? size.keys : size.queries;
+    const bool known = size.queries != kNotKnown;
+    return linear(known ? size.queries + times(2, keys) : kNotKnown,
                   size.hidden);
   }
   if (is("self_attention.query")) return linear(size.queries, size.hidden);

@@ -270,7 +270,32 @@ def deepspeed(folder, model, change=None, whole=()):
     return folder / "run"
 
 
-WRITERS = {"TransformerLayer": te_layer, "Megatron-LLM": megatron_llm,
+def pipeline(folder, model, change=None, number=lambda at: at + 3):
+    """The same as PipelineModule saves it: a file for each module and rank;
+    modules without parameters have a number, and no file."""
+    run = deepspeed(folder, model, change)
+    for file in sorted(run.glob("*/mp_rank_*_model_states.pt")):
+        rank = int(file.name.split("_")[2])
+        state = torch().load(file, weights_only=False)
+        parts = state["module"]["language_model"]
+        last = number(model.layers) + 1
+        modules = {number(-1) - 1: {
+            "word_embeddings.weight":
+                parts["embedding"]["word_embeddings"]["weight"]},
+            last: {"weight": parts["encoder"].pop("final_layernorm.weight")},
+            last + 1: {"lm_head.weight": parts["output_layer"]["weight"]}}
+        for name, tensor in parts["encoder"].items():
+            _, layer, rest = name.split(".", 2)
+            modules.setdefault(number(int(layer)), {})[rest] = tensor
+        for at, module in modules.items():
+            torch().save(module, file.with_name(
+                f"layer_{at:02}-model_{rank:02}-model_states.pt"))
+        torch().save(state | {"module": None}, file)
+    return run
+
+
+WRITERS = {"Megatron-DeepSpeed's pipeline": pipeline,
+           "TransformerLayer": te_layer, "Megatron-LLM": megatron_llm,
            "Megatron-DeepSpeed": deepspeed}
 
 
@@ -504,6 +529,89 @@ def test_torch_dcp(folder, seed):
 
 
 # ------------------------------------------------- version 0, and nothing more
+def bloom(heads, layers=2, rows=32, each=8):
+    """BLOOM's tensors under transformers' names; what its ranks cut."""
+    generator = torch().Generator().manual_seed(heads)
+    hidden, cuts = heads * each, {}
+
+    def make(name, dim, *shape):
+        cuts[name] = dim
+        return torch().randn(shape, generator=generator).to(torch().bfloat16)
+
+    shapes = [("word_embeddings.weight", 0, rows, hidden)]
+    for name in ("word_embeddings_layernorm", "ln_f"):
+        shapes += [(f"{name}.weight", None, hidden),
+                   (f"{name}.bias", None, hidden)]
+    for layer in range(layers):
+        for name, dim, out, into in (
+                ("self_attention.query_key_value", 0, 3 * hidden, hidden),
+                ("self_attention.dense", 1, hidden, hidden),
+                ("mlp.dense_h_to_4h", 0, 4 * hidden, hidden),
+                ("mlp.dense_4h_to_h", 1, hidden, 4 * hidden)):
+            at = f"h.{layer}.{name}."
+            shapes += [(at + "weight", dim, out, into),
+                       (at + "bias", 0 if dim == 0 else None, out)]
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            shapes += [(f"h.{layer}.{name}.weight", None, hidden),
+                       (f"h.{layer}.{name}.bias", None, hidden)]
+    state = {"transformer." + name: make("transformer." + name, dim, *shape)
+             for name, dim, *shape in shapes}
+    config = {"architectures": ["BloomForCausalLM"], "model_type": "bloom",
+              "hidden_size": hidden, "n_layer": layers, "n_head": heads,
+              "vocab_size": rows, "layer_norm_epsilon": 1e-5,
+              "torch_dtype": "bfloat16"}
+    return state, cuts, config
+
+
+def test_bloom(folder, tp):
+    """BLOOM as its own training saved it: a file for each module and rank,
+    a norm behind the embedding, and biases that each rank has whole."""
+    heads, layers = 4, 2
+    state, cuts, config = bloom(heads, layers)
+    step = folder / "run/global_step9"
+    step.mkdir(parents=True)
+    (folder / "run/latest").write_text("global_step9")
+    (folder / "cfg").mkdir()
+    (folder / "cfg/config.json").write_text(json.dumps(config))
+    args = {"num_layers": layers, "hidden_size": 8 * heads,
+            "num_attention_heads": heads, "ffn_hidden_size": 32 * heads,
+            "padded_vocab_size": 32, "tensor_model_parallel_size": tp,
+            "position_embedding_type": "PositionEmbeddingType.alibi",
+            "embed_layernorm": True, "bias_gelu_fusion": True, "bf16": True,
+            "layernorm_epsilon": 1e-5,
+            "deepspeed_config": "ds.json", "seq_length": 64,
+            "max_position_embeddings": 64}
+    for rank in range(tp):
+        modules = {}
+        for full, tensor in state.items():
+            name = full.removeprefix("transformer.")
+            part = (tensor if cuts[full] is None else
+                    tensor.chunk(tp, cuts[full])[rank].contiguous())
+            if name.startswith("h."):
+                _, layer, rest = name.split(".", 2)
+                modules.setdefault(int(layer) + 3, {})[rest] = part
+            elif name.startswith("ln_f."):
+                modules.setdefault(layers + 4, {})[name[5:]] = part
+            else:
+                modules.setdefault(1, {})[name.replace(
+                    "embeddings_layernorm", "embeddings.norm")] = part
+        for at, module in modules.items():
+            torch().save(module, step / f"layer_{at:02}-model_{rank:02}"
+                                        "-model_states.pt")
+        torch().save({"module": None, "optimizer": None, "mp_world_size": tp,
+                      "dp_world_size": 1, "ds_version": "0.5.9",
+                      "checkpoint_version": 3.0, "iteration": 9,
+                      "args": argparse.Namespace(**args)},
+                     step / f"mp_rank_{rank:02}_model_states.pt")
+    CKPT.ok("verify", folder / "run")
+    CKPT.ok("convert", folder / "run", folder / "hf", "--to", "safetensors",
+            "--family", "bloom", "--config-from", folder / "cfg")
+    got = load(folder / "hf")
+    check_equal(sorted(got), sorted(state), "names")
+    for name, tensor in state.items():
+        check(torch().equal(got[name], tensor), name)
+
+
 def version_0(folder, heads, hidden=24, layers=2, rows=32):
     """Each rank's rows of query_key_value: all q, all k, all v."""
     t = torch()
@@ -582,7 +690,7 @@ def prepare(suite, ckpt):
     for name, write in WRITERS.items():
         for seed in (0, 2, 3, 5, 6, 7, 9, 11):
             suite.add(f"{name} {seed}", test_random, write, seed)
-        if write is not deepspeed:
+        if write not in (deepspeed, pipeline):
             suite.add(f"{name}, other ranks", test_resharded, write)
     for key, value in OTHER_MODELS:
         suite.add(f"{key} {value}", test_other, key, value, True)
@@ -597,6 +705,8 @@ def prepare(suite, ckpt):
     for change in UNKNOWN:
         suite.add(f"sizes: {change}", test_unknown, change)
     suite.add("experts", test_experts)
+    for tp in (1, 2, 4):
+        suite.add(f"BLOOM at {tp}", test_bloom, tp)
     for seed in (0, 3):
         suite.add(f"torch_dcp {seed}", test_torch_dcp, seed)
     for heads in (1, 4, 6):
