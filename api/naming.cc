@@ -302,11 +302,8 @@ class Renaming {
             (source_.run && dialect != "hf" &&
              std::ranges::any_of(source_.tensors, is_state)) ||
             (!naming_.config_from.empty() &&
-             std::ranges::any_of(source_.tensors, is_optim)));
-  }
-
-  static bool is_optim(const Tensor& tensor) {
-    return tensor.kind == Kind::optim;
+             std::ranges::count(source_.tensors, Kind::optim, &Tensor::kind) !=
+                 0));
   }
 
   static bool is_state(const Tensor& tensor) {
