@@ -89,8 +89,8 @@ class Convert : public Command {
   // The files are B's, whatever was asked for.
   ExitCode restore() {
     if (!target_.to.empty() || adapter_.any() || request_.write.dtype ||
-        request_.write.quantize || !request_.write.rename_file.empty() ||
-        request_.select != Selection())
+        !request_.write.quantize.empty() ||
+        !request_.write.rename_file.empty() || request_.select != Selection())
       throw usage_error({}, "--delta gives B's files back as they were")
           .with_hint("restore them, then convert the result");
     request_.command = "convert";

@@ -209,7 +209,8 @@ def convert(source: Path, target: Path, *, keys: Words = None,
         no_fsync: bool = False, allow_overflow: Words = None,
         keep_unknown_globals: bool = False, ignore_checksums: bool = False,
         allow_replica_mismatch: bool = False, no_manifest: bool = False,
-        with_optimizer: bool = False, threads: Union[int, str, None] = None,
+        with_optimizer: bool = False, delta: Words = None,
+        threads: Union[int, str, None] = None,
         max_mem: Union[int, str, None] = None,
         max_rate: Union[int, str, None] = None, trace: Words = None,
         device: Words = None, io: Words = None, exchange: Words = None,
@@ -260,7 +261,8 @@ def convert(source: Path, target: Path, *, keys: Words = None,
     verify: Read back and compare after writing
     dtype: Cast floating-point tensors: f32, f16, bf16 ...; dequantize
         quantized ones
-    quantize: Quantize linear weights to fp8 with 128x128 block scales
+    quantize: Quantize weights: fp8-block (fp8 with 128x128 block scales); to
+        GGUF q8_0, q4_0, q4_1, q5_0, q5_1, tq1_0, tq2_0
     rename: New names: a file of JSON, JSON, or 'a.=b.' for prefixes
     max_shard_size: Split files above this (5GB)
     no_fsync: Don't wait for the disk
@@ -274,6 +276,7 @@ def convert(source: Path, target: Path, *, keys: Words = None,
         something else asks for them
     with_optimizer: Optimizer state too, in one .safetensors file of a training
         step
+    delta: Restore the files of a delta that diff made of SRC without loss
     threads: Worker threads (default: processors)
     max_mem: Memory limit (default 1GiB)
     max_rate: Bytes a second at most: 500MB
@@ -388,7 +391,8 @@ def reshard(source: Path, target: Path, *, keys: Words = None,
     verify: Read back and compare after writing
     dtype: Cast floating-point tensors: f32, f16, bf16 ...; dequantize
         quantized ones
-    quantize: Quantize linear weights to fp8 with 128x128 block scales
+    quantize: Quantize weights: fp8-block (fp8 with 128x128 block scales); to
+        GGUF q8_0, q4_0, q4_1, q5_0, q5_1, tq1_0, tq2_0
     rename: New names: a file of JSON, JSON, or 'a.=b.' for prefixes
     max_shard_size: Split files above this (5GB)
     no_fsync: Don't wait for the disk
@@ -487,7 +491,8 @@ def unshard(source: Path, target: Path, *, keys: Words = None,
     verify: Read back and compare after writing
     dtype: Cast floating-point tensors: f32, f16, bf16 ...; dequantize
         quantized ones
-    quantize: Quantize linear weights to fp8 with 128x128 block scales
+    quantize: Quantize weights: fp8-block (fp8 with 128x128 block scales); to
+        GGUF q8_0, q4_0, q4_1, q5_0, q5_1, tq1_0, tq2_0
     rename: New names: a file of JSON, JSON, or 'a.=b.' for prefixes
     max_shard_size: Split files above this (5GB)
     no_fsync: Don't wait for the disk
@@ -605,7 +610,8 @@ def merge(source: Union[Path, list[Path]], target: Path, *,
     verify: Read back and compare after writing
     dtype: Cast floating-point tensors: f32, f16, bf16 ...; dequantize
         quantized ones
-    quantize: Quantize linear weights to fp8 with 128x128 block scales
+    quantize: Quantize weights: fp8-block (fp8 with 128x128 block scales); to
+        GGUF q8_0, q4_0, q4_1, q5_0, q5_1, tq1_0, tq2_0
     rename: New names: a file of JSON, JSON, or 'a.=b.' for prefixes
     max_shard_size: Split files above this (5GB)
     no_fsync: Don't wait for the disk
@@ -726,21 +732,31 @@ def verify(path: Path, other: Optional[Path] = None, *, against: Words = None,
     return verdict_of("verify", locals(), ("path", "other"))
 
 
-def diff(left: Path, right: Path, *, html: Words = None, keys: Words = None,
-        exclude: Words = None, layers: Words = None, experts: Words = None,
-        blocks: Words = None, part: Words = None, model_only: bool = False,
-        optim_only: bool = False, from_: Words = None, family: Words = None,
-        shard_dims: Words = None, flat_params: Words = None,
-        trainer: Words = None, assume_order: Words = None,
-        restrict: bool = False, threads: Union[int, str, None] = None,
+def diff(left: Path, right: Path, *, html: Words = None, write: Words = None,
+        as_lora: Words = None, lossless: bool = False, to: Words = None,
+        dtype: Words = None, overwrite: bool = False, no_fsync: bool = False,
+        keys: Words = None, exclude: Words = None, layers: Words = None,
+        experts: Words = None, blocks: Words = None, part: Words = None,
+        model_only: bool = False, optim_only: bool = False,
+        from_: Words = None, family: Words = None, shard_dims: Words = None,
+        flat_params: Words = None, trainer: Words = None,
+        assume_order: Words = None, restrict: bool = False,
+        threads: Union[int, str, None] = None,
         max_mem: Union[int, str, None] = None,
         max_rate: Union[int, str, None] = None, trace: Words = None,
         device: Words = None, io: Words = None, exchange: Words = None,
-        exchange_buffer: Union[int, str, None] = None, overwrite: bool = False,
-        verbose: bool = False, progress: Any = None) -> Difference:
+        exchange_buffer: Union[int, str, None] = None, verbose: bool = False,
+        progress: Any = None) -> Difference:
     """`ckpt diff`: say how two checkpoints differ.
 
     html: Write a page to look at in a browser
+    write: Write B - A, as a checkpoint, and exit with 0
+    as_lora: Write it as a LoRA of that rank: a folder of PEFT's
+    lossless: Write what makes B's files again, byte for byte, from A
+    to: Format of DELTA (default: by its ending, or safetensors)
+    dtype: Dtype of DELTA: f32 (default), bf16, f16, f64
+    overwrite: Replace DELTA, once the new one is whole, and files in the way
+    no_fsync: Don't wait for the disk
     keys: Only tensors of these names
     exclude: No tensors or objects of these names
     layers: Only these layers (0-15,20) and what is in no layer; repeats make a
@@ -769,7 +785,6 @@ def diff(left: Path, right: Path, *, html: Words = None, keys: Words = None,
         from one rank, send does both by messages
     exchange_buffer: Largest message of --exchange send (default 4MiB); each
         rank holds 12 of them, a part of --max-mem
-    overwrite: Replace a file that is in the way of one that is written
     verbose: Say what was chosen and why; -vv: each problem
     """
     return difference_of("diff", locals(), ("left", "right"))
