@@ -107,7 +107,7 @@ void Merge::add_method_options(CLI::App& app) {
       ->allow_extra_args(false)
       ->group(group);
   app.add_option("--ema", decay_,
-                 "Over the sources in order: e = D e + (1 - D) x")
+                 "A moving average, in their order (e = D e + (1 - D) x)")
       ->type_name("D")
       ->group(group);
   app.add_option("--method", method_,

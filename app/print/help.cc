@@ -284,13 +284,22 @@ std::string main_help(const Commands& commands) {
 }
 
 std::string short_help(const Command& command, const CLI::App& app) {
-  // Options that most runs need; every command shows those that it has.
-  constexpr std::string_view kCommon =
+  // Options that most runs need; every command shows those that it has. Two
+  // whose own options matter more have lists of theirs.
+  constexpr std::string_view kMerge =
+      "weights ema method base last take to dtype dry-run overwrite "
+      "json";
+  constexpr std::string_view kDiff =
+      "write as-lora lossless dtype keys layers model-only json";
+  constexpr std::string_view kMost =
       "to tp pp dp ep dtype keys layers model-only tree stats objects dry-run "
       "overwrite verify deep json long regex all partial include draft "
       "timeout port strict finite do once keep-last keep-every keep-best "
       "delete "
       "set unset";
+  const std::string_view common = command.name() == "merge"  ? kMerge
+                                  : command.name() == "diff" ? kDiff
+                                                             : kMost;
   std::string text =
       fmt::format("ckpt {}: {}\n\n", command.name(), command.help());
   text += "usage: " + usage_text(command, app) + "\n\n";
@@ -299,9 +308,8 @@ std::string short_help(const Command& command, const CLI::App& app) {
     std::string lines;
     for (const CLI::Option* option : app.get_options()) {
       if (option->get_group() != group) continue;
-      const bool common = option->get_positional() ||
-                          text::has_word(kCommon, option->get_lnames()[0]);
-      if (common)
+      if (option->get_positional() ||
+          text::has_word(common, option->get_lnames()[0]))
         lines += option_lines(*option, true);
       else
         ++left_out;

@@ -565,7 +565,7 @@ def merge(source: Union[Path, list[Path]], target: Path, *,
     """`ckpt merge`: average checkpoints, or put together what several learned.
 
     weights: One for each source, in their order (default: 1 each)
-    ema: Over the sources in order: e = D e + (1 - D) x
+    ema: A moving average, in their order (e = D e + (1 - D) x)
     method: How they are merged, as mergekit defines it
     base: The model that all were trained from, for methods that compare with
         it
