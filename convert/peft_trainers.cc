@@ -114,13 +114,13 @@ class Trained {
         base_.family ? base_.family->dialect(kGguf) : nullptr;
     if (dialect == nullptr)
       fail("there are no rules of llama.cpp's for the base's family");
-    constexpr std::string_view kWeight = ".weight";
+    constexpr std::string_view kEnding = ".weight";
     for (const Rule& rule : dialect->rules) {
-      if (rule.to != key + std::string(kWeight) || rule.hf.size() != 1 ||
+      if (rule.to != key + std::string(kEnding) || rule.hf.size() != 1 ||
           !rule.each.empty() || rule.ops.size() > 1)
         continue;
       Row row{rule.to, rule.hf[0]};
-      row.hf.remove_suffix(kWeight.size());
+      row.hf.remove_suffix(kEnding.size());
       if (rule.ops.empty()) return row;
       if (rule.ops[0].name != "rope_interleave") continue;
       const bool groups = rule.ops[0].params.value("heads", "$nh") == "$ng";
