@@ -99,7 +99,7 @@ void add_squares(const double* a, const double* b, uint64_t count,
   double products[kLanes] = {};
   for (uint64_t i = 0; i < count; ++i) {
     const bool finite =
-        (std::abs(a[i]) <= kLargest) & (std::abs(b[i]) <= kLargest);
+        std::abs(a[i]) <= kLargest && std::abs(b[i]) <= kLargest;
     const double x = finite ? a[i] : 0, y = finite ? b[i] : 0;
     const size_t lane = i % kLanes;
     squares[lane] += (x - y) * (x - y);
