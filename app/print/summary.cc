@@ -80,22 +80,22 @@ std::string family_text(const Catalog& catalog) {
 // "bf16 16.8 KiB, f32 101.1 KiB", the largest first.
 std::string dtypes_text(const Catalog& catalog) {
   // dtypes in the order of the enum, then types of blocks.
-  using Key = std::pair<std::optional<DType>, std::string_view>;
-  const auto less = [](const Key& a, const Key& b) {
+  using StoredAs = std::pair<std::optional<DType>, std::string_view>;
+  const auto less = [](const StoredAs& a, const StoredAs& b) {
     return a.first && b.first   ? *a.first < *b.first
            : a.first || b.first ? a.first.has_value()
                                 : a.second < b.second;
   };
-  std::map<Key, uint64_t, decltype(less)> bytes(less);
+  std::map<StoredAs, uint64_t, decltype(less)> bytes(less);
   for (const Tensor& tensor : catalog.tensors) {
-    Key key(tensor.dtype, stored_type(tensor, catalog));
+    StoredAs key(tensor.dtype, stored_type(tensor, catalog));
     if (blocks_of(tensor, catalog)) key.first.reset();
     uint64_t& sum = bytes[key];
     sum = checked_add(sum, stored_bytes(tensor, catalog)).value_or(UINT64_MAX);
   }
-  std::vector<std::pair<Key, uint64_t>> sorted(bytes.begin(), bytes.end());
+  std::vector<std::pair<StoredAs, uint64_t>> sorted(bytes.begin(), bytes.end());
   std::ranges::stable_sort(sorted, std::greater{},
-                           &std::pair<Key, uint64_t>::second);
+                           &std::pair<StoredAs, uint64_t>::second);
   std::string text;
   for (const auto& [key, sum] : sorted)
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ", key.second,
