@@ -284,22 +284,21 @@ std::string main_help(const Commands& commands) {
 }
 
 std::string short_help(const Command& command, const CLI::App& app) {
-  // Options that most runs need; every command shows those that it has. Two
-  // whose own options matter more have lists of theirs.
-  constexpr std::string_view kMerge =
-      "weights ema method base last take to dtype dry-run overwrite "
-      "json";
-  constexpr std::string_view kDiff =
-      "write as-lora lossless dtype keys layers model-only json";
-  constexpr std::string_view kMost =
+  // Options that most runs need; every command shows those that it has. Some
+  // have options of their own that matter more.
+  constexpr std::pair<std::string_view, std::string_view> kOwn[] = {
+      {"merge",
+       "weights ema method base last take to dtype dry-run overwrite "
+       "json"},
+      {"diff", "write as-lora lossless dtype keys layers model-only json"},
+      {"edit", "set unset dry-run json"}};
+  std::string_view common =
       "to tp pp dp ep dtype keys layers model-only tree stats objects dry-run "
       "overwrite verify deep json long regex all partial include draft "
       "timeout port strict finite do once keep-last keep-every keep-best "
-      "delete "
-      "set unset";
-  const std::string_view common = command.name() == "merge"  ? kMerge
-                                  : command.name() == "diff" ? kDiff
-                                                             : kMost;
+      "delete";
+  for (const auto& [name, options] : kOwn)
+    if (command.name() == name) common = options;
   std::string text =
       fmt::format("ckpt {}: {}\n\n", command.name(), command.help());
   text += "usage: " + usage_text(command, app) + "\n\n";
