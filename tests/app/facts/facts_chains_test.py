@@ -253,7 +253,7 @@ def chain(folder, family, number):
         said.append(f"{' '.join(map(str, options))}: {result.code}")
         # It can't be said there, or the names stay and take no option.
         if result.code == 5 or (result.code == 2 and
-                                "stay so" in result.err):
+                                "not being converted" in result.err):
             check(not there.exists(), "something was written")
             return
         check(result.code == 0, "\n".join([*said, result.err]))
@@ -319,7 +319,7 @@ def experts_chain(folder, family, number):
         result = CKPT.run("convert", at, there, "--no-fsync", *options)
         said.append(f"{' '.join(map(str, options))}: {result.code}")
         if result.code == 5 or (result.code == 2 and
-                                "stay so" in result.err):
+                                "not being converted" in result.err):
             check(not there.exists(), "something was written")
             return f"refused: {result.err}"
         check(result.code == 0, "\n".join([*said, result.err]))
