@@ -10,6 +10,7 @@
 #include "api/keep/words.h"
 #include "app/command.h"
 #include "app/options/duration.h"
+#include "app/options/options.h"
 #include "app/print/console.h"
 #include "app/print/json_writer.h"
 #include "ckpt/keep.h"
@@ -153,6 +154,8 @@ ExitCode WatchCommand::run() {
     const auto real = std::filesystem::weakly_canonical(root_, failed);
     options_.state =
         default_watch_state(failed ? root_ : real.string(), options_.command);
+  } else {
+    check_note(options_.state, "--state");
   }
   // This program, not another version of it.
   if (options_.command[0] == "ckpt") {

@@ -256,9 +256,9 @@ def test_empty(folder):
 READ = {"--shard-dims": "file", "--flat-params": "file", "--rename": "file",
         "--family-file": "file", "--assume-order": "order",
         "--config-from": "directory", "--adapter": "directory",
-        "--like": "either", "--against": "file",
+        "--like": "either", "--against": "file", "--base": "either",
         "--tokenizer-from": "either"}
-WRITTEN = {"--trace", "--html", "--plan-file", "--draft", "--dir"}
+WRITTEN = {"--trace", "--html", "--plan-file", "--draft", "--dir", "--state"}
 
 
 def path_options():
@@ -306,6 +306,11 @@ def test_path_options(folder):
                 words += [folder / "out", "--to", "safetensors", "-n"]
             if command == "family":
                 words[1:1] = ["infer"]
+            if command == "merge":
+                words += [folder / "m", folder / "out", "-n", "--method",
+                          "task_arithmetic"]
+            if command == "watch":
+                words += ["--once", "--do", "true"]
             for kind, where in places.items():
                 for at in where:
                     is_url = "://" in str(at)
