@@ -435,7 +435,7 @@ Tensor fold(const Tensor& tensor, const Shape& shape, uint32_t files) {
   View::of(tensor).reshape(shape).into(term, kSpare);
   if (!term.grid.empty())
     throw unfaithful_error({{}, tensor.name},
-                           "its rows stand in an order that is not read")
+                           "the order of its rows is not known")
         .with_hint("`ckpt convert SRC DST --to safetensors` first");
   std::vector<Piece>& pieces = term.pieces;
   for (size_t i = 0; i < pieces.size(); ++i)
