@@ -255,7 +255,7 @@ void dequantize(Catalog& catalog, DType dtype) {
     tensors.push_back(std::move(whole));
   }
   catalog.tensors = std::move(tensors);
-  if (config.there) check_unknown_codes(catalog, config.method);
+  if (config.there) check_unknown_codes(catalog, config);
   catalog.skeleton.reset();
   catalog.assumptions.push_back(
       fmt::format("{} weights of {} bits ({}, {}) are dequantized to {}",

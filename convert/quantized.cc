@@ -121,9 +121,21 @@ bool is_made(const Catalog& catalog, const Tensor& tensor) {
          is_decoded(catalog.files.at(tensor.pieces.front().extent.file));
 }
 
+// Positions, masks and counts are whole numbers, too.
+bool is_counted(std::string_view name) {
+  constexpr std::string_view kOthers[] = {"bias", "mask", "index",  "_ids",
+                                          "_map", "_idx", "tokens", "_tracked"};
+  return std::ranges::any_of(
+      kOthers, [&](std::string_view end) { return name.ends_with(end); });
+}
+
 // GPTQModel packs into i64 as well; other tensors of that dtype are positions.
-bool may_be_unknown_codes(const Tensor& tensor) {
+// Under a configuration that no rule explains (`hindered`) whatever may be a
+// code is one: SpQR's are vectors.
+bool may_be_unknown_codes(const Tensor& tensor, bool hindered) {
   const std::string_view name = tensor.name;
+  if (hindered && (is_code(tensor.dtype) || tensor.dtype == DType::i64))
+    return !is_counted(name);
   if (tensor.dtype == DType::i64)
     return name.ends_with("qweight") || name.ends_with("qzeros");
   // Masks of GPT-2 and the like are bytes.
@@ -133,12 +145,8 @@ bool may_be_unknown_codes(const Tensor& tensor) {
 
 // Whole numbers in two dimensions or more, which masks and positions are, too.
 bool looks_like_codes(const Tensor& tensor) {
-  constexpr std::string_view kOthers[] = {"bias", "mask", "index", "_ids",
-                                          "_map", "_idx", "tokens"};
   return tensor.shape.size() > 1 && is_code(tensor.dtype) &&
-         std::ranges::none_of(kOthers, [&](std::string_view end) {
-           return tensor.name.ends_with(end);
-         });
+         !is_counted(tensor.name);
 }
 
 // Whose parameter it is: "a" of a.weight, a.weight._data and a.qweight.
@@ -388,9 +396,12 @@ static void check_orphans(const Catalog& catalog) {
               "kept as they are");
 }
 
-void check_unknown_codes(const Catalog& catalog, const std::string& method) {
+void check_unknown_codes(const Catalog& catalog,
+                         const QuantizationConfig& config) {
+  const std::string& method = config.method;
+  const bool hindered = !config.hindrance.empty();
   for (const Tensor& tensor : catalog.tensors)
-    if (tensor.kind != Kind::optim && may_be_unknown_codes(tensor) &&
+    if (tensor.kind != Kind::optim && may_be_unknown_codes(tensor, hindered) &&
         !is_made(catalog, tensor))
       throw unfaithful_error(
           {catalog.path, tensor.name},
@@ -442,7 +453,7 @@ void prepare_cast(Catalog& catalog, DType dtype) {
             "are");
   if (const QuantizationConfig config = quantization_config(catalog);
       config.there)
-    check_unknown_codes(catalog, config.method);
+    check_unknown_codes(catalog, config);
   check_plain_floats(catalog, dtype);
   for (Tensor& tensor : catalog.tensors)
     if (!tensor.pinned && tensor.kind != Kind::optim &&

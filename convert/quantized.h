@@ -11,6 +11,8 @@
 
 namespace ckpt::families {
 
+struct QuantizationConfig;
+
 // A low-bit weight, and the tensors that determine its numbers:
 //
 //   a.weight (f8, i8)        a.weight_scale_inv, a.weight_scale, a.scales …
@@ -47,10 +49,11 @@ void check_scales(const std::vector<QuantizedWeight>& weights,
 void check_together(const std::vector<QuantizedWeight>& before,
                     const Catalog& catalog);
 
-// Call before dequantizing: throws unfaithful_error for codes of `method` that
-// no rule covers (their scales would be cast alone), and for scales of
-// activations, which belong to no weight.
-void check_unknown_codes(const Catalog& catalog, const std::string& method);
+// Call before dequantizing: throws unfaithful_error for codes of that
+// configuration that no rule covers (their scales would be cast alone), and for
+// scales of activations, which belong to no weight.
+void check_unknown_codes(const Catalog& catalog,
+                         const QuantizationConfig& config);
 void check_activation_scales(const Catalog& catalog);
 
 // k_scale and the like: of an fp8 cache of keys and values.

@@ -362,6 +362,9 @@ UNKNOWN = {
                                             "weight_scale": "bfloat16"}),
     "nvfp4": ("modelopt", {"weight": "uint8", "weight_scale": "float8_e4m3fn",
                            "weight_scale_2": "float32"}),
+    # SpQR's codes have one dimension.
+    **{f"vectors of {dtype}": ("spqr", {"dense_weights": dtype}, (128,))
+       for dtype in ("int64", "int32", "int16", "int8", "uint8")},
 }
 
 
@@ -422,12 +425,12 @@ def test_plain_floats(folder):
         CKPT.ok("convert", source, out, "--overwrite")  # codes are kept
 
 
-def test_unknown(folder, method, parts):
+def test_unknown(folder, method, parts, shape=(8, 16)):
     """A way of quantizing that is unknown, or that lacks some of its tensors:
     no scale is cast alone."""
     import torch
 
-    tensors = {STEM + name: torch.ones(8, 16, dtype=torch.float32).to(
+    tensors = {STEM + name: torch.ones(*shape, dtype=torch.float32).to(
         getattr(torch, dtype)) for name, dtype in parts.items()}
     source = write(folder / "src", {**tensors, **others()},
                    {"quant_method": method})
