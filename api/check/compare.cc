@@ -163,7 +163,10 @@ std::optional<Difference> value_difference(const Catalog& a, const Tensor& x,
   // A tolerance was requested: what is within it is not a difference at all.
   if (options.numeric && numbered) {
     apart = numbers(a, x, b, y, options, engine);
-    if (apart->mismatches == 0) return std::nullopt;
+    if (apart->mismatches == 0) {
+      if (options.within && apart->max_abs != 0) ++*options.within;
+      return std::nullopt;
+    }
   }
   const auto measure = [&] {
     if (!apart && options.describe && numbered)

@@ -33,6 +33,8 @@ struct CompareOptions {
   uint64_t vocabulary = 0;     // entries that are in use, if known
   // Where such tensors are counted, by type; null: they differ.
   std::vector<Rounded>* rounded = nullptr;
+  // Where tensors are counted that differ, but within the tolerance; or null.
+  uint64_t* within = nullptr;
 };
 
 // "12 of 64 elements differ, relative L2 0.0012, at most by 0.01"

@@ -208,6 +208,7 @@ VerifyReport Verify::verify_two() {
   report.files = file_count(a) + file_count(b);
   compare_.casts = compare_.describe = true;
   compare_.rounded = &report.rounded;
+  compare_.within = &report.within;
   const library::ReadAsNumbers read = library::as_numbers(a, b, engine);
   Comparison result =
       library::compare(std::move(a), std::move(b), compare_, engine);
@@ -242,6 +243,7 @@ std::string Verify::verdict_text(const VerifyReport& report) const {
   std::string word(ckpt::name(report.verdict));
   if (two) word = report.ok ? "identical" : "mismatch";
   if (report.ok && !report.rounded.empty()) word = "equal within rounding";
+  if (report.ok && report.within != 0) word = "equal within the tolerance";
   if (report.verdict == ckpt::Verdict::kCantTell) word = "can't tell";
   if (report.verdict == ckpt::Verdict::kWarnings)
     word = "ok, " + text::counted(found, "warning");
@@ -255,6 +257,8 @@ std::string Verify::verdict_text(const VerifyReport& report) const {
       styled(word, report.ok ? Style::kGreen : Style::kRed),
       text::counted(report.tensors, "tensor"), text::iec_size(report.bytes),
       text::counted(report.files, "file"), text::printable(said));
+  if (report.within != 0)
+    line += "; not bit for bit: " + text::counted(report.within, "tensor");
   if (const size_t count = not_compared_of(report); count != 0)
     line += fmt::format("; {} not compared", count);
   if (!two && integrity_.quick)

@@ -372,6 +372,7 @@ std::string verify_json(const VerifyReport& report) {
     }
     json.end_array();
   }
+  if (report.within != 0) json.member("within_tolerance", report.within);
   write_ranks(json);
   json.end_object();
   return std::move(json).text();

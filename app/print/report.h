@@ -50,6 +50,7 @@ struct VerifyReport : Report {
   std::vector<Difference> differences = {};
   std::vector<families::FactDifference> facts = {};
   std::vector<library::Rounded> rounded = {};
+  uint64_t within = 0;  // tensors that differ, but within the tolerance
 };
 std::string verify_json(const VerifyReport& report);
 
