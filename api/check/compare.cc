@@ -69,14 +69,6 @@ bool rows_differ(const Tensor& a, const Tensor& b) {
          std::equal(a.shape.begin() + 1, a.shape.end(), b.shape.begin() + 1);
 }
 
-reshard::RunOptions read_options(const Engine& engine) {
-  reshard::RunOptions run;
-  run.threads = engine.threads;
-  run.max_mem = std::max<uint64_t>(engine.max_mem / 4, 1 << 20);
-  run.digest = false;
-  return run;
-}
-
 uint64_t tile_bytes(const Engine& engine) {
   return std::min<uint64_t>(engine.max_mem / 8, 64 << 20);
 }
@@ -85,7 +77,7 @@ uint64_t tile_bytes(const Engine& engine) {
 reshard::Comparison numbers(const Catalog& a, const Tensor& x, const Catalog& b,
                             const Tensor& y, const CompareOptions& options,
                             const Engine& engine) {
-  const reshard::RunOptions run = read_options(engine);
+  const reshard::RunOptions run = plain_read(engine);
   reshard::Comparison sum;
   for (const Box& box : reshard::tiles(x, tile_bytes(engine))) {
     const auto left = reshard::read_box(a, x, box, run);
@@ -101,7 +93,7 @@ reshard::Comparison numbers(const Catalog& a, const Tensor& x, const Catalog& b,
 // True if all rows of x are the first rows of y.
 bool begins_with(const Catalog& a, const Tensor& x, const Catalog& b,
                  const Tensor& y, const Engine& engine) {
-  const reshard::RunOptions run = read_options(engine);
+  const reshard::RunOptions run = plain_read(engine);
   return std::ranges::all_of(reshard::tiles(x, tile_bytes(engine)),
                              [&](const Box& box) {
                                return reshard::read_box(a, x, box, run) ==
@@ -280,7 +272,7 @@ bool in_object(const Catalog& catalog, const Tensor& lonely,
       });
   if (!below) return false;
   const std::vector<std::byte> bytes = reshard::read_box(
-      catalog, lonely, Box::whole(lonely.shape), read_options(engine));
+      catalog, lonely, Box::whole(lonely.shape), plain_read(engine));
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()),
                               bytes.size());
   return std::ranges::any_of(
@@ -295,7 +287,7 @@ bool in_object(const Catalog& catalog, const Tensor& lonely,
 void prove_left_out(const Catalog& catalog, const Engine& engine,
                     std::vector<Difference>& differences) {
   try {
-    reshard::prove_redundant(catalog, read_options(engine));
+    reshard::prove_redundant(catalog, plain_read(engine));
   } catch (const Error& error) {
     if (error.code() != ExitCode::kUnfaithful) throw;
     differences.push_back({"values", error.where().tensor, error.problem()});

@@ -22,14 +22,6 @@ constexpr std::string_view kEqualAfterCast = "equal after cast";
 
 using Bytes = std::vector<std::byte>;
 
-reshard::RunOptions plain_read(const Engine& engine) {
-  reshard::RunOptions run;
-  run.threads = engine.threads;
-  run.max_mem = std::max<uint64_t>(engine.max_mem / 4, 1 << 20);
-  run.digest = false;
-  return run;
-}
-
 Bytes cast_to(DType from, DType to, const Bytes& in, uint64_t count) {
   Bytes out(byte_size(to, Shape{count}).value_or(0));
   reshard::Caster()(from, to, in.data(), out.data(), count);
@@ -116,6 +108,14 @@ std::vector<uint64_t> matched_rows(const Bytes& a, const Bytes& b,
 }
 
 }  // namespace
+
+reshard::RunOptions plain_read(const Engine& engine) {
+  reshard::RunOptions run;
+  run.threads = engine.threads;
+  run.max_mem = std::max<uint64_t>(engine.max_mem / 4, 1 << 20);
+  run.digest = false;
+  return run;
+}
 
 std::optional<std::string> rounding(const Catalog& a, const Tensor& x,
                                     const Catalog& b, const Tensor& y,

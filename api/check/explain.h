@@ -9,6 +9,7 @@
 
 #include "api/engine.h"
 #include "ckpt/catalog.h"
+#include "reshard/run_options.h"
 
 namespace ckpt::library {
 
@@ -29,6 +30,9 @@ std::optional<std::string> only_padding(const Catalog& a, const Tensor& x,
                                         const Catalog& b, const Tensor& y,
                                         uint64_t vocabulary,
                                         const Engine& engine);
+
+// For tiles of tensors that are compared.
+reshard::RunOptions plain_read(const Engine& engine);
 
 // True if, by what rounding() said, only a format's own dtype for such a tensor
 // differs, and no number.
