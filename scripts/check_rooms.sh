@@ -102,7 +102,7 @@ models: 6650
 formats: 77600
 convert: 17370
 reshard: 23000
-api: 26200
+api: 26260
 app: 18000
 '
 while IFS=: read -r room most; do

@@ -5,13 +5,16 @@
 
 #include <algorithm>
 
+#include "api/check/explain.h"
 #include "ckpt/error.h"
+#include "ckpt/note.h"
 #include "convert/dialects.h"
 #include "convert/quantized.h"
 #include "convert/quantized_config.h"
 #include "convert/values.h"
 #include "formats/peft/settings.h"
 #include "lib/text/words.h"
+#include "reshard/cast_kernel.h"
 #include "reshard/prove.h"
 
 namespace ckpt::library {
@@ -61,21 +64,26 @@ void add_apart(const families::Facts& of_a, const std::string& side_a,
   }
 }
 
-const Tensor* with_ending(const Catalog& catalog,
-                          std::initializer_list<std::string_view> endings) {
+using Tensors = std::vector<const Tensor*>;
+
+Tensors with_ending(const Catalog& catalog,
+                    std::initializer_list<std::string_view> endings) {
+  Tensors found;
   for (const Tensor& tensor : catalog.tensors)
-    for (const std::string_view ending : endings)
-      if (tensor.kind == Kind::model && tensor.name.ends_with(ending))
-        return &tensor;
-  return nullptr;
+    if (tensor.kind == Kind::model &&
+        std::ranges::any_of(endings, [&](std::string_view ending) {
+          return tensor.name.ends_with(ending);
+        }))
+      found.push_back(&tensor);
+  return found;
 }
 
-const Tensor* head_of(const Catalog& catalog) {
+Tensors heads_of(const Catalog& catalog) {
   return with_ending(
       catalog, {"lm_head.weight", "embed_out.weight", "output_layer.weight"});
 }
 
-const Tensor* embedding_of(const Catalog& catalog) {
+Tensors embeddings_of(const Catalog& catalog) {
   return with_ending(catalog, {"embed_tokens.weight", "embed_in.weight",
                                "wte.weight", "word_embeddings.weight"});
 }
@@ -83,22 +91,37 @@ const Tensor* embedding_of(const Catalog& catalog) {
 // True if a model that is said to be tied has an output layer of its own, which
 // is then unused.
 bool has_unused_head(const Catalog& catalog, const Engine& engine) {
-  const Tensor* head = head_of(catalog);
-  const Tensor* embedding = embedding_of(catalog);
-  if (!head || !embedding || (head->tie != 0 && head->tie == embedding->tie))
-    return false;
+  const Tensors heads = heads_of(catalog), embeddings = embeddings_of(catalog);
+  if (heads.empty() || embeddings.empty()) return false;
+  const Tensor &head = *heads.front(), &embedding = *embeddings.front();
+  if (head.tie != 0 && head.tie == embedding.tie) return false;
   Catalog both = catalog;
-  both.redundant = {{*head, {}, *embedding, "tied"}};
+  both.redundant = {{head, {}, embedding, "tied"}};
   locate(both);
-  reshard::RunOptions run;
-  run.max_mem = std::max<uint64_t>(engine.max_mem / 4, 1 << 20);
   try {
-    reshard::prove_redundant(both, run);
+    reshard::prove_redundant(both, plain_read(engine));
   } catch (const Error& error) {
     if (error.code() != ExitCode::kUnfaithful) throw;
     return true;
   }
   return false;
+}
+
+// What says that the model is tied, "" if nothing does. Damage in it is
+// reported elsewhere.
+std::string tied_by(const Catalog& catalog) {
+  try {
+    const families::Facts facts = families::facts_of(catalog);
+    if (const auto tied = facts.find("tied"); tied != facts.end())
+      return tied->second.value == true ? tied->second.source : "";
+    const families::Values config = families::values_of(catalog, "hf");
+    const auto said = config.values.find("tie_word_embeddings");
+    if (said != config.values.end() && *said == true)
+      return config.source + " tie_word_embeddings";
+  } catch (const Error&) {
+    return "";
+  }
+  return "";
 }
 
 // Ties are weak facts: they change nothing about a head that equals the
@@ -115,7 +138,8 @@ void compare_ties(const Catalog& a, const Catalog& b,
     return;
   const Catalog& bound = one.value == true ? a : b;
   const Catalog& free = one.value == true ? b : a;
-  const bool lacks_head = !head_of(free) && embedding_of(free);
+  const bool lacks_head =
+      heads_of(free).empty() && !embeddings_of(free).empty();
   if (!lacks_head && !has_unused_head(bound, engine)) return;
   all.push_back({"tied", one.value, other.value, one.source, other.source});
 }
@@ -220,6 +244,24 @@ std::vector<families::FactDifference> differing_facts(const Catalog& a,
   compare_quantization(a, b, apart);
   compare_adapters(a, b, apart);
   return apart;
+}
+
+std::optional<Problem> unlike_tied_head(const Catalog& catalog,
+                                        const Engine& engine) {
+  // Of several models in one, a head's own embedding isn't known. Codes are
+  // judged with what belongs to them.
+  const Tensors heads = heads_of(catalog), embeddings = embeddings_of(catalog);
+  if (heads.size() != 1 || embeddings.size() != 1 ||
+      !reshard::is_float(heads[0]->dtype))
+    return std::nullopt;
+  const std::string tied = tied_by(catalog);
+  if (tied.empty() || !has_unused_head(catalog, engine)) return std::nullopt;
+  return damage(
+      "configuration", {catalog.path, heads[0]->name},
+      "{} ties it to {}, and the two differ: transformers 4 and vLLM compute "
+      "with the embedding alone, transformers 5 with both; if the head was "
+      "trained, set tie_word_embeddings to false in config.json",
+      tied, embeddings[0]->name);
 }
 
 std::string fact_text(const families::FactDifference& fact) {

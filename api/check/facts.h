@@ -24,6 +24,11 @@ std::vector<families::FactDifference> differing_facts(const Catalog& a,
 // "1e-06 (config.json rms_norm_eps) and 1e-05 (args norm_epsilon)"
 std::string fact_text(const families::FactDifference& fact);
 
+// A head that differs from the embedding although the configuration ties them:
+// loaders disagree about which of them is the head. Reads both tensors.
+std::optional<Problem> unlike_tied_head(const Catalog& catalog,
+                                        const Engine& engine);
+
 // The size of the model's vocabulary, if its configuration says it.
 std::optional<uint64_t> vocabulary_of(const Catalog& catalog);
 

@@ -10,6 +10,7 @@
 #include <set>
 #include <utility>
 
+#include "api/check/facts.h"
 #include "api/check/fingerprint.h"
 #include "api/check/hub.h"
 #include "api/check/manifest_check.h"
@@ -470,6 +471,9 @@ Report check_integrity(const std::string& path, const Selection& selection,
       check.add_all(runs::check_counts(catalog));
       check.add_all(runs::check_shared(catalog));
       check.integrity_file(catalog);
+      if (whole && !io::is_url(catalog.path))
+        if (auto unlike = unlike_tied_head(catalog, engine))
+          check.add(*std::move(unlike));
       check.checksums(catalog, options);
     }
     check.sums(catalog, options);

@@ -289,6 +289,31 @@ def class_of_mismatches(folder):
     check_equal(verdict(folder / "hf")["verdict"], "mismatch", "vocabulary")
 
 
+def a_tied_head_of_its_own(folder):
+    """transformers 4 and vLLM drop it for the embedding, transformers 5 uses
+    it; a copy of the embedding is no harm."""
+    path = folder / "hf"
+
+    def read():
+        return json.loads(CKPT.run("verify", path, "--json").out)
+
+    for tied in (True, False):
+        tensors = llama(path, tie_word_embeddings=tied)
+        report = read()
+        named = [p["tensor"] for p in report["problems"]
+                 if p["kind"] == "configuration"]
+        check_equal((report["verdict"], named),
+                    ("mismatch", ["lm_head.weight"]) if tied else ("ok", []),
+                    f"tied: {tied}")
+    config = json.loads((path / "config.json").read_text())
+    config["tie_word_embeddings"] = True
+    (path / "config.json").write_text(json.dumps(config))
+    CKPT.run("convert", path, folder / "out", "--to", "vllm").want(5)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    write(path, tensors)
+    check_equal(read()["verdict"], "ok", "a copy")
+
+
 def verdicts(folder):
     """One word, in the line and in the document; --strict makes it count."""
     import torch
@@ -483,7 +508,8 @@ def prepare(suite, ckpt):
         suite.add(f"each tensor of {case} spoilt", spoil_files, case)
     for case in NAMED:
         suite.add(f"a lost file of {case}", lost_file, case)
-    for case in (class_of_losses, class_of_mismatches, verdicts, without_rules,
+    for case in (class_of_losses, class_of_mismatches, a_tied_head_of_its_own,
+                 verdicts, without_rules,
                  a_scripts_optimizer, an_average,
                  a_configuration_that_means_others, holes, stale_index):
         suite.add(case.__name__.replace("_", " "), case)
