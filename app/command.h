@@ -38,6 +38,7 @@ std::unique_ptr<Command> make_doctor();
 std::unique_ptr<Command> make_edit();
 std::unique_ptr<Command> make_family();
 std::unique_ptr<Command> make_fetch();
+std::unique_ptr<Command> make_sync();
 std::unique_ptr<Command> make_inspect();
 std::unique_ptr<Command> make_ls();
 std::unique_ptr<Command> make_man();

@@ -103,7 +103,7 @@ formats: 77600
 convert: 17370
 reshard: 23000
 api: 26260
-app: 18000
+app: 18640
 '
 while IFS=: read -r room most; do
   [ -n "$room" ] || continue

@@ -35,6 +35,7 @@ Commands all_commands() {
   commands.push_back(make_scan());
   commands.push_back(make_salvage());
   commands.push_back(make_fetch());
+  commands.push_back(make_sync());
   commands.push_back(make_edit());
   commands.push_back(make_prune());
   commands.push_back(make_family());

@@ -18,6 +18,7 @@
 #include "app/print/progress.h"
 #include "lib/interrupt.h"
 #include "lib/io/ahead.h"
+#include "lib/io/listing.h"
 #include "lib/io/remote.h"
 #include "lib/io/upload.h"
 #include "lib/parallel.h"
@@ -58,16 +59,29 @@ void check_name(const std::string& url, const std::string& path) {
                      printable(path));
 }
 
+// Of a file on this machine, what a change to it changes.
+std::string tag_here(const struct stat& facts) {
+  return fmt::format("{} {:x}-{:x}.{:x}-{:x}.{:x}", facts.st_size, facts.st_ino,
+                     facts.st_mtim.tv_sec, facts.st_mtim.tv_nsec,
+                     facts.st_ctim.tv_sec, facts.st_ctim.tv_nsec);
+}
+
 void look_at(FetchFile& file) {
   struct stat facts;
   if (!io::stat_any(file.url, facts))
-    throw missing_error({file.url, {}},
-                        "is listed, and the server does not have it")
+    throw missing_error({file.url, {}}, "is listed, and is not there")
         .with_hint(
             "the directory is changing, or it is a broken symlink; "
             "--exclude leaves it out");
   Session::current()->watch.opened(file.url, facts);
   file.bytes = static_cast<uint64_t>(facts.st_size);
+  if (!io::is_url(file.url)) {
+    if (!S_ISREG(facts.st_mode))
+      throw unfaithful_error({file.url, {}}, "is not a regular file")
+          .with_hint("--exclude leaves it out");
+    file.tag = tag_here(facts);
+    return;
+  }
   io::RemoteFacts told = io::remote_facts(file.url);
   file.sha256 = std::move(told.sha256);
   file.versioned = told.versioned;
@@ -123,27 +137,8 @@ void Fetch::add_options(CLI::App& app) {
 }
 
 void Fetch::list() {
-  std::vector<text::Glob> include(include_.begin(), include_.end());
-  std::vector<text::Glob> exclude(exclude_.begin(), exclude_.end());
-  const auto any = [](const std::vector<text::Glob>& globs,
-                      const std::string& path) {
-    return std::ranges::any_of(
-        globs, [&](const text::Glob& one) { return one.matches(path); });
-  };
-  list_files(job_, url_, [&](const std::string& path) {
-    return (include.empty() || any(include, path)) && !any(exclude, path);
-  });
-  std::vector<std::string> urls;
-  std::map<std::string, FetchFile*> by_url;
-  for (FetchFile& file : job_.files) {
-    urls.push_back(file.url);
-    by_url[file.url] = &file;
-  }
-  const sums::Beside found = sums::listed(urls);
-  for (const sums::Sum& sum : found.sums)
-    by_url.at(sum.file)->sums.push_back(sum);
-  for (const Problem& problem : found.problems)
-    say("warning: " + text::printable(problem.file) + " " + problem.message);
+  list_files(job_, url_, wanted(include_, exclude_));
+  add_listed_sums(job_);
 }
 
 // It would be a directory named like the file, with the file in it.
@@ -235,9 +230,10 @@ void list_files(FetchJob& job, const std::string& url,
   std::vector<io::RemoteEntry> all;
   job.single = io::is_file(url);
   if (job.single) {
-    all.push_back({io::remote_name(url), 0});
+    all.push_back(
+        {io::is_url(url) ? io::remote_name(url) : io::base_name(url), 0});
   } else if (io::is_directory(url)) {
-    all = io::files_below(url);
+    all = io::is_url(url) ? io::files_below(url) : files_here(url, nullptr);
   } else {
     throw missing_error({url, {}}, "does not exist");
   }
@@ -256,6 +252,75 @@ void list_files(FetchJob& job, const std::string& url,
                       text::counted(all.size(), "file"))
       .with_hint("--include and --exclude are globs; a name here: " +
                  text::printable(all.front().path));
+}
+
+std::function<bool(const std::string&)> wanted(
+    const std::vector<std::string>& include,
+    const std::vector<std::string>& exclude) {
+  return [in = std::vector<text::Glob>(include.begin(), include.end()),
+          out = std::vector<text::Glob>(exclude.begin(), exclude.end())](
+             const std::string& path) {
+    const auto matches = [&](const text::Glob& one) {
+      return one.matches(path);
+    };
+    return (in.empty() || std::ranges::any_of(in, matches)) &&
+           std::ranges::none_of(out, matches);
+  };
+}
+
+std::vector<io::RemoteEntry> files_here(const std::string& root,
+                                        std::vector<std::string>* links) {
+  constexpr size_t kMostFiles = 1'000'000;
+  std::vector<io::RemoteEntry> files;
+  std::error_code failed;
+  fs::recursive_directory_iterator at(root, failed);
+  for (const fs::recursive_directory_iterator end; !failed && at != end;
+       at.increment(failed)) {
+    if (io::is_lost_and_found(at->path().string()))
+      at.disable_recursion_pending();
+    std::error_code ignored;
+    const std::string path = at->path().lexically_relative(root).string();
+    if (!at->is_directory(ignored))
+      files.push_back({path, 0});
+    else if (links && at->is_symlink(ignored))
+      links->push_back(path);
+    if (files.size() > kMostFiles)
+      throw input_error({root, {}}, "more than {} files lie in it", kMostFiles);
+  }
+  if (failed) throw io_error(root, "cannot list it", failed.value());
+  std::ranges::sort(files, {}, &io::RemoteEntry::path);
+  return files;
+}
+
+bool same_bytes(FetchJob& job, const FetchFile& file, const std::string& path) {
+  struct Differs {};
+  const io::Handle other = io::Handle::open_read(path);
+  std::vector<std::byte> own;
+  try {
+    fetch_bytes(job, open_fetched(file), 0, file.bytes, file.bytes,
+                [&](uint64_t at, std::span<const std::byte> bytes) {
+                  own.resize(bytes.size());
+                  other.read(at, own);
+                  if (!std::ranges::equal(own, bytes)) throw Differs{};
+                });
+  } catch (const Differs&) {
+    return false;
+  }
+  return true;
+}
+
+void add_listed_sums(FetchJob& job) {
+  std::vector<std::string> urls;
+  std::map<std::string, FetchFile*> by_url;
+  for (FetchFile& file : job.files) {
+    urls.push_back(file.url);
+    by_url[file.url] = &file;
+  }
+  const sums::Beside found = sums::listed(urls);
+  for (const sums::Sum& sum : found.sums)
+    by_url.at(sum.file)->sums.push_back(sum);
+  for (const Problem& problem : found.problems)
+    say("warning: " + printable(problem.file) + " " + problem.message);
 }
 
 io::Handle open_fetched(const FetchFile& file) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How `ckpt fetch` copies the files of its list: fetch_here.cc to files on this
-// machine, fetch_there.cc to objects below s3:// or gs://.
+// How `ckpt fetch` and `ckpt sync` copy the files of a list: fetch_here.cc to
+// files on this machine, fetch_there.cc to objects below s3:// or gs://.
 #pragma once
 
 #include <atomic>
@@ -12,6 +12,7 @@
 
 #include "containers/sums/sums.h"
 #include "lib/io/file.h"
+#include "lib/io/remote.h"
 #include "lib/progress.h"
 
 namespace ckpt::app {
@@ -42,10 +43,26 @@ struct FetchJob {
   std::atomic<uint64_t> listed = 0;   // files with a checksum that a list has
 };
 
-// Fills in job.files, and job.single, from what is at a URL, without the paths
-// that are not wanted. Throws missing_error if nothing is there or wanted.
+// True for a path that a glob of `include` matches (or any, if there are none)
+// and none of `exclude`.
+std::function<bool(const std::string& path)> wanted(
+    const std::vector<std::string>& include,
+    const std::vector<std::string>& exclude);
+
+// Fills in job.files, and job.single, from what is at a path or URL, without
+// the files that are not wanted. Links to directories are not followed. Throws
+// missing_error if nothing is there or wanted.
 void list_files(FetchJob& job, const std::string& url,
                 const std::function<bool(const std::string& path)>& wanted);
+
+// The files below a directory of this machine, by their relative paths. Links
+// to files are files; links to directories are not followed, and go into
+// `links`.
+std::vector<io::RemoteEntry> files_here(const std::string& root,
+                                        std::vector<std::string>* links);
+
+// Adds the checksums that lists beside the files have of them.
+void add_listed_sums(FetchJob& job);
 
 // Both continue where an earlier run stopped.
 void fetch_here(FetchJob& job);
@@ -62,6 +79,8 @@ void fetch_bytes(FetchJob& job, const io::Handle& from, uint64_t begin,
 
 // Opens the source, which must have the size that the list says.
 io::Handle open_fetched(const FetchFile& file);
+// Compares the source with a file of the same size, as far as they are alike.
+bool same_bytes(FetchJob& job, const FetchFile& file, const std::string& path);
 // What a reader looks for first appears last.
 bool is_index(const FetchFile& file);
 // Throws if `sum` is not what was promised; counts it else.

@@ -120,7 +120,6 @@ class FetchHere {
  private:
   using Parts = std::vector<FetchJournal::Part>;
   bool is_there(const FetchFile& file, const Parts& known) const;
-  bool is_same(const FetchFile& file) const;
   void look(const FetchFile& file);
   uint64_t left_to_fetch() const;
   std::vector<Stretch> cut();
@@ -173,7 +172,9 @@ bool FetchHere::is_there(const FetchFile& file, const Parts& known) const {
     if (!promised &&
         proven(io::Handle::open_read(path), known).missing(file.bytes).empty())
       return true;
-    if (!promised && !job_.overwrite && is_same(file)) return true;
+    // Nothing says what it should be: what the server has is read once more.
+    if (!promised && !job_.overwrite && same_bytes(job_, file, path))
+      return true;
   }
   if (job_.overwrite) return false;
   throw unfaithful_error({path, {}}, "already exists")
@@ -182,24 +183,6 @@ bool FetchHere::is_there(const FetchFile& file, const Parts& known) const {
                           ? "it differs from the one that would be fetched: "
                           : "") +
           "fetch into another directory, or replace it with --overwrite");
-}
-
-// Nothing says what it should be: what the server has is read once more.
-bool FetchHere::is_same(const FetchFile& file) const {
-  struct Differs {};
-  const io::Handle here = io::Handle::open_read(path_of(file));
-  std::vector<std::byte> own;
-  try {
-    fetch_bytes(job_, open_fetched(file), 0, file.bytes, file.bytes,
-                [&](uint64_t at, std::span<const std::byte> bytes) {
-                  own.resize(bytes.size());
-                  here.read(at, own);
-                  if (!std::ranges::equal(own, bytes)) throw Differs{};
-                });
-  } catch (const Differs&) {
-    return false;
-  }
-  return true;
 }
 
 // Finds out how much of the file is already there.

@@ -110,6 +110,10 @@ struct RemoteFacts {
 };
 RemoteFacts remote_facts(const std::string& url);
 
+// True if the object's ETag is the MD5 of this file, or of its parts as uploads
+// cut them. False proves nothing: an ETag can be anything.
+bool has_etag_of(const std::string& url, const Handle& file);
+
 // What a copy of the file is called here: "a b" for https://HOST/a%20b.
 std::string remote_name(const std::string& url);
 

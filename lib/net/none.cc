@@ -33,6 +33,7 @@ std::vector<std::string> names_in_remote(const std::string& url) {
 void look_below_remote(const std::string& url) { refuse(url); }
 void look_beside_remote(const std::string&) {}
 RemoteFacts remote_facts(const std::string& url) { refuse(url); }
+bool has_etag_of(const std::string& url, const Handle&) { refuse(url); }
 std::string remote_name(const std::string& url) { refuse(url); }
 std::string take_secrets(const std::string& url) {
   return url.substr(0, url.find('?'));

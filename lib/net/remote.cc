@@ -15,6 +15,7 @@
 #include "lib/net/file.h"
 #include "lib/net/settings.h"
 #include "lib/net/store.h"
+#include "lib/net/upload_sums.h"
 #include "lib/net/url.h"
 
 namespace ckpt::net {
@@ -275,6 +276,12 @@ RemoteFacts remote_facts(const std::string& url) {
   const auto facts = net::facts_of(net::normal(url));
   if (!facts) return {};
   return {facts->sha256, !facts->tag.empty(), facts->ranges};
+}
+
+bool has_etag_of(const std::string& url, const Handle& file) {
+  const auto facts = net::facts_of(net::normal(url));
+  return facts && facts->size == file.size() &&
+         net::is_etag_of(net::unquoted(facts->tag), file);
 }
 
 std::string remote_name(const std::string& url) {

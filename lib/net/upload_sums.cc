@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <set>
 #include <span>
 
+#include "lib/io/upload.h"
 #include "lib/net/md5.h"
 #include "lib/net/xml.h"
 #include "lib/sha256.h"
@@ -93,6 +95,26 @@ std::string etag_of_parts(const std::vector<std::string>& etags) {
     sum.update(bytes);
   }
   return fmt::format("{}-{}", sum.hex(), etags.size());
+}
+
+bool is_etag_of(const std::string& etag, const io::Handle& file) {
+  constexpr uint64_t kMiB = uint64_t{1} << 20, kMostPart = uint64_t{4} << 30;
+  const uint64_t size = file.size();
+  if (is_md5(etag)) return sums_of(file, 0, size).md5 == etag;
+  const size_t dash = etag.find('-');
+  if (dash == etag.npos || !is_md5(etag.substr(0, dash))) return false;
+  std::set<uint64_t> parts{std::max<uint64_t>(1, io::upload_cost(size).part)};
+  for (uint64_t part = 8 * kMiB; part <= kMostPart; part *= 2)
+    parts.insert(part);
+  for (const uint64_t part : parts) {
+    const uint64_t count = (size + part - 1) / part;
+    if (etag.substr(dash + 1) != std::to_string(count)) continue;
+    std::vector<std::string> etags;
+    for (uint64_t at = 0; at < size; at += part)
+      etags.push_back(sums_of(file, at, std::min(part, size - at)).md5);
+    if (etag_of_parts(etags) == etag) return true;
+  }
+  return false;
 }
 
 bool came_otherwise(const Response& response) {

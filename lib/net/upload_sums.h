@@ -29,6 +29,10 @@ std::string difference(const Response& response, const Sums& sums);
 // MD5s, and their number. "?" if the server's are no MD5s.
 std::string etag_of_parts(const std::vector<std::string>& etags);
 
+// True if an object of this content can have that ETag, uploaded at once or in
+// parts of a usual size.
+bool is_etag_of(const std::string& etag, const io::Handle& file);
+
 // True for a reply saying that the bytes received are not those sent.
 bool came_otherwise(const Response& response);
 

@@ -14,9 +14,9 @@ from ._commands import (Difference, Path, Served, Verdict, Written,
 Words = Any
 
 __all__ = ["inspect", "ls", "view", "show", "convert", "reshard", "unshard",
-           "merge", "verify", "diff", "scan", "salvage", "fetch", "edit",
-           "prune", "family", "run_plan", "wait", "watch", "demo", "doctor",
-           "man", "completion"]
+           "merge", "verify", "diff", "scan", "salvage", "fetch", "sync",
+           "edit", "prune", "family", "run_plan", "wait", "watch", "demo",
+           "doctor", "man", "completion"]
 
 
 def inspect(path: Path, *, all: bool = False, tree: bool = False,
@@ -859,6 +859,25 @@ def fetch(url: str, dir: Path, *, include: Words = None, exclude: Words = None,
     verbose: Say what was chosen and why; -vv: each problem
     """
     return document_of("fetch", locals(), ("url", "dir"))
+
+
+def sync(source: Path, target: Path, *, include: Words = None,
+        exclude: Words = None, delete_extra: bool = False,
+        dry_run: bool = False, no_fsync: bool = False, overwrite: bool = False,
+        max_rate: Union[int, str, None] = None, verbose: bool = False,
+        progress: Any = None) -> Written:
+    """`ckpt sync`: make one folder or bucket the same as another, by what differs.
+
+    include: Only files that match one of these
+    exclude: No files that match one of these
+    delete_extra: Delete what DST has and SRC lacks, once all is copied
+    dry_run: Compare, copy nothing
+    no_fsync: Don't wait for the disk
+    overwrite: Replace what differs
+    max_rate: Bytes a second at most: 500MB
+    verbose: Say what was chosen and why; -vv: each problem
+    """
+    return written_of("sync", locals(), ("source", "target"))
 
 
 def edit(path: Path, *, set: Words = None, unset: Words = None,

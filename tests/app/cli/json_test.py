@@ -146,6 +146,8 @@ GOOD = [
     ("wait", 0, ("wait", TP4, "--settle", "0")),
     ("wait", 1, ("wait", "nowhere", "--timeout", "0")),
     ("edit", 0, ("edit", LLAMA, "--set", "a=b", "-n")),
+    ("sync", 0, ("sync", RUN, "out")),
+    ("sync", 0, ("sync", RUN, "out", "-n")),
     ("prune", 0, ("prune", RUN, "--keep-last", 1)),
     ("watch", 0, ("watch", RUN, "--do", "true {step}", "-n", "--state", "s")),
     ("watch", 0, ("watch", RUN, "--do", "true {step}", "--once", "--state",

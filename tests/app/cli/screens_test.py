@@ -84,13 +84,14 @@ EVERY = (
     ("family", "check", "hf/llama/ckpt", "--family", "mixtral"),
     ("wait", "hf/llama/ckpt", "--settle", "0"), ("doctor",), ("help",),
     ("edit", "hf/llama/ckpt", "--set", "a=b", "-n"),
+    ("sync", "hf/llama/ckpt", "nowhere", "-n"),
     ("prune", "runs/verl_fsdp2_w2/ckpt", "--keep-last", "1"),
     ("watch", "runs/verl_fsdp2_w2/ckpt", "--do", "echo {step}", "-n"),
     ("demo", "nowhere", "-n"),
     *((name, how) for name in (
         "inspect", "ls", "view", "show", "convert", "reshard", "unshard",
         "merge", "verify", "diff", "scan", "salvage", "fetch", "edit", "prune",
-        "family", "run", "wait", "watch", "demo", "doctor", "man", "completion")
+        "sync", "family", "run", "wait", "watch", "demo", "doctor", "man", "completion")
       for how in ("-h", "--help")),
 )
 

@@ -12,6 +12,9 @@ from xml.sax.saxutils import escape
 from remote_servers import Handler, Server
 
 
+QUOTE = {'"': "&quot;"}
+
+
 def etag_of(data):
     return hashlib.md5(data).hexdigest()
 
@@ -40,7 +43,7 @@ class Objects(Server):
         super().__init__("/nonexistent")
         self.http.RequestHandlerClass = ObjectHandler
         self.objects = {k: (bytes(v), {}) for k, v in dict(objects).items()}
-        self.uploads, self.odd = {}, set(odd)
+        self.uploads, self.odd, self.tags = {}, set(odd), {}
         self.page_keys, self.delay = page, delay
         self.log = []  # (seconds, method, path, range)
         self.env = {"AWS_ENDPOINT_URL": self.url, "AWS_ACCESS_KEY_ID": "AKID1",
@@ -92,9 +95,8 @@ class Objects(Server):
                 row = f"<CommonPrefixes>{row}</CommonPrefixes>"
             else:
                 name, data = key, self.objects[key][0]
-                weak = "W/" if "weak" in self.odd else ""
                 row = (f"<Contents><Key>{quote(key)}</Key><Size>{len(data)}"
-                       f"</Size><ETag>{weak}&quot;{etag_of(data)}&quot;</ETag>"
+                       f"</Size><ETag>{escape(self.tag(key), QUOTE)}</ETag>"
                        "</Contents>")
                 if "no etag" in self.odd:
                     row = re.sub("<ETag>.*</ETag>", "", row)
@@ -114,6 +116,11 @@ class Objects(Server):
                 + f"<IsTruncated>{str(more).lower()}</IsTruncated>{next_one}"
                 + "".join(row for _, row in page) + "</ListBucketResult>")
 
+    def tag(self, key):
+        """An object's ETag: `tags` has those of objects that came in parts."""
+        tag = self.tags.get(key, etag_of(self.objects[key][0]))
+        return ("W/" if "weak" in self.odd else "") + f'"{tag}"'
+
     # -------------------------------------------------------------- objects
     def get(self, handler, key, query):
         if "uploadId" in query:
@@ -121,9 +128,7 @@ class Objects(Server):
         if key not in self.objects:
             return self.error(handler, 404, "NoSuchKey")
         data, headers = self.objects[key]
-        etag = f'"{etag_of(data)}"'
-        if "weak" in self.odd:
-            etag = "W/" + etag
+        etag = self.tag(key)
         headers = {**headers, "ETag": etag}
         if "no etag" in self.odd:
             del headers["ETag"]

@@ -105,6 +105,7 @@ WRITERS = [
            ".ckpt-manifest.json", inside=True),
     Writer("fetch", ["fetch", "SRC", "DST"], golden(*SHARDED), "out",
            served=True),
+    Writer("sync", ["sync", "SRC", "DST"], golden(*SHARDED), "out"),
     Writer("inspect's page", ["inspect", "SRC", "--html", "DST"],
            golden(*LLAMA), "out.html"),
     Writer("diff's page", ["diff", "SRC", "SRC", "--html", "DST"],
