@@ -12,6 +12,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <set>
@@ -321,7 +322,7 @@ std::vector<std::string> Sync::folders() const {
       // What it holds makes no difference to a copy.
     }
   }
-  for (const StepRow& step : steps) folders.push_back(step.name);
+  std::ranges::transform(steps, std::back_inserter(folders), &StepRow::name);
   folders.emplace_back();
   return folders;
 }
