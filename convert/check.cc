@@ -7,6 +7,7 @@
 
 #include "ckpt/error.h"
 #include "convert/gguf.h"
+#include "convert/ops.h"
 #include "convert/trained_experts.h"
 #include "models/key_table.h"
 
@@ -114,7 +115,7 @@ class Checker {
     for (const std::string& name : one.hf) {
       const bool again = !used_.insert(name).second;
       // Slices of one stacked tensor share their source, and so do copies.
-      const bool shared = one.rule->alias || indexed(*one.rule);
+      const bool shared = one.rule->alias || takes_slice(*one.rule);
       if (again && !shared) find("doubled", name, "used again by " + one.to);
     }
     const std::string name = one.hf.empty() ? one.to : one.hf[0];
@@ -171,12 +172,6 @@ class Checker {
     } catch (const Error&) {
       return false;
     }
-  }
-
-  static bool indexed(const Rule& rule) {
-    for (const Op& op : rule.ops)
-      if (op.name == "index") return true;
-    return false;
   }
 
   const Numbers& numbers_;

@@ -80,8 +80,10 @@ View swap(const View& view, uint32_t a, uint32_t b) {
   return view.permute(axes);
 }
 
+// The last two dimensions: of stacked matrices, each is transposed.
 View transposed(const View& view) {
-  return view.shape().size() == 2 ? swap(view, 0, 1) : view;
+  const auto rank = static_cast<uint32_t>(view.shape().size());
+  return rank < 2 ? view : swap(view, rank - 2, rank - 1);
 }
 
 struct Heads {
@@ -240,6 +242,7 @@ std::vector<View> group_by_group(const Op& op, const Params& params,
   const uint64_t groups = params("groups", "1");
   const auto lists = params.lists("sizes");
   std::vector<uint64_t> each;
+  each.reserve(lists.size());
   for (const auto& sizes : lists) each.push_back(rows_of(op, groups, sizes));
   const uint64_t rows = rows_of(op, groups, each);
   check_rows(op, view, groups * rows,
@@ -344,6 +347,82 @@ View index_of(const Op& op, const Instance& instance, const View& view) {
   return view.slice(0, at->second, 1).reshape(rest);
 }
 
+// A dimension that holds for each group its parts, one of which is meant.
+struct GroupParts {
+  uint32_t dim;
+  uint64_t groups, at;
+  std::vector<uint64_t> sizes;
+};
+
+GroupParts parts_of(const Op& op, const Params& params) {
+  GroupParts parts{.dim = params.dim(),
+                   .groups = params("groups", "1"),
+                   .at = params("at", "0"),
+                   .sizes = params.list("sizes")};
+  rows_of(op, parts.groups, parts.sizes);
+  if (parts.at >= parts.sizes.size())
+    throw unfaithful_error({}, "part: number {} of {}", parts.at,
+                           parts.sizes.size());
+  return parts;
+}
+
+// The shape with the dimension cut in groups and what each holds, or whole.
+Shape cut_in(const Shape& shape, const GroupParts& parts, uint64_t each,
+             bool whole) {
+  Shape made;
+  for (size_t d = 0; d < shape.size(); ++d) {
+    if (d != parts.dim) {
+      made.push_back(shape[d]);
+    } else if (whole) {
+      made.push_back(parts.groups * each);
+    } else {
+      made.push_back(parts.groups);
+      made.push_back(each);
+    }
+  }
+  return made;
+}
+
+View part_of(const Op& op, const Params& params, const View& view) {
+  const GroupParts parts = parts_of(op, params);
+  const uint64_t each = rows_of(op, parts.groups, parts.sizes);
+  const Shape& shape = view.shape();
+  if (parts.dim >= shape.size() || shape[parts.dim] != parts.groups * each)
+    throw unfaithful_error({}, "part: shape {} where dimension {} is {} of {}",
+                           to_string(shape), parts.dim, parts.groups, each);
+  uint64_t begin = 0;
+  for (uint64_t i = 0; i < parts.at; ++i) begin += parts.sizes[i];
+  const uint64_t size = parts.sizes[parts.at];
+  return view.reshape(cut_in(shape, parts, each, false))
+      .slice(parts.dim + 1, begin, size)
+      .reshape(cut_in(shape, parts, size, true));
+}
+
+View whole_of_parts(const Op& op, const Params& params,
+                    const std::vector<View>& slices) {
+  const GroupParts parts = parts_of(op, params);
+  if (slices.size() != parts.sizes.size())
+    throw unfaithful_error({}, "{} of {} parts", slices.size(),
+                           parts.sizes.size());
+  std::vector<View> views;
+  views.reserve(slices.size());
+  for (size_t i = 0; i < slices.size(); ++i) {
+    const Shape& shape = slices[i].shape();
+    if (parts.dim >= shape.size() ||
+        shape[parts.dim] != parts.groups * parts.sizes[i])
+      throw unfaithful_error({},
+                             "part: shape {} where dimension {} is {} of "
+                             "{}",
+                             to_string(shape), parts.dim, parts.groups,
+                             parts.sizes[i]);
+    views.push_back(
+        slices[i].reshape(cut_in(shape, parts, parts.sizes[i], false)));
+  }
+  return View::concat(views, parts.dim + 1)
+      .reshape(cut_in(slices[0].shape(), parts,
+                      rows_of(op, parts.groups, parts.sizes), true));
+}
+
 // Older files store some matrices as [columns, rows].
 View upright(const Op& op, const Params& params, const View& view) {
   const Shape shape{params("rows", "0"), params("columns", "0")};
@@ -407,6 +486,7 @@ std::vector<View> step(const Op& op, const Params& params,
   if (name == "roll") return {rolled(op, view, params("rows", "0"), true)};
   if (name == "add") return {view.transform(arithmetic(op, true))};
   if (name == "index") return {index_of(op, instance, view)};
+  if (name == "part") return {part_of(op, params, view)};
   if (name == "upright") return {upright(op, params, view)};
   if (name == "reshape") return {view.reshape(Shape(params.list("to")))};
   throw bug_error({}, "no operation {}", name);
@@ -415,7 +495,8 @@ std::vector<View> step(const Op& op, const Params& params,
 std::vector<View> undo(const Op& op, const Params& params, const View& view,
                        size_t count, const Numbers& numbers) {
   const std::string& name = op.name;
-  if (name == "copy" || name == "index" || name == "upright") return {view};
+  if (name == "copy" || name == "index" || name == "part" || name == "upright")
+    return {view};
   if (name == "t") return {transposed(view)};
   if (name == "vocab") {
     const uint64_t rows = numbers.whole("$V", {}, "rows of the vocabulary");
@@ -499,10 +580,24 @@ std::vector<View> backward(const Instance& instance, const View& target,
   return views;
 }
 
-std::optional<std::string> stacked_by(const Rule& rule) {
-  const Op* op = find_op(rule, "index");
-  if (!op) return std::nullopt;
-  return op->params.value("index", std::string());
+bool takes_slice(const Rule& rule) {
+  return find_op(rule, "index") != nullptr || find_op(rule, "part") != nullptr;
+}
+
+std::optional<uint64_t> slice_of(const Instance& instance,
+                                 const Numbers& numbers) {
+  if (const Op* op = find_op(*instance.rule, "index"))
+    return instance.index.at(op->params.value("index", std::string()));
+  if (const Op* op = find_op(*instance.rule, "part"))
+    return Params(*op, instance, numbers)("at", "0");
+  return std::nullopt;
+}
+
+View joined(const Instance& instance, const std::vector<View>& slices,
+            const Numbers& numbers) {
+  if (const Op* op = find_op(*instance.rule, "part"))
+    return whole_of_parts(*op, Params(*op, instance, numbers), slices);
+  return View::stack(slices);
 }
 
 std::optional<double> constant_of(const Rule& rule) {

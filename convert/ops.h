@@ -26,13 +26,20 @@ namespace ckpt::families {
 View forward(const Instance& instance, std::vector<View> hf,
              const Numbers& numbers, Catalog& catalog, DType dtype);
 
-// hf's tensors from the dialect's. For a rule with `index`, one slice of the hf
-// tensor: number instance.index[…] of those to stack. None for a constant.
+// hf's tensors from the dialect's. For a rule with `index` or `part`, one slice
+// of the hf tensor: number slice_of(…) of those to join. None for a constant.
 std::vector<View> backward(const Instance& instance, const View& target,
                            const Numbers& numbers);
 
-// The index that numbers the slices of an hf tensor ("e"), or nothing.
-std::optional<std::string> stacked_by(const Rule& rule);
+// The number of the slice of its hf tensor that the rule takes, or nothing if
+// it takes all of it.
+std::optional<uint64_t> slice_of(const Instance& instance,
+                                 const Numbers& numbers);
+bool takes_slice(const Rule& rule);
+// The hf tensor from all its slices, in order. Throws unfaithful_error if some
+// are missing.
+View joined(const Instance& instance, const std::vector<View>& slices,
+            const Numbers& numbers);
 // True if the dialect's tensor has keys or values that hf's model makes itself.
 bool drops_rows(const Rule& rule);
 // The value of every element, if the rule makes the tensor from nothing.

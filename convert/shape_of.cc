@@ -49,15 +49,15 @@ class Shaper {
     if (op.name == "ungroup") return ungroup(op, from);
     if (from.size() != 1) fail("{} of {} tensors", op.name, from.size());
     Shape shape = from[0];
-    if (op.name == "t" && shape.size() == 2) std::swap(shape[0], shape[1]);
-    if (op.name == "t" && shape.size() > 2)
-      fail("t of {} dimensions", shape.size());
+    if (op.name == "t" && shape.size() >= 2)
+      std::swap(shape[shape.size() - 2], shape[shape.size() - 1]);
     if (op.name == "vocab") check_vocabulary(shape);
     if (op.name == "qkv_cat") check_qkv_rows(op, shape);
     if (op.name == "rope_interleave") check_pairs(op, shape);
     if (op.name == "deinterleave") check_rows(shape, 2, "pairs of rows");
     if (op.name == "roll") check_rolled(op, shape);
     if (op.name == "index") return without_first(op, shape);
+    if (op.name == "part") return part(op, shape);
     if (op.name == "reshape") return reshape(op, shape);
     if (op.name == "upright") return upright(op, shape);
     return shape;
@@ -165,6 +165,25 @@ class Shaper {
              rows);
     }
     return joined(from, 0);
+  }
+
+  Shape part(const Op& op, Shape shape) const {
+    const uint64_t dim = size(op, "dim", "0");
+    const uint64_t groups = size(op, "groups", "1");
+    const uint64_t at = size(op, "at", "0");
+    const Shape sizes = list(op, "sizes");
+    uint64_t each = 0;
+    for (const uint64_t one : sizes) {
+      const auto all = checked_add(each, one);
+      if (!all) fail("sizes that 64 bits do not hold");
+      each = *all;
+    }
+    if (dim >= shape.size() || shape[dim] != product(groups, each))
+      fail("{} where dimension {} is {} times {}", to_string(shape), dim,
+           groups, fmt::join(sizes, " + "));
+    if (at >= sizes.size()) fail("part {} of {}", at, sizes.size());
+    shape[dim] = product(groups, sizes[at]);
+    return shape;
   }
 
   void check_groups(uint64_t heads, uint64_t groups) const {

@@ -45,7 +45,7 @@ NamedTensors Translation::to_hf(NamedTensors model, const Numbers& numbers) {
   NamedTensors hf({});
   Mismatches mismatches;
   std::vector<std::pair<Instance, Tensor>> aliases;
-  std::map<std::string, std::map<uint64_t, View>> stacks;
+  std::map<std::string, Slices> stacks;
   const std::vector<Instance> all =
       instances(numbers.dialect(), numbers, {{}, names_of(model)});
   std::unordered_map<std::string_view, uint32_t> readers;
@@ -88,7 +88,8 @@ NamedTensors Translation::to_hf(NamedTensors model, const Numbers& numbers) {
       }
     }
   }
-  for (auto& [name, slices] : stacks) stack(name, slices, hf, mismatches);
+  for (const auto& [name, slices] : stacks)
+    stack(name, slices, numbers, hf, mismatches);
   if (weights()) tell_unread_rows();
   leftovers(model, numbers.dialect().ignore, mismatches, hf);
   settle(mismatches, numbers, numbers.dialect().name + " to hf" + what_);
@@ -217,7 +218,7 @@ void Translation::check_padding(const Instance& one, const Tensor& tensor,
 
 void Translation::undo(const Instance& one, const Tensor& tensor,
                        const Numbers& numbers, NamedTensors& hf,
-                       std::map<std::string, std::map<uint64_t, View>>& stacks,
+                       std::map<std::string, Slices>& stacks,
                        Mismatches& mismatches) {
   if (is_copy(*one.rule)) {
     Tensor copy = tensor;
@@ -232,9 +233,10 @@ void Translation::undo(const Instance& one, const Tensor& tensor,
   const std::vector<View> views = backward(one, View::of(tensor), numbers);
   if (drops_rows(*one.rule)) ++unread_rows_;
   for (const std::string& name : one.hf) parents_[name].push_back(one.to);
-  if (const auto index = stacked_by(*one.rule)) {
-    const uint64_t at = one.index.at(*index);
-    if (!stacks[one.hf[0]].emplace(at, views[0]).second)
+  if (const auto at = slice_of(one, numbers)) {
+    Slices& slices = stacks[one.hf[0]];
+    slices.one = &one;
+    if (!slices.views.emplace(*at, views[0]).second)
       mismatches.doubled(one.hf[0]);
     return;
   }
@@ -246,21 +248,20 @@ void Translation::undo(const Instance& one, const Tensor& tensor,
   }
 }
 
-void Translation::stack(const std::string& name,
-                        const std::map<uint64_t, View>& slices,
-                        NamedTensors& hf, Mismatches& mismatches) {
-  if (slices.rbegin()->first + 1 != slices.size()) {
-    mismatches.missing(
-        fmt::format("one of the first {} slices", slices.rbegin()->first + 1),
-        name);
+void Translation::stack(const std::string& name, const Slices& slices,
+                        const Numbers& numbers, NamedTensors& hf,
+                        Mismatches& mismatches) {
+  const uint64_t count = slices.views.rbegin()->first + 1;
+  if (count != slices.views.size()) {
+    mismatches.missing(fmt::format("one of the first {} slices", count), name);
     return;
   }
   std::vector<View> views;
-  views.reserve(slices.size());
-  for (const auto& [at, view] : slices) views.push_back(view);
+  views.reserve(count);
+  for (const auto& [at, view] : slices.views) views.push_back(view);
   Tensor made{.name = name};
   try {
-    View::stack(views).into(made, kSome);
+    joined(*slices.one, views, numbers).into(made, kSome);
     if (!hf.add(std::move(made))) mismatches.doubled(name);
   } catch (const Error& error) {
     mismatches.misshapen(name, error);

@@ -53,12 +53,17 @@ class Translation {
   // Rows past the vocabulary are cut: nothing is lost if they are zero.
   void check_padding(const Instance& one, const Tensor& tensor,
                      const Numbers& numbers);
+  // What several tensors of the dialect hold of one of hf's.
+  struct Slices {
+    const Instance* one = nullptr;  // any of theirs
+    std::map<uint64_t, View> views;
+  };
   void undo(const Instance& one, const Tensor& tensor, const Numbers& numbers,
-            NamedTensors& hf,
-            std::map<std::string, std::map<uint64_t, View>>& stacks,
+            NamedTensors& hf, std::map<std::string, Slices>& stacks,
             Mismatches& mismatches);
-  void stack(const std::string& name, const std::map<uint64_t, View>& slices,
-             NamedTensors& hf, Mismatches& mismatches);
+  static void stack(const std::string& name, const Slices& slices,
+                    const Numbers& numbers, NamedTensors& hf,
+                    Mismatches& mismatches);
   // The tensors that a rule fuses: all of them or none. False if the rule makes
   // nothing because they are left out or missing.
   bool sources_of(const Instance& one, NamedTensors& hf,

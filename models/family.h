@@ -27,7 +27,7 @@
 namespace ckpt::families {
 
 // One step from hf to the dialect: t vocab cat qkv qkv_cat qkv_gated ungroup
-// rope_interleave add const index deinterleave reshape. "copy" is not a step.
+// rope_interleave add const index part deinterleave reshape; "copy" is none.
 struct Op {
   std::string name;
   Json params = Json::object();  // {"heads": "$ng"}: expressions, or numbers

@@ -36,6 +36,7 @@ const std::vector<Shape>& shapes() {
       {"add", {"value#"}, {}},
       {"const", {"value#", "shape[]"}, {}},
       {"index", {"index@"}, {}},
+      {"part", {"sizes[]", "at"}, {"dim", "groups"}},
       {"deinterleave", {}, {}},
       {"roll", {"rows"}, {}},
       {"reshape", {"to[]", "from[]"}, {}},
@@ -260,7 +261,7 @@ class RuleReader {
       hf.fail("\"each\" needs cat or stack as the first operation");
     for (size_t i = 1; i < rule_.ops.size(); ++i) {
       const std::string& name = rule_.ops[i].name;
-      if (joins(name) || name == "const")
+      if (joins(name) || name == "const" || name == "part")
         value_.member("op").fail(name + " can only be the first operation");
     }
   }

@@ -133,6 +133,11 @@ TEST_CASE("family files: mistakes are shown at their place") {
        ":8:23", "const is made of nothing"},
       {rule(R"({"to": "a.{l}", "hf": ["x"], "op": ["t", "cat"]})"), ":8:36",
        "cat can only be the first"},
+      {rule(R"({"to": "a.{l}", "hf": ["x"], "op": "part"})"), ":8:36",
+       "part needs \"sizes\""},
+      {rule(
+           R"({"to": "a.{l}", "hf": ["x"], "op": ["t", {"name": "part", "sizes": [1, 1], "at": 0}]})"),
+       ":8:36", "part can only be the first"},
       {rule(R"({"to": "a.{l}", "hf": ["x.{e}"], "each": "e"})"), ":8:23",
        "\"each\" needs cat"},
       {rule(R"({"to": "a.{l}", "hf": ["x", "y"], "op": "qkv_gated"})"), ":8:23",
