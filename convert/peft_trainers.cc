@@ -139,6 +139,17 @@ class Trained {
 
   Tensor made(const std::string& module, const View& view) const {
     Tensor made = tensor_;
+    if (part_.embedding) {
+      const bool a = part_.role == peft::Role::kA;
+      if (a && view.shape().size() != 2)
+        fail("its shape is " + to_string(view.shape()));
+      (a ? view.permute({1, 0}) : view).into(made, kAnyPieces);
+      made.name = fmt::format("base_model.model.{}.lora_embedding_{}", module,
+                              a ? 'A' : 'B');
+      made.tp = {};
+      made.tie = 0;
+      return made;
+    }
     view.into(made, kAnyPieces);
     const bool magnitude = part_.role == peft::Role::kMagnitude;
     made.name = fmt::format("base_model.model.{}.{}", module,

@@ -182,6 +182,8 @@ class Parts {
     Pair& pair = pairs_[{part->component, part->module}];
     (part->role == Role::kA ? pair.a : pair.b) = &tensor;
     pair.turned = part->dialect->turned;
+    pair.looked_up =
+        part->dialect->modules == Modules::kGguf && part->embedding;
     // litgpt's A holds those of q, k and v, B theirs of one rank each.
     pair.fused = part->dialect->modules == Modules::kLitgpt;
   }
@@ -196,7 +198,7 @@ class Parts {
   struct Pair {
     const Tensor* a = nullptr;
     const Tensor* b = nullptr;
-    bool turned = false, fused = false;
+    bool turned = false, fused = false, looked_up = false;
   };
 
   bool own_file() const {
@@ -213,7 +215,7 @@ class Parts {
     }
     if (pair.fused || pair.a->shape.size() < 2 || pair.b->shape.size() < 2)
       return;
-    const uint64_t of_a = pair.a->shape[pair.turned ? 1 : 0];
+    const uint64_t of_a = pair.a->shape[pair.turned || pair.looked_up ? 1 : 0];
     const uint64_t of_b = pair.b->shape[pair.turned ? 0 : 1];
     const bool said = own_file() && config_.says_rank;
     const uint64_t rank = said ? rank_of(config_, module) : of_a;

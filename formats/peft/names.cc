@@ -281,6 +281,9 @@ std::optional<Part> part_of(std::string_view name) {
       }
     }
     place(module, part);
+    // Rows of it are looked up: its lora_a is [tokens, r].
+    if (part.dialect->modules == Modules::kGguf && part.module == "token_embd")
+      part.embedding = true;
     return part;
   }
   return std::nullopt;
