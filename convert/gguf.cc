@@ -282,6 +282,8 @@ Values values_of_gguf(const Catalog& catalog) {
   // A class of transformers has ids of its own where a file says nothing.
   for (const char* id : kTokenIds)
     if (!told.contains(id)) told[id] = nullptr;
+  if (told.contains("kv_lora_rank") && !told.contains("q_lora_rank"))
+    told["q_lora_rank"] = nullptr;  // queries of full rank
   return {.values = std::move(told),
           .source = "GGUF's metadata",
           .unknown = unknown_gguf_keys(catalog, architecture)};
@@ -368,11 +370,15 @@ void add_rope_freqs(const Facts& facts, Catalog& catalog) {
   catalog.tensors.insert(catalog.tensors.begin(), std::move(tensor));
 }
 
-const nlohmann::ordered_json* writer_of(const std::string& type) {
+const nlohmann::ordered_json& writer_of(const std::string& type,
+                                        const std::string& path) {
   for (const auto& one : ordered_table().at("write").at("architectures"))
     for (const auto& known : one.at("types"))
-      if (known == type) return &one;
-  return nullptr;
+      if (known == type) return one;
+  throw unfaithful_error({path, {}},
+                         "no architecture of llama.cpp is known for {}",
+                         text::printable(type))
+      .with_hint("docs/formats/gguf.md lists those that are");
 }
 
 // Numbers that f32 holds alike are the same there.
@@ -424,9 +430,12 @@ class Metadata {
   std::vector<Object> objects_;
 };
 
-void add_keys(const nlohmann::ordered_json& keys, ToldScope& scope,
+// Without those that `own` has: an architecture's say for themselves.
+void add_keys(const nlohmann::ordered_json& keys,
+              const nlohmann::ordered_json& own, ToldScope& scope,
               const std::string& architecture, Metadata& metadata) {
   for (const auto& [name, entry] : keys.items()) {
+    if (own.contains(name) && &own != &keys) continue;
     const Json made = scope.made({{"value", Json(entry.at(1))}});
     if (!made.contains("value")) continue;
     metadata.add(name.starts_with('.') ? architecture + name : name,
@@ -457,22 +466,18 @@ void add_gguf_metadata(const std::shared_ptr<const Family>& family,
                        const Facts& facts, const Json& config,
                        const TranslateOptions& options, Catalog& catalog) {
   const Json text = config.value("text_config", config);
-  const std::string type = text.value("model_type", "");
-  const auto* writer = writer_of(type);
-  if (!writer)
-    throw unfaithful_error({catalog.path, {}},
-                           "no architecture of llama.cpp is known for {}",
-                           type.empty() ? family->name() : type)
-        .with_hint("docs/formats/gguf.md lists those that are");
-  const std::string architecture = writer->at("architecture");
+  const auto& writer =
+      writer_of(text.value("model_type", family->name()), catalog.path);
+  const std::string architecture = writer.at("architecture");
   Json values = {{"architecture", architecture}, {"config", text}};
   for (const auto& [name, fact] : facts) values[name] = fact.value;
   ToldScope scope(gguf_table(), values);
   Metadata metadata;
-  add_keys(ordered_table().at("write").at("common"), scope, architecture,
+  const auto own =
+      writer.value("keys", nlohmann::ordered_json(nlohmann::json::object()));
+  add_keys(ordered_table().at("write").at("common"), own, scope, architecture,
            metadata);
-  if (writer->contains("keys"))
-    add_keys(writer->at("keys"), scope, architecture, metadata);
+  add_keys(own, own, scope, architecture, metadata);
   for (const GgufKey& key :
        tokenizer_keys(catalog, options, config, facts, architecture))
     metadata.add(key.key, key.type, key.value);

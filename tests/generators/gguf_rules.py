@@ -36,6 +36,20 @@ OLDER = {"gpt2": lambda c: {"n_ctx": c["n_positions"]},
          "gpt_neox": lambda c: {"rotary_pct": 0.25},
          "cohere2": lambda c: {"rotary_pct": 1.0},
          "minimax_m2": lambda c: {"rotary_dim": c["head_dim"] // 2}}
+# What holds several tensors of llama.cpp's: the dimension, the groups that have
+# a part of each, and the parts' sizes, as rules and as config.json say them.
+PARTS = {
+    "kv_b_proj.weight": (0, "$nh", ["$dn", "$dv"], lambda c: (
+        c["num_attention_heads"], [c["qk_nope_head_dim"], c["v_head_dim"]])),
+    "experts.gate_up_proj": (2, "$Fe", [1, 1], lambda c: (
+        c["intermediate_size"], [1, 1])),
+    "experts.gate_up_proj_bias": (1, "$Fe", [1, 1], lambda c: (
+        c["intermediate_size"], [1, 1])),
+    "block_sparse_moe.input_linear.weight": (1, None, ["$Fe", "$Fe"], lambda c: (
+        1, [c["intermediate_size"]] * 2)),
+    "shared_mlp.input_linear.weight": (0, None, ["$Fs", "$Fs"], lambda c: (
+        1, [c["shared_intermediate_size"]] * 2)),
+}
 BIASES = ("attention_bias", "mlp_bias", "use_bias", "bias", "qkv_bias",
           "use_qkv_bias", "attention_out_bias", "add_bias_linear")
 
@@ -43,11 +57,15 @@ BIASES = ("attention_bias", "mlp_bias", "use_bias", "bias", "qkv_bias",
 def variants(model_type):
     """Tiny models: as the configuration's class has them, with biases, and
     with the other answer to tied embeddings."""
+    from gguf_test import MORE
     from model_types import small_config
     from transformers import AutoModelForCausalLM
 
     made, _ = small_config(model_type)
     config = made.config
+    if model_type in MORE:
+        config = type(config)(**{**config.to_dict(), **MORE[model_type]})
+        made = AutoModelForCausalLM.from_config(config)
     yield made
     known = config.to_dict()
     on = {key: True for key in BIASES if known.get(key) is False}
@@ -75,10 +93,10 @@ def loaded_config(folder):
 
     path = folder / "config.json"
     config = json.loads(path.read_text())
-    older = OLDER.get(config["model_type"])
-    if older:
-        path.write_text(json.dumps({**older(config), **config}))
-    return ModelBase.load_hparams(folder, False)
+    older = OLDER.get(config["model_type"], lambda c: {})(config)
+    path.write_text(json.dumps({**older, **config}))
+    # transformers' class drops what it has another name for.
+    return {**older, **ModelBase.load_hparams(folder, False)}
 
 
 def prepared(folder, hparams):
@@ -109,7 +127,8 @@ def converted(llama, model, folder):
     before = load_file(folder / "model.safetensors")
     hparams = loaded_config(folder)
     made = prepared(folder, hparams)(
-        folder, gguf.LlamaFileType.ALL_F32, folder / "o.gguf", eager=True)
+        folder, gguf.LlamaFileType.ALL_F32, folder / "o.gguf", eager=True,
+        hparams=hparams)
     made.set_vocab = lambda: None
     after = {}
     made.gguf_writer.add_tensor = lambda name, data, **_: after.update(
@@ -133,8 +152,8 @@ def forms(name, tensor, hparams):
     """A tensor in the ways in which it may come out: (operations, tensor)."""
     yield None, tensor
     yield {"name": "add", "value": 1}, tensor + 1
-    if tensor.dim() == 2:
-        yield "t", tensor.t()
+    if tensor.dim() >= 2:
+        yield "t", tensor.transpose(-1, -2)
     for heads, text in ((hparams.get("num_attention_heads"), "$nh"),
                         (hparams.get("num_key_value_heads"), "$ng")):
         if heads and re.search(r"[qk]_proj|query|key", name):
@@ -163,6 +182,29 @@ def ungrouped(name, tensor, hparams):
                          parts.split([each, 1, 1], dim=1)])
 
 
+def parts(name, tensor, hparams):
+    """The tensors of llama.cpp's that one holds: (operations, tensor)."""
+    for ending, (dim, groups, names, sizes_of) in PARTS.items():
+        if not name.endswith(ending):
+            continue
+        count, sizes = sizes_of(hparams)
+        shape = list(tensor.shape)
+        grouped = tensor.reshape(*shape[:dim], count, sum(sizes), *shape[dim + 1:])
+        for at, part in enumerate(grouped.split(sizes, dim=dim + 1)):
+            op = {"name": "part", **({"dim": dim} if dim else {}),
+                  **({"groups": groups} if groups else {}),
+                  "sizes": names, "at": at}
+            flat = part.reshape(*shape[:dim], count * sizes[at], *shape[dim + 1:])
+            if count > 1 and dim == 0:
+                rest = {"kv_b_proj.weight": ["$rank"]}[ending]
+                turn = {"name": "reshape", "to": [groups, names[at], *rest],
+                        "from": [f"{groups} * {names[at]}", *rest]}
+                yield [op, turn], part
+                yield [op, turn, "t"], part.transpose(-1, -2)
+            yield [op], flat
+            yield [op, "t"], flat.transpose(-1, -2)
+
+
 def key_of(tensor):
     tensor = tensor.contiguous()
     return tensor.float().numpy().tobytes()
@@ -173,7 +215,10 @@ def sources(before, hparams):
     found = {}
     for name, tensor in before.items():
         for op, form in (*forms(name, tensor, hparams),
-                         *ungrouped(name, tensor, hparams)):
+                         *ungrouped(name, tensor, hparams),
+                         *parts(name, tensor, hparams)):
+            if isinstance(op, list) and len(op) == 1:
+                op = op[0]
             found.setdefault(key_of(form), ([name], op))
     return found
 
@@ -306,7 +351,7 @@ def write_data(llama, model_type, folder, quantized):
             source, gguf.LlamaFileType.MOSTLY_Q8_0 if quantized else
             gguf.LlamaFileType.MOSTLY_BF16, folder / (
                 model_type + ("-q8_0" if quantized else "") + ".gguf"),
-            eager=True)
+            eager=True, hparams=hparams)
         made.set_vocab = lambda: None
         made.write()
         if quantized:

@@ -29,7 +29,9 @@ TYPES = ["llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe",
          "olmoe", "stablelm", "granite", "smollm3", "nemotron", "seed_oss",
          "glm4", "glm4_moe", "arcee", "ernie4_5", "gemma3_text", "olmo3",
          "exaone4", "dots1", "ernie4_5_moe", "minimax_m2", "cohere", "cohere2",
-         "hunyuan_v1_dense", "phi", "gpt2", "gpt_bigcode", "bloom"]
+         "hunyuan_v1_dense", "phi", "gpt2", "gpt_bigcode", "bloom",
+         "deepseek_v2", "deepseek_v3", "gpt_oss", "granitemoe",
+         "granitemoeshared", "gpt_neox"]
 # transformers 5.12's loader reads these, and computes the same. It has the gate
 # of Qwen 2 MoE's shared expert as llama.cpp's converter wrote it once.
 LOADED = ("llama", "qwen2", "qwen3", "qwen3_moe", "gemma2", "phi3",
@@ -41,6 +43,9 @@ UNSAID = {"starcoder2": ("window",), "mistral": ("window",),
 
 # Numbers that llama.cpp's architectures fix, as published models have them.
 MORE = {"qwen3_moe": {"norm_topk_prob": True},
+        "deepseek_v2": {"first_k_dense_replace": 1, "head_dim": 4,
+                        "num_experts_per_tok": 2},
+        "deepseek_v3": {"first_k_dense_replace": 1, "head_dim": 4},
         "gemma2": {"query_pre_attn_scalar": 8},
         "gemma3_text": {"query_pre_attn_scalar": 8},
         "phi": {"intermediate_size": 128, "num_key_value_heads": 4}, "gpt_bigcode": {"n_inner": 128}}
@@ -139,6 +144,30 @@ def test_model(folder, model_type):
         found = loaded(folder / "gguf", gguf_file="m.gguf",
                        config=model.config)
         check_near(want, logits(found, vocabulary), "transformers' loader")
+
+
+# Of DeepSeek's: queries of full rank, groups of experts.
+MLA = {"deepseek_v2, full queries": ("deepseek_v2", {"q_lora_rank": None}),
+       "deepseek_v3, full queries": ("deepseek_v3", {"q_lora_rank": None}),
+       "deepseek_v3, groups": ("deepseek_v3", {"n_group": 2, "topk_group": 1,
+                                               "n_routed_experts": 8}),
+       "deepseek_v3, yarn": ("deepseek_v3", {"rope_parameters": {
+           "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
+           "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 0.707,
+           "mscale_all_dim": 0.707, "original_max_position_embeddings": 16}})}
+
+
+def test_mla(folder, case):
+    name, more = MLA[case]
+    tiny(name, **{**MORE[name], **more}).save_pretrained(folder / "in")
+    CKPT.ok("convert", folder / "in", folder / "m.gguf")
+    CKPT.ok("verify", folder / "m.gguf")
+    CKPT.ok("verify", folder / "in", folder / "m.gguf")
+    CKPT.ok("convert", folder / "m.gguf", folder / "out", "--to", "safetensors")
+    check_same(tensors(folder / "in"), tensors(folder / "out"))
+    CKPT.ok("verify", folder / "in", folder / "out")
+    check_near(logits(loaded(folder / "in"), 64),
+               logits(loaded(folder / "out"), 64), "home")
 
 
 def test_llama3(folder):
@@ -660,6 +689,8 @@ def prepare(suite, ckpt):
         raise Skip(str(error)) from error
     for model_type in TYPES:
         suite.add(model_type, test_model, model_type)
+    for case in MLA:
+        suite.add(case, test_mla, case)
     suite.add("llama 3's rope", test_llama3)
     suite.add("refused", test_refused)
     for kind in ROPES:
