@@ -327,6 +327,10 @@ bool adapter_needs_base(std::string_view dialect) {
   return families::needs_base_numbers(dialect);
 }
 
+bool dialect_takes_adapters(std::string_view dialect) {
+  return families::takes_adapters(dialect);
+}
+
 bool has_adapter_inside(const Catalog& catalog) {
   return families::has_adapter_inside(catalog);
 }

@@ -13,8 +13,10 @@
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "convert/adapter_base.h"
+#include "convert/adapter_gguf.h"
 #include "convert/adapter_modules.h"
 #include "convert/dialects.h"
+#include "convert/gguf.h"
 #include "convert/mismatches.h"
 #include "convert/peft_form.h"
 #include "formats/megatron/canonical/adapter_rows.h"
@@ -236,26 +238,13 @@ void refuse_products(const PeftForm& form) {
                  form.catalog.path);
 }
 
-Catalog to_peft(Catalog source, const TranslateOptions& options,
-                std::optional<double> alpha) {
-  const bool kept = !alpha && has_peft_config(source);
-  const AdapterBase base = base_of_config(source, options);
-  PeftForm form = in_peft_form(std::move(source), base, alpha);
-  refuse_products(form);
-  const std::string text = peft_config_text(form);
-  const size_t frozen = form.frozen.size();
-  const peft::Adapter checked =
-      peft::sorted(std::move(form.catalog), form.config);
-  Catalog made = checked.catalog;
-  if (!kept) put_config(made, text);
-  leave_objects(made);
-  if (frozen != 0)
-    made.problems.push_back(
-        warning("frozen_base", {made.path, {}},
-                "{} tensors of the base, frozen in training, are left out: the "
-                "adapter alone is written",
-                frozen));
-  return made;
+void warn_of_frozen(size_t count, Catalog& made) {
+  if (count == 0) return;
+  made.problems.push_back(
+      warning("frozen_base", {made.path, {}},
+              "{} tensors of the base, frozen in training, are left out: the "
+              "adapter alone is written",
+              count));
 }
 
 // Of a file that was opened by itself.
@@ -263,6 +252,36 @@ void carry_config(Catalog& source) {
   const auto config = peft::read_config(source.path);
   if (config && !has_peft_config(source))
     put_config(source, io::read_file(config->path, 1 << 24));
+}
+
+Catalog to_peft(Catalog source, const TranslateOptions& options,
+                std::optional<double> alpha) {
+  const bool kept = !alpha && has_peft_config(source);
+  const AdapterBase base = base_of_config(source, options);
+  PeftForm form = in_peft_form(std::move(source), base, alpha);
+  refuse_products(form);
+  const std::string text = peft_config_text(form);
+  const peft::Adapter checked =
+      peft::sorted(std::move(form.catalog), form.config);
+  Catalog made = checked.catalog;
+  if (!kept) put_config(made, text);
+  leave_objects(made);
+  warn_of_frozen(form.frozen.size(), made);
+  return made;
+}
+
+Catalog to_gguf(Catalog source, const TranslateOptions& options,
+                std::optional<double> alpha) {
+  carry_config(source);
+  const AdapterBase base = base_of_config(source, options);
+  PeftForm form = in_peft_form(std::move(source), base, alpha);
+  peft::sorted(form.catalog,
+               form.config);  // refuses a factor without the other
+  const size_t frozen = form.frozen.size();
+  Catalog made = adapter_in_gguf(std::move(form), base);
+  made.family = base.family->name();
+  warn_of_frozen(frozen, made);
+  return made;
 }
 
 Catalog to_megatron(Catalog source, const TranslateOptions& options,
@@ -294,11 +313,14 @@ bool needs_base_numbers(std::string_view dialect) {
          dialect != "loose" && dialect != "mlx" && dialect != "diffusers";
 }
 
+bool takes_adapters(std::string_view dialect) { return dialect == kGguf; }
+
 Catalog translate_adapter(Catalog source, const TranslateOptions& options,
                           uint64_t ranks, std::optional<double> alpha) {
   const std::string from(adapter_dialect(source));
   if (options.config_from.empty() &&
-      (options.to == "mcore" || needs_base_numbers(from)))
+      (options.to == "mcore" || takes_adapters(options.to) ||
+       needs_base_numbers(from)))
     throw unfaithful_error(
         {source.path, {}},
         "an adapter does not say its base's layers and heads")
@@ -306,16 +328,21 @@ Catalog translate_adapter(Catalog source, const TranslateOptions& options,
   locate(source);
   load_objects(source);
   check_optimizer(source);
-  source = options.to == "mcore"
-               ? to_megatron(std::move(source), options, ranks)
-               : to_peft(std::move(source), options, alpha);
+  if (options.to == "mcore")
+    source = to_megatron(std::move(source), options, ranks);
+  else if (takes_adapters(options.to))
+    source = to_gguf(std::move(source), options, alpha);
+  else
+    source = to_peft(std::move(source), options, alpha);
   sort_tensors(source.tensors);
   source.skeleton.reset();
   source.dialect = options.to;
   source.assumptions.push_back(
       fmt::format("an adapter{}, in the names of {}",
                   source.family.empty() ? "" : " of family " + source.family,
-                  options.to == "hf" ? "PEFT" : "Megatron-Bridge"));
+                  options.to == "hf"      ? "PEFT"
+                  : options.to == "mcore" ? "Megatron-Bridge"
+                                          : owner_of(options.to)));
   return source;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Translates an adapter by itself: from any dialect to PEFT's names
-// (peft_form.h), and from those to Megatron-Bridge's.
+// (peft_form.h), and from those to Megatron-Bridge's or llama.cpp's.
 //
 //   base_model.model.M.q_proj.lora_A.weight   [r, in]
 //       ….self_attention.linear_qkv.adapter.adapter_q.linear_in.weight
@@ -30,6 +30,10 @@ std::string_view adapter_dialect(const Catalog& catalog);
 
 // Whether an adapter of that dialect becomes PEFT's by its base's numbers.
 bool needs_base_numbers(std::string_view dialect);
+
+// Whether adapters of any dialect are written in that one, by the base's
+// numbers, in a format of its own.
+bool takes_adapters(std::string_view dialect);
 
 // `ranks`: the target's tensor-parallel ranks, if it is a distributed
 // checkpoint of Megatron's, else 1. `alpha` in the place of what the files say.

@@ -487,4 +487,16 @@ void add_gguf_metadata(const std::shared_ptr<const Family>& family,
   check_said(family, facts, options.allow_unsaid, catalog);
 }
 
+void add_gguf_adapter(const std::string& model_type, double alpha,
+                      Catalog& adapter) {
+  Metadata metadata;
+  metadata.add(std::string(kArchitecture), "str",
+               Json(writer_of(model_type, adapter.path).at("architecture")));
+  metadata.add("general.type", "str", "adapter");
+  metadata.add("adapter.type", "str", "lora");
+  metadata.add("adapter.lora.alpha", "f32", alpha);
+  metadata.add("general.quantization_version", "u32", 2);
+  metadata.put(adapter);
+}
+
 }  // namespace ckpt::families

@@ -7,6 +7,7 @@
 //   tokenizer.ggml.*                            ◄─►   tokenizer.json …
 #pragma once
 
+#include <string>
 #include <string_view>
 
 #include "convert/facts.h"
@@ -32,6 +33,11 @@ Values values_of_gguf(const Catalog& catalog);
 void add_gguf_metadata(const std::shared_ptr<const Family>& family,
                        const Facts& facts, const Json& config,
                        const TranslateOptions& options, Catalog& catalog);
+
+// Gives the factors of a LoRA, which have ggml's names already, the metadata of
+// an adapter for a base of that model_type.
+void add_gguf_adapter(const std::string& model_type, double alpha,
+                      Catalog& adapter);
 
 // Adds the files of the tokenizer that the metadata have.
 void add_gguf_tokenizer(Catalog& catalog);

@@ -100,10 +100,10 @@ lib: 32800
 containers: 10300
 models: 6650
 formats: 77600
-convert: 17550
+convert: 17760
 reshard: 23000
 api: 26260
-app: 18640
+app: 18650
 '
 while IFS=: read -r room most; do
   [ -n "$room" ] || continue

@@ -178,12 +178,13 @@ class Convert : public Command {
     const std::string to = wanted_adapter_dialect();
     // Ranks' files hold no adapters: Megatron-Bridge does not write them.
     const formats::Traits& target = formats::traits_of(target_.to);
-    const bool holds = target.is_container || target.stacks_layers;
+    const bool takes = !target.is_container && dialect_takes_adapters(to);
+    const bool holds = takes || target.is_container || target.stacks_layers;
     if (from.empty() || adapter_.any() || !holds || from == to) return false;
     if (to == "mcore") return from == "hf" || from == "loose";
     const bool asked = !dialect_.config_from.empty() ||
                        dialect_.dialect == "hf" || from == "mcore";
-    return to == "hf" && (asked || !adapter_needs_base(from));
+    return takes || (to == "hf" && (asked || !adapter_needs_base(from)));
   }
 
   // An adapter in its base is added where names change, or where its alpha is

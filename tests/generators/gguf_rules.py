@@ -363,6 +363,34 @@ def write_data(llama, model_type, folder, quantized):
             separators=(",", ":")) + "\n")
 
 
+def write_lora(llama, model_type, folder):
+    """A LoRA of peft's for a tiny model, the model's config.json, and what
+    llama.cpp's converter makes of them."""
+    import subprocess
+
+    from gguf_test import tiny
+    from peft import LoraConfig, get_peft_model
+
+    home = folder / "lora" / model_type
+    home.mkdir(exist_ok=True, parents=True)
+    torch.manual_seed(1)
+    base = tiny(model_type).float()
+    base.config.architectures = [type(base).__name__]
+    base.config.save_pretrained(home / "base")
+    model = get_peft_model(base, LoraConfig(r=4, lora_alpha=6, target_modules=[
+        "q_proj", "k_proj", "v_proj", "o_proj", "down_proj", "embed_tokens"]))
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.data = torch.randn_like(parameter.data)
+    model.save_pretrained(home)
+    (home / "README.md").unlink()
+    paths = [str(llama / "gguf-py"), str(llama), *sys.path]
+    subprocess.run([sys.executable, "-B", llama / "convert_lora_to_gguf.py",
+                    "--base", home / "base", "--outfile", home / "peer.gguf",
+                    home], check=True,
+                   env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)})
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("llama", type=Path)
@@ -372,8 +400,14 @@ def main():
                         "made of (tests/data/gguf)")
     parser.add_argument("--quantized", action="store_true",
                         help="with --data: TYPE-q8_0.gguf alone")
+    parser.add_argument("--lora", action="store_true",
+                        help="with --data: lora/TYPE, an adapter and llama.cpp's "
+                        "file of it, alone")
     args = parser.parse_args()
     for model_type in args.types:
+        if args.data and args.lora:
+            write_lora(args.llama, model_type, args.data)
+            continue
         if args.data:
             write_data(args.llama, model_type, args.data, args.quantized)
             continue

@@ -47,6 +47,9 @@ std::optional<AdapterInfo> adapter_of(const Catalog& catalog);
 std::string_view adapter_dialect(const Catalog& catalog);
 // Whether such an adapter becomes PEFT's by the numbers of its base.
 bool adapter_needs_base(std::string_view dialect);
+// Whether adapters of any dialect become that one ("gguf"), by the numbers of
+// their base.
+bool dialect_takes_adapters(std::string_view dialect);
 // A base with an adapter in it that is not added: the state dict of a live
 // model.
 bool has_adapter_inside(const Catalog& catalog);
@@ -81,10 +84,10 @@ using AdapterHold = std::shared_ptr<const void>;
 [[nodiscard]] AdapterHold add_adapter_inside(
     Catalog& base, const AdapterOptions& options = {});
 
-// An adapter by itself in PEFT's names ("hf"), or Megatron-Bridge's ("mcore"),
-// with its configuration. `ranks`: the tensor-parallel ranks of a distributed
-// checkpoint of Megatron's. naming.config_from names the base, where its
-// numbers are needed.
+// An adapter by itself in PEFT's names ("hf"), Megatron-Bridge's ("mcore") or
+// llama.cpp's ("gguf"), with its configuration. `ranks`: the tensor-parallel
+// ranks of a distributed checkpoint of Megatron's. naming.config_from names the
+// base, where its numbers are needed.
 Catalog translate_adapter(Catalog adapter, const std::string& dialect,
                           uint64_t ranks = 1,
                           const AdapterOptions& options = {});

@@ -265,6 +265,51 @@ def test_lora(folder, name):
         check(far < 1e-5, f"{key} differs by {far}")
 
 
+def test_lora_out(folder, home):
+    """A LoRA of peft's becomes what llama.cpp's converter makes of it, and is
+    added to a base as peft's is."""
+    CKPT.ok("convert", home, folder / "m.gguf", "--config-from", home / "base")
+    want, keys = contents(home / "peer.gguf")
+    got, ours = contents(folder / "m.gguf")
+    check_equal(got, want, "factors")
+    for name, value in keys.items():
+        if name != "general.file_type":
+            check_equal(ours.get(name), value, name)
+    CKPT.ok("verify", folder / "m.gguf")
+    CKPT.ok("convert", folder / "m.gguf", folder / "home", "--to",
+            "safetensors", "--config-from", home / "base")
+    back, model = tensors(folder / "home"), tensors(home)
+    check_same({key: value for key, value in model.items()
+                if "base_layer" not in key}, back)
+    if home.name != "llama":
+        return
+    result = CKPT.run("convert", home, folder / "x.gguf")
+    check(result.code == 5 and "--config-from" in result.err, str(result))
+    # One alpha, factors alone: what else there is is refused by name.
+    config = json.loads((home / "adapter_config.json").read_text())
+    for change, word in (({"alpha_pattern": {"k_proj": 3}}, "alpha"),
+                         ({"use_dora": True}, "DoRA"),
+                         ({"lora_alpha": 0}, "alpha"),
+                         ({"peft_type": "LOHA"}, "LOHA")):
+        source = folder / f"{word}{len(change)}{next(iter(change))}"
+        shutil.copytree(home, source)
+        (source / "adapter_config.json").write_text(
+            json.dumps({**config, **change}))
+        result = CKPT.run("convert", source, folder / "x.gguf",
+                          "--config-from", home / "base")
+        check(result.code != 0 and word in result.err, str(result))
+        check(not (folder / "x.gguf").exists(), "nothing is written")
+    # Of rslora the same scale, said otherwise.
+    source = folder / "root"
+    shutil.copytree(home, source)
+    (source / "adapter_config.json").write_text(
+        json.dumps({**config, "use_rslora": True}))
+    CKPT.ok("convert", source, folder / "r.gguf", "--config-from",
+            home / "base")
+    check_equal(contents(folder / "r.gguf")[1]["adapter.lora.alpha"], 12.0,
+                "alpha of rslora")
+
+
 def test_refused(folder):
     """What the architecture does not say: by the fact's name."""
     for change, word in (({"sliding_window": 8}, "window"),):
@@ -698,6 +743,8 @@ def prepare(suite, ckpt):
             suite.add(f"{name}, {kind}", test_rope, kind, name)
     for name in ("llama", "qwen2", "qwen3", "gemma2"):
         suite.add(f"{name} with a LoRA", test_lora, name)
+    for home in sorted((DATA / "gguf/lora").iterdir()):
+        suite.add(f"{home.name}'s LoRA as llama.cpp's", test_lora_out, home)
     suite.add("blocks", test_blocks)
     suite.add("parts", test_parts)
     suite.add("split", test_split)
@@ -712,7 +759,7 @@ def prepare(suite, ckpt):
         if facts.with_name(f"{facts.stem}-q8_0.gguf").exists():
             suite.add(f"llama.cpp's {facts.stem} in q8_0", test_peer_quantized,
                       facts)
-    suite.always += ("llama", "blocks", "llama 3's rope", "refused", "parts", "split", "llama with a LoRA",
+    suite.always += ("llama", "blocks", "llama 3's rope", "refused", "parts", "split", "llama with a LoRA", "llama's LoRA as llama.cpp's",
                      "whole", "broken 0", "q8_0 of a llama", "llama.cpp's llama in q8_0")
 
 
