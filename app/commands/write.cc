@@ -202,7 +202,9 @@ void quantize(const WriteRequest& request, Catalog& source,
         {request.target_path, {}}, "--quantize {}: {}, not {}", kind,
         type ? "blocks of this type are GGUF's"
              : "fp8 checkpoints are safetensors or torch files",
-        layout.format);
+        layout.format)
+        .with_hint(type ? "name the target DST.gguf"
+                        : "write them with --to safetensors first");
   find_places(source, request.write.dry_run);
   const size_t before = source.problems.size();
   if (type)

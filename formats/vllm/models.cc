@@ -84,8 +84,10 @@ Model model_of(const Catalog& source, const std::optional<Config>& config) {
                          "how vLLM arranges a model of type \"{}\" is not "
                          "known",
                          config->model_type)
-      .with_hint(fmt::format("known are {}",
-                             fmt::join(families::Family::vllm_types(), ", ")));
+      .with_hint(fmt::format(
+          "vLLM itself loads transformers' files and cuts them for its ranks: "
+          "--to safetensors; for sharded_state, known are {}",
+          fmt::join(families::Family::vllm_types(), ", ")));
 }
 
 families::View turn_heads(const families::View& view, const Config& config,
