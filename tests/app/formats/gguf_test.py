@@ -31,7 +31,7 @@ TYPES = ["llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe",
          "exaone4", "dots1", "ernie4_5_moe", "minimax_m2", "cohere", "cohere2",
          "hunyuan_v1_dense", "phi", "gpt2", "gpt_bigcode", "bloom",
          "deepseek_v2", "deepseek_v3", "gpt_oss", "granitemoe",
-         "granitemoeshared", "gpt_neox"]
+         "granitemoeshared", "gpt_neox", "glm"]
 # transformers 5.12's loader reads these, and computes the same. It has the gate
 # of Qwen 2 MoE's shared expert as llama.cpp's converter wrote it once.
 LOADED = ("llama", "qwen2", "qwen3", "qwen3_moe", "gemma2", "phi3",
@@ -48,6 +48,8 @@ MORE = {"qwen3_moe": {"norm_topk_prob": True},
         "deepseek_v3": {"first_k_dense_replace": 1, "head_dim": 4},
         "gemma2": {"query_pre_attn_scalar": 8},
         "gemma3_text": {"query_pre_attn_scalar": 8},
+        # Of these the converter writes what ChatGLM's older files have.
+        "glm": {"rms_norm_eps": 1e-5, "max_position_embeddings": 32},
         "phi": {"intermediate_size": 128, "num_key_value_heads": 4}, "gpt_bigcode": {"n_inner": 128}}
 
 
