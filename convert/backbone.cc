@@ -2,6 +2,7 @@
 #include "convert/backbone.h"
 
 #include <algorithm>
+#include <array>
 #include <string>
 
 namespace ckpt::families {
@@ -15,6 +16,26 @@ bool is_other_class(const Json& config, const Family& family) {
   const auto& known = family.hf().architectures;
   return std::ranges::find(known, found->front().get<std::string>()) ==
          known.end();
+}
+
+std::string_view task_head(const Json& config) {
+  struct Task {
+    std::string_view ending, module;
+  };
+  // The Generic… classes in transformers' modeling_layers.py.
+  constexpr auto kTasks =
+      std::to_array<Task>({{"ForSequenceClassification", "score"},
+                           {"ForTokenClassification", "score"},
+                           {"ForQuestionAnswering", "qa_outputs"}});
+  if (!config.is_object()) return {};
+  const auto found = config.find("architectures");
+  if (found == config.end() || !found->is_array() || found->empty() ||
+      !found->front().is_string())
+    return {};
+  const auto& name = found->front().get_ref<const std::string&>();
+  const auto task = std::ranges::find_if(
+      kTasks, [&](const Task& one) { return name.ends_with(one.ending); });
+  return task == kTasks.end() ? std::string_view() : task->module;
 }
 
 std::string_view backbone_prefix(const Json& config, const Family& family,

@@ -15,6 +15,11 @@ namespace ckpt::families {
 // family's rules are for: a bare backbone, a classifier.
 bool is_other_class(const Json& config, const Family& family);
 
+// The module that a class of config.json adds to its backbone for a task, as
+// transformers' generic classes call it: "score" of XForSequenceClassification.
+// "" if the class is none of these.
+std::string_view task_head(const Json& config);
+
 // What the names of the family's model have before these; "" if nothing.
 std::string_view backbone_prefix(const Json& config, const Family& family,
                                  const std::vector<Tensor>& tensors);

@@ -221,6 +221,7 @@ class Question {
       answer_.open.clear();
       answer_.basis = Whole::Basis::kRules;
       judge(check.findings, numbers);
+      head();
       together(numbers);
       break;
     }
@@ -233,6 +234,24 @@ class Question {
     }
     sizes(family);
     dtypes(*family);
+  }
+
+  // A classifier's head, whatever it is called: transformers makes one of
+  // random numbers where a file has none.
+  void head() {
+    const std::string_view module = task_head(config_.values);
+    if (module.empty()) return;
+    if (std::ranges::any_of(names_.tensors, [&](const Tensor& tensor) {
+          return tensor.name != "lm_head.weight" &&
+                 !tensor.name.ends_with("inv_freq") &&
+                 around(prefix_ + tensor.name);
+        }))
+      return;
+    const std::string name = fmt::format("{}.weight", module);
+    if (!allow_.match(name))
+      add(damage("missing_tensor", {names_.path, name},
+                 "{} asks for it (architectures), or for another head",
+                 config_.source));
   }
 
   // transformers ties T5's head wherever a file lacks it; the family's rules

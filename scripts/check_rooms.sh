@@ -100,7 +100,7 @@ lib: 32800
 containers: 10300
 models: 6650
 formats: 77600
-convert: 17760
+convert: 17800
 reshard: 23000
 api: 26260
 app: 18650

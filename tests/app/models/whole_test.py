@@ -466,6 +466,33 @@ def stale_index(folder):
     check_equal(verdict(folder / "out")["verdict"], "ok", "salvaged")
 
 
+def a_lost_head(folder):
+    """transformers makes up a classifier's head that no file has."""
+    import torch
+
+    heads = {"LlamaForSequenceClassification": ["score.weight"],
+             "LlamaForTokenClassification": ["score.weight", "score.bias"],
+             "MistralForSequenceClassification": ["score.weight"],
+             "MistralForQuestionAnswering": ["qa_outputs.weight",
+                                             "qa_outputs.bias"]}
+    path = folder / "hf"
+    for name, head in heads.items():
+        whole = llama(path, architectures=[name], num_labels=2,
+                      model_type=name.split("For")[0].lower())
+        del whole["lm_head.weight"]
+        write(path, whole)
+        if PEER.is_dir():
+            said = complaint(getattr(peer(), name), path)
+            check(head[0] in said, f"{name}: {said}")
+        report = verdict(path)
+        check_equal((report["verdict"], [p["tensor"] for p in report["problems"]]),
+                    ("incomplete", [head[0]]), name)
+        CKPT.run("convert", path, folder / "out", "--to", "torch").want(5)
+        write(path, whole | {one: torch.ones(2, 16) if "weight" in one
+                             else torch.ones(2) for one in head})
+        check(verdict(path)["ok"], f"{name}: with its head")
+
+
 # Files that something else names: an index, or the numbers of the others.
 NAMED = {"safetensors/hf_sharded": "*.safetensors",
          "modelopt/converter_qwen2_w1": "**/block_*.safetensors",
@@ -511,7 +538,8 @@ def prepare(suite, ckpt):
     for case in (class_of_losses, class_of_mismatches, a_tied_head_of_its_own,
                  verdicts, without_rules,
                  a_scripts_optimizer, an_average,
-                 a_configuration_that_means_others, holes, stale_index):
+                 a_configuration_that_means_others, holes, stale_index,
+                 a_lost_head, a_file_of_its_own):
         suite.add(case.__name__.replace("_", " "), case)
 
 
