@@ -11,6 +11,7 @@
 #include "lib/io/file.h"
 #include "lib/io/listed.h"
 #include "lib/io/remote.h"
+#include "lib/text/format.h"
 #include "lib/text/json.h"
 #include "lib/text/scan.h"
 
@@ -35,11 +36,35 @@ bool must_hold(const SourceFile& file) {
   return ends_with_any(file.path, kEnds);
 }
 
+// Beside a file that a downloader makes as long as it will be before it has
+// its bytes, until it has them all: aria2's, axel's, lftp's.
+constexpr auto kUnfinished =
+    std::to_array<std::string_view>({".aria2", ".st", ".lftp-pget-status"});
+
+void check_downloads(const Catalog& catalog, std::vector<Problem>& problems) {
+  std::set<std::string_view> names;
+  for (const SourceFile& file : catalog.file_list) names.insert(file.path);
+  for (const std::string_view name : names) {
+    for (const std::string_view end : kUnfinished) {
+      if (!name.ends_with(end)) continue;
+      const std::string_view of = name.substr(0, name.size() - end.size());
+      if (names.contains(of))
+        problems.push_back(damage(
+            "unfinished_file",
+            {io::join(catalog.file_root, std::string(of)), {}},
+            "its download is not finished, as {} beside it says: parts of it "
+            "are empty; go on with the download",
+            text::printable(io::base_name(std::string(name)))));
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<Problem> check_loose_files(const Catalog& catalog) {
   constexpr auto kSeverity = Problem::Severity::kDamage;
   std::vector<Problem> problems;
+  check_downloads(catalog, problems);
   std::set<std::string_view> read;
   for (const File& file : catalog.files) read.insert(file.path);
   for (const SourceFile& file : catalog.file_list) {

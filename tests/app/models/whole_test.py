@@ -493,6 +493,19 @@ def a_lost_head(folder):
         check(verdict(path)["ok"], f"{name}: with its head")
 
 
+def unfinished_downloads(folder):
+    """What a downloader has only made room for is of the right size."""
+    for ending in (".aria2", ".st", ".lftp-pget-status"):
+        llama(folder / "hf")
+        control = folder / "hf" / f"model.safetensors{ending}"
+        control.write_bytes(b"state")
+        report = verdict(folder / "hf")
+        check_equal((report["verdict"], [p["kind"] for p in report["problems"]]),
+                    ("damaged", ["unfinished_file"]), ending)
+        control.unlink()
+        check_equal(verdict(folder / "hf")["verdict"], "ok", ending)
+
+
 # Files that something else names: an index, or the numbers of the others.
 NAMED = {"safetensors/hf_sharded": "*.safetensors",
          "modelopt/converter_qwen2_w1": "**/block_*.safetensors",
@@ -539,7 +552,7 @@ def prepare(suite, ckpt):
                  verdicts, without_rules,
                  a_scripts_optimizer, an_average,
                  a_configuration_that_means_others, holes, stale_index,
-                 a_lost_head, a_file_of_its_own):
+                 a_lost_head, unfinished_downloads, a_file_of_its_own):
         suite.add(case.__name__.replace("_", " "), case)
 
 
