@@ -242,12 +242,18 @@ class Check {
   }
 
   // Checksums prove each file, and not that files are of one save: an optimizer
-  // counts its steps on each rank. --deep compares all copies.
+  // counts its steps on each rank, and a tensor may be in two shards. --deep
+  // compares all copies.
   void lone_numbers(Catalog& catalog) {
     if (io::is_url(catalog.path)) return;  // each would be a request
+    std::set<std::string_view> twice;
+    for (const auto* problems : {&report_.problems, &catalog.problems})
+      for (const Problem& problem : *problems)
+        if (problem.kind == "duplicate_tensor") twice.insert(problem.tensor);
     std::vector<Tensor> some;
     for (const Tensor& tensor : catalog.tensors)
-      if (tensor.pieces.size() > 1 && tensor.shape.empty())
+      if (tensor.pieces.size() > 1 &&
+          (tensor.shape.empty() || twice.contains(tensor.name)))
         some.push_back(tensor);
     if (some.empty()) return;
     std::swap(catalog.tensors, some);

@@ -298,9 +298,10 @@ std::vector<Located> select_indexed(
       } else if (index.weights[entry[0].id].file != f) {
         const std::string& owner = index.files[index.weights[entry[0].id].file];
         problems.push_back(warning("duplicate_tensor", {path(f), name},
-                                   "is here too; the one in {}, which the "
-                                   "index names, is used",
+                                   "is here too; the index names the one in "
+                                   "{}, many loaders take the last",
                                    printable(owner)));
+        selected.push_back({f, t, true});
         continue;
       } else {
         seen[entry[0].id] = true;
@@ -316,6 +317,34 @@ std::vector<Located> select_indexed(
                       printable(index.files[weight.file]));
   }
   return selected;
+}
+
+void add_copies(Catalog& catalog, std::vector<Tensor> copies) {
+  if (copies.empty()) return;
+  text::NameTable names;
+  names.reserve(catalog.tensors.size());
+  for (uint32_t i = 0; const Tensor& tensor : catalog.tensors)
+    names.add(tensor.name, i++);
+  names.sort();
+  for (Tensor& copy : copies) {
+    const auto found = names.find(copy.name);
+    if (found.empty()) continue;
+    Tensor& tensor = catalog.tensors[found[0].id];
+    if (tensor.dtype == copy.dtype && tensor.shape == copy.shape) {
+      std::ranges::move(copy.pieces, std::back_inserter(tensor.pieces));
+      continue;
+    }
+    const auto path = [&](const Tensor& one) {
+      return one.pieces.empty() ? catalog.path
+                                : catalog.files[one.pieces[0].extent.file].path;
+    };
+    throw input_error({path(copy), copy.name},
+                      "is {} {} here, and {} {} in {}, which the index names",
+                      ckpt::name(copy.dtype), to_string(copy.shape),
+                      ckpt::name(tensor.dtype), to_string(tensor.shape),
+                      printable(io::base_name(path(tensor))))
+        .with_hint("one of the two is of another save: remove it");
+  }
 }
 
 namespace {

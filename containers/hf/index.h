@@ -72,18 +72,24 @@ Index read_index(const std::string& directory, const std::string& index_file,
 struct Located {
   uint32_t file = 0;
   uint32_t tensor = 0;
+  bool copy = false;  // of a tensor that the index has in another file
 };
 
 // Compares what is in the files (`found[f]`: the names in index.files[f],
 // unique within it) with the index. Returns those to take, by file, then in the
 // file's order. A tensor that the index promises but its file lacks is an
 // input_error. One that the index lacks is taken, with a warning
-// ("unindexed_tensor"); a second copy of an indexed one is left out, with a
-// warning ("duplicate_tensor").
+// ("unindexed_tensor"), and so is a second copy of an indexed one
+// ("duplicate_tensor").
 std::vector<Located> select_indexed(
     const std::string& directory, const Index& index,
     std::span<const std::vector<std::string_view>> found,
     std::vector<Problem>& problems);
+
+// Makes copies of tensors replicas of those that they are copies of: loaders
+// that read all files keep the last, whatever the index says. One of another
+// dtype or shape is an input_error.
+void add_copies(Catalog& catalog, std::vector<Tensor> copies);
 
 // Warns ("total_size") if the index's sum of bytes is none of `sums`, the first
 // of which is the files'. Depending on their version, writers count tied

@@ -124,13 +124,18 @@ class Assembly {
       auto& names = found.emplace_back();
       for (const Entry& entry : header.entries) names.push_back(entry.name);
     }
-    const auto selected =
+    auto selected =
         formats::select_indexed(directory, index, found, catalog_.problems);
+    std::vector<Tensor> second;
+    for (const Located& at : selected)
+      if (at.copy) second.push_back(take(at));
+    std::erase_if(selected, [](const Located& at) { return at.copy; });
     check_unique(selected);
     add_tensors(selected);
+    formats::add_copies(catalog_, std::move(second));
     formats::check_total_size(
         index, std::array{bytes(), bytes() + tied_bytes()}, catalog_.problems);
-    keep_index_metadata(std::move(index.metadata));
+    keep_index_metadata(index.metadata);
   }
 
   // Before the metadata is kept: from here on the tensors are torch's.
@@ -267,17 +272,20 @@ class Assembly {
   void add_tensors(std::span<const Located> taken) {
     io::reserve_huge(catalog_.tensors, taken.size());
     io::expect_small_blocks(taken.size() * (sizeof(Piece) + sizeof(void*)));
-    for (const Located& at : taken) {
-      Entry& entry = headers_[at.file].entries[at.tensor];
-      Tensor& tensor = catalog_.tensors.emplace_back();
-      tensor.name = std::move(entry.name);
-      tensor.dtype = entry.dtype;
-      tensor.shape = std::move(entry.shape);
-      tensor.pieces.push_back(
-          {.box = Box::whole(tensor.shape),
-           .flat = {},
-           .extent = {.offset = entry.begin, .strides = {}, .file = at.file}});
-    }
+    for (const Located& at : taken) catalog_.tensors.push_back(take(at));
+  }
+
+  Tensor take(const Located& at) {
+    Entry& entry = headers_[at.file].entries[at.tensor];
+    Tensor tensor;
+    tensor.name = std::move(entry.name);
+    tensor.dtype = entry.dtype;
+    tensor.shape = std::move(entry.shape);
+    tensor.pieces.push_back(
+        {.box = Box::whole(tensor.shape),
+         .flat = {},
+         .extent = {.offset = entry.begin, .strides = {}, .file = at.file}});
+    return tensor;
   }
 
   uint64_t bytes() const {
@@ -345,7 +353,7 @@ class Assembly {
   }
 
   // Keeps what an index says besides total_size, which is made anew.
-  void keep_index_metadata(std::shared_ptr<pickle::Document> rest) {
+  void keep_index_metadata(const std::shared_ptr<pickle::Document>& rest) {
     if (!rest || rest->items(rest->root()).empty()) return;
     catalog_.objects.push_back(
         {std::string(kIndexMetadata), rest, rest->root()});

@@ -156,7 +156,12 @@ class Assembly {
     const auto taken =
         formats::select_indexed(directory, index, found, catalog_.problems);
     std::vector<std::set<uint32_t>> wanted(files_.size());
-    for (const formats::Located& at : taken) wanted[at.file].insert(at.tensor);
+    std::set<std::pair<uint32_t, std::string_view>> copies;
+    for (const formats::Located& at : taken) {
+      wanted[at.file].insert(at.tensor);
+      if (at.copy) copies.emplace(at.file, found[at.file][at.tensor]);
+    }
+    std::vector<Tensor> second;
     for (size_t f = 0; f < files_.size(); ++f) {
       OpenFile file{files_[f].container, {}};
       const Tree& tree = files_[f].tree;
@@ -164,8 +169,18 @@ class Assembly {
       file.tree.problems = tree.problems;
       for (const uint32_t t : wanted[f])
         file.tree.tensors.push_back(tree.tensors[t]);
+      const size_t before = catalog_.tensors.size();
       add(file);
+      if (copies.empty()) continue;
+      const auto tail = std::stable_partition(
+          catalog_.tensors.begin() + static_cast<ptrdiff_t>(before),
+          catalog_.tensors.end(), [&](const Tensor& tensor) {
+            return !copies.contains({static_cast<uint32_t>(f), tensor.name});
+          });
+      std::move(tail, catalog_.tensors.end(), std::back_inserter(second));
+      catalog_.tensors.erase(tail, catalog_.tensors.end());
     }
+    formats::add_copies(catalog_, std::move(second));
     formats::check_total_size(index, std::array{bytes(true), bytes(false)},
                               catalog_.problems);
   }

@@ -493,6 +493,49 @@ def a_lost_head(folder):
         check(verdict(path)["ok"], f"{name}: with its head")
 
 
+def second_copies(folder):
+    """A tensor in two files is the same in both, or no answer is certain:
+    transformers keeps the last, whatever the index says."""
+    import torch
+    from safetensors.torch import save_file
+
+    name = "model.norm.weight"
+    for ending in (".safetensors", ".bin"):
+        stem = "model" if ending == ".safetensors" else "pytorch_model"
+        tensors = llama(folder / "hf")
+        (folder / "hf" / "model.safetensors").unlink()
+        files = [f"{stem}-0000{i}-of-00002{ending}" for i in (1, 2)]
+        names = sorted(tensors)
+        halves = [{k: tensors[k] for k in half}
+                  for half in (names[::2], names[1::2])]
+        home = 0 if name in halves[0] else 1
+        (folder / "hf" / f"{stem}{ending}.index.json").write_text(json.dumps(
+            {"metadata": {}, "weight_map":
+             {k: files[0 if k in halves[0] else 1] for k in names}}))
+        for what, copy in {"equal": tensors[name].clone(),
+                           "changed": tensors[name] + 1,
+                           "longer": torch.ones(17),
+                           "narrower": tensors[name].half()}.items():
+            for file, half in zip(files, halves):
+                held = half if half is halves[home] else half | {name: copy}
+                if ending == ".bin":
+                    torch.save(held, folder / "hf" / file)
+                else:
+                    save_file(held, folder / "hf" / file, {"format": "pt"})
+            said = CKPT.run("verify", folder / "hf", "--json")
+            report = json.loads(said.out)
+            check({"duplicate_tensor", "damaged"} &
+                  {p["kind"] for p in report["problems"]
+                   if p["tensor"] == name}, f"{ending}, {what}: {said}")
+            check_equal(report["ok"], what == "equal", f"{ending}, {what}: {said}")
+            out = folder / "out"
+            done = CKPT.run("convert", folder / "hf", out, "--to", "dcp")
+            check_equal(done.code == 0, what == "equal",
+                        f"{ending}, {what}: {done}")
+            shutil.rmtree(out, ignore_errors=True)
+        shutil.rmtree(folder / "hf")
+
+
 def unfinished_downloads(folder):
     """What a downloader has only made room for is of the right size."""
     for ending in (".aria2", ".st", ".lftp-pget-status"):
@@ -552,7 +595,8 @@ def prepare(suite, ckpt):
                  verdicts, without_rules,
                  a_scripts_optimizer, an_average,
                  a_configuration_that_means_others, holes, stale_index,
-                 a_lost_head, unfinished_downloads, a_file_of_its_own):
+                 a_lost_head, second_copies, unfinished_downloads,
+                 a_file_of_its_own):
         suite.add(case.__name__.replace("_", " "), case)
 
 
