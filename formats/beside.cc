@@ -101,9 +101,11 @@ class Settling {
       sidecars_.insert(plain(sidecar.path));
       if (sidecar.text) made_.insert(sidecar.name);
     }
-    for (const Problem& problem : source.problems)
+    for (const Problem& problem : source.problems) {
       if (problem.kind == "unread_file" || problem.kind == "stray_file")
         unread_.emplace(plain(problem.file), problem.message);
+      if (problem.kind == "own_tensors") own_.insert(plain(problem.file));
+    }
     for (const TargetFile& file : target.files) {
       if (!file.copy_of.empty()) copies_.insert(plain(file.copy_of));
       take(file.path);
@@ -311,7 +313,8 @@ class Settling {
     // torch's HuggingFaceStorageWriter makes the model's files of these.
     if (file.part == "model" && inner && inner->starts_with("sharded/shard-"))
       return "the ranks' parts of the same tensors";
-    if (file.part == "model" && !name.starts_with("adapter_model"))
+    if (file.part == "model" && !name.starts_with("adapter_model") &&
+        !own_.contains(plain(io::join(source_.file_root, file.path))))
       return "weights that are not part of this checkpoint: convert them by "
              "themselves";
     if (source_.run && !traits_of(target_.catalog.format).is_run &&
@@ -432,6 +435,7 @@ class Settling {
   std::unordered_set<std::string> sidecars_;
   std::unordered_set<std::string> made_;                 // names
   std::unordered_map<std::string, std::string> unread_;  // path, why
+  std::unordered_set<std::string> own_;  // weights beside the checkpoint's
   std::unordered_set<std::string> copies_;
   std::unordered_set<std::string> names_;    // of the target's files
   std::unordered_set<std::string> folders_;  // above them

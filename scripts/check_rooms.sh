@@ -99,7 +99,7 @@ budgets='
 lib: 32800
 containers: 10300
 models: 6650
-formats: 77650
+formats: 77680
 convert: 17800
 reshard: 23000
 api: 26260

@@ -252,6 +252,19 @@ std::string index_of_torch_files(const std::string& directory) {
   return torch ? index : std::string();
 }
 
+bool indexes_others(const std::string& directory, const std::string& index_file,
+                    std::string_view file) {
+  const std::string path = io::join(directory, index_file);
+  if (!io::is_file(path)) return false;
+  const auto json = text::parse_or_discard(io::read_file(path, kMaxIndex));
+  if (!json.is_object() || !json.contains("weight_map")) return false;
+  const auto& map = json["weight_map"];
+  return map.is_object() && std::ranges::any_of(map, [&](const auto& named) {
+           return named.is_string() &&
+                  named.template get_ref<const std::string&>() != file;
+         });
+}
+
 WeightFiles find_weight_files(std::string_view stem, std::string_view suffix,
                               std::span<const std::string> names,
                               std::span<const std::string> indexes) {

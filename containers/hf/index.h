@@ -50,6 +50,11 @@ bool is_index_name(std::string_view file_name, std::string_view suffix);
 // transformers to take what a trainer saved. "" if there is none.
 std::string index_of_torch_files(const std::string& directory);
 
+// True if there is an index of this name whose weight_map names other files
+// than `file`.
+bool indexes_others(const std::string& directory, const std::string& index_file,
+                    std::string_view file);
+
 // Where the weights called `stem` are, found as loaders find them: in STEM
 // SUFFIX, else where STEM SUFFIX.index.json says, else in a set STEM-x-of-N
 // SUFFIX. Both lists are sorted. At least one of the members is empty.

@@ -11,6 +11,7 @@
 #include "containers/foreign.h"
 #include "containers/hf/hf.h"
 #include "containers/hf/index.h"
+#include "containers/hf/weight_names.h"
 #include "containers/safetensors/header.h"
 #include "formats/fsdp/rank_files.h"
 #include "formats/rank_share.h"
@@ -373,6 +374,35 @@ void read_indexed(const std::string& directory, const std::string& index_file,
   });
 }
 
+// Tensors in a file of another name that are none of the model's: a value head
+// of TRL's or LLaMA-Factory's. A second form of the model has a loader's name.
+bool has_own_tensors(const std::string& directory, const std::string& name,
+                     const Catalog& catalog) {
+  if (name.starts_with("consolidated") ||
+      std::ranges::any_of(formats::weight_names(),
+                          [&](const formats::WeightNames& one) {
+                            return name.starts_with(one.safetensors);
+                          }))
+    return false;
+  bool own = false;
+  try {
+    read_headers({io::join(directory, name)}, [&](size_t, FileHeader one) {
+      text::NameTable names;
+      names.reserve(catalog.tensors.size());
+      for (uint32_t i = 0; const Tensor& tensor : catalog.tensors)
+        names.add(tensor.name, i++);
+      names.sort();
+      own = !one.header.entries.empty() &&
+            std::ranges::all_of(one.header.entries, [&](const Entry& entry) {
+              return names.find(entry.name).empty();
+            });
+    });
+  } catch (const Error&) {
+    return false;
+  }
+  return own;
+}
+
 void read_directory(const std::string& directory,
                     const formats::ReadOptions& options, Assembly& assembly) {
   Files files = locate(directory);
@@ -384,10 +414,22 @@ void read_directory(const std::string& directory,
   }
   Catalog& catalog = assembly.catalog();
   const std::string taken = files.index.empty() ? files.names[0] : files.index;
-  for (const std::string& name : files.unread)
+  if (files.names.size() == 1 &&
+      formats::indexes_others(directory, taken + ".index.json", taken))
+    catalog.problems.push_back(warning(
+        "stale_index", {io::join(directory, taken + ".index.json"), {}},
+        "names other files than {}, which is beside it: transformers takes "
+        "the file, vLLM what the index names; remove what is not meant",
+        printable(taken)));
+  for (const std::string& name : files.unread) {
+    const bool own = has_own_tensors(directory, name, catalog);
     catalog.problems.push_back(problem(
-        Severity::kNote, "unread_file", io::join(directory, name), {},
-        "is not part of the checkpoint that " + printable(taken) + " begins"));
+        Severity::kNote, own ? "own_tensors" : "unread_file",
+        io::join(directory, name), {},
+        (own ? "has tensors of its own, and is not part of the checkpoint that "
+             : "is not part of the checkpoint that ") +
+            printable(taken) + " begins"));
+  }
   formats::add_sidecars(directory, catalog);
 }
 

@@ -549,6 +549,48 @@ def unfinished_downloads(folder):
         check_equal(verdict(folder / "hf")["verdict"], "ok", ending)
 
 
+def an_index_beside_one_file(folder):
+    """Loaders differ in which of the two they take."""
+    tensors = llama(folder / "hf")
+    index = folder / "hf" / "model.safetensors.index.json"
+    for file, answer in (("model.safetensors", "ok"),
+                         ("model-00001-of-00001.safetensors", "warnings")):
+        index.write_text(json.dumps({"metadata": {}, "weight_map":
+                                     dict.fromkeys(tensors, file)}))
+        check_equal(verdict(folder / "hf")["verdict"], answer, file)
+
+
+def a_file_of_its_own(folder):
+    """A value head beside the model goes along, as .bin does; a second form of
+    the model does not."""
+    import torch
+    from safetensors.torch import save_file
+
+    head = {"v_head.summary.weight": torch.ones(1, 16)}
+    rows = (("value_head.safetensors", head, True),
+            ("value_head.bin", head, True),
+            ("other.safetensors", {"model.norm.weight": torch.ones(16)}, False),
+            ("consolidated.safetensors", {"norm.weight": torch.ones(16)}, False))
+    for name, tensors, kept in rows:
+        shutil.rmtree(folder / "hf", ignore_errors=True)
+        llama(folder / "hf")
+        file = folder / "hf" / name
+        if name.endswith(".bin"):
+            torch.save(tensors, file)
+        else:
+            save_file(tensors, file)
+        for form in ("safetensors", "dcp"):
+            out = folder / "out"
+            done = CKPT.ok("convert", folder / "hf", out, "--to", form, "--json")
+            [fate] = [f["fate"] for f in done.json()["files"]
+                      if f["path"] == name]
+            check_equal(fate, "carried" if kept else "left_out", f"{name}, {form}")
+            check_equal((out / name).exists() and
+                        (out / name).read_bytes() == file.read_bytes(), kept,
+                        f"{name}, {form}")
+            shutil.rmtree(out)
+
+
 # Files that something else names: an index, or the numbers of the others.
 NAMED = {"safetensors/hf_sharded": "*.safetensors",
          "modelopt/converter_qwen2_w1": "**/block_*.safetensors",
@@ -596,7 +638,7 @@ def prepare(suite, ckpt):
                  a_scripts_optimizer, an_average,
                  a_configuration_that_means_others, holes, stale_index,
                  a_lost_head, second_copies, unfinished_downloads,
-                 a_file_of_its_own):
+                 an_index_beside_one_file, a_file_of_its_own):
         suite.add(case.__name__.replace("_", " "), case)
 
 
