@@ -156,7 +156,8 @@ std::vector<Format> make_formats() {
        nullptr,
        {.any_tensors = true,
         .own_files = {"_METADATA", "_CHECKPOINT_METADATA", "_sharding",
-                      "_strings.json", "array_metadatas/*"},
+                      "_strings.json", "array_metadatas/*", "manifest.ocdbt",
+                      "d/*", "ocdbt.process_*/*"},
         .leaves_arrays = true}});
   formats.push_back({"fairseq2",
                      "fairseq2's native checkpoints",

@@ -9,12 +9,14 @@
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
+#include "containers/ocdbt/database.h"
 #include "containers/zarr/array.h"
 #include "containers/zarr/chunks.h"
 #include "formats/orbax/orbax.h"
 #include "lib/io/ahead.h"
 #include "lib/io/file.h"
 #include "lib/io/listed.h"
+#include "lib/lost_file.h"
 #include "lib/pickle/json.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"
@@ -30,25 +32,24 @@ using text::printable;
 constexpr std::string_view kTree = "_METADATA";
 constexpr std::string_view kStamp = "_CHECKPOINT_METADATA";
 constexpr std::string_view kStrings = "_strings.json";
-constexpr std::string_view kDatabase = "manifest.ocdbt";
 constexpr uint64_t kMostJson = uint64_t{256} << 20;
+constexpr uint64_t kMostDescription = 1 << 20;
 
-// A tree of arrays in directories.
+// A tree of arrays, in directories or in a database.
 bool is_tree(const std::string& path) {
-  return io::is_listed_directory(path) && io::is_file(io::join(path, kTree)) &&
-         !io::is_file(io::join(path, kDatabase));
+  return io::is_listed_directory(path) && io::is_file(io::join(path, kTree));
 }
 
 // A tree whose list of leaves is gone, as shown by what Orbax writes beside it.
 bool lost_tree(const std::string& path) {
   return io::is_listed_directory(path) && io::is_file(io::join(path, kStamp)) &&
          !io::is_file(io::join(path, kTree)) &&
-         std::ranges::any_of(io::list_directory(path),
-                             [&](const std::string& name) {
-                               const std::string array = io::join(path, name);
-                               return io::is_listed_directory(array) &&
-                                      io::is_file(io::join(array, ".zarray"));
-                             });
+         std::ranges::any_of(
+             io::list_directory(path), [&](const std::string& name) {
+               const std::string array = io::join(path, name);
+               return io::is_listed_directory(array) &&
+                      (zarr::is_array(array) || zarr::is_array3(array));
+             });
 }
 
 // The item of a step: "default" of StandardSave, or the only one.
@@ -103,11 +104,13 @@ class Tree {
     const json& leaves = text::member(root, "tree_metadata", file_);
     if (!leaves.is_object())
       throw input_error({file_, {}}, "tree_metadata is not an object");
+    if (ocdbt::is_database(path_)) database_ = ocdbt::read_database(path_);
     std::vector<Leaf> all;
     std::vector<std::string> descriptions;
     for (const auto& [key, value] : leaves.items()) {
       const Leaf& leaf = all.emplace_back(leaf_of(value));
-      descriptions.push_back(io::join(io::join(path_, leaf.name), ".zarray"));
+      if (!database_)
+        descriptions.push_back(io::join(io::join(path_, leaf.name), ".zarray"));
     }
     io::FilesAhead ahead(std::move(descriptions));
     for (size_t i = 0; i < all.size(); ++i) {
@@ -146,24 +149,49 @@ class Tree {
       throw input_error({file_, printable(leaf.name)},
                         "two leaves have this name");
     if (leaf.type == "string") return add_object(leaf, string_of(leaf.name));
-    const std::string directory = io::join(path_, leaf.name);
-    if (io::is_file(io::join(directory, "zarr.json")))
-      throw unfaithful_error({directory, printable(leaf.name)},
-                             "is a zarr 3 array, ckpt reads zarr 2")
-          .with_hint("save it again with use_zarr3=False, use_ocdbt=False");
+    auto array = array_of(leaf.name);
     // None, and what a tree has without leaves: {} and [].
-    if (leaf.skipped && !zarr::is_array(directory))
-      return add_object(leaf, nullptr);
-    if (!zarr::is_array(directory))
+    if (leaf.skipped && !array) return add_object(leaf, nullptr);
+    const std::string directory = io::join(path_, leaf.name);
+    if (!array && !database_ && io::is_listed_directory(io::join(path_, "d")))
+      throw LostFile(input_error({io::join(path_, "manifest.ocdbt"), {}},
+                                 "is missing, and d has a database's files")
+                         .with_hint("copy or download the checkpoint again"));
+    if (!array)
       throw input_error({directory, printable(leaf.name)},
-                        "has no .zarray, and {} lists it as {}", kTree,
-                        printable(leaf.type))
+                        "has no .zarray or zarr.json, and {} lists it as {}",
+                        kTree, printable(leaf.type))
           .with_hint("copy or download the checkpoint again");
-    add_array(leaf, directory);
+    add_array(leaf, directory, *array);
   }
 
-  void add_array(const Leaf& leaf, const std::string& directory) {
-    const zarr::Array array = zarr::read_array(directory);
+  // An array's description; nullopt if there is none.
+  std::optional<zarr::Array> array_of(const std::string& name) const {
+    const std::string directory = io::join(path_, name);
+    if (!database_) {
+      if (zarr::is_array3(directory)) return zarr::read_array3(directory);
+      if (zarr::is_array(directory)) return zarr::read_array(directory);
+      return std::nullopt;
+    }
+    std::optional<zarr::Array> array;
+    for (const std::string_view file : {"/.zarray", "/zarr.json"}) {
+      const std::string key = name + std::string(file);
+      const auto value = database_->find(key);
+      if (value == database_->end()) continue;
+      const std::string text =
+          ocdbt::read_value(key, value->second, kMostDescription);
+      const std::string path = io::join(path_, key);
+      array = file == "/.zarray" ? zarr::parse_array(text, path)
+                                 : zarr::parse_array3(text, path);
+      array->directory = path_;
+      array->database = &*database_;
+      array->key = name + "/";
+    }
+    return array;
+  }
+
+  void add_array(const Leaf& leaf, const std::string& directory,
+                 const zarr::Array& array) {
     if (!array.unreadable.empty())
       throw resource_error({directory, printable(leaf.name)},
                            "{}: ckpt does not read chunks that were written "
@@ -197,8 +225,17 @@ class Tree {
   }
 
   void note_strangers() {
-    for (const std::string& name : io::list_directory(path_))
-      if (!names_.contains(name) && zarr::is_array(io::join(path_, name)))
+    std::set<std::string> all;
+    if (database_)
+      for (const auto& [key, value] : *database_)
+        all.insert(key.substr(0, key.find('/')));
+    else
+      for (const std::string& name : io::list_directory(path_))
+        if (zarr::is_array(io::join(path_, name)) ||
+            zarr::is_array3(io::join(path_, name)))
+          all.insert(name);
+    for (const std::string& name : all)
+      if (!names_.contains(name))
         catalog_.problems.push_back(warning(
             "unindexed_tensor", {io::join(path_, name), printable(name)},
             "{} does not list it; it is not read", kTree));
@@ -209,6 +246,7 @@ class Tree {
   Catalog catalog_;
   std::set<std::string> names_;
   json strings_;
+  std::optional<ocdbt::Database> database_;
 };
 
 Support supports(const std::string& path) {
@@ -224,10 +262,8 @@ Catalog read_catalog(const std::string& path,
                      const formats::ReadOptions& options) {
   const std::string tree = find_tree(path);
   if (tree.empty())
-    throw missing_error({path, {}}, "has no {} of a tree of zarr arrays", kTree)
-        .with_hint(
-            "a database of OCDBT is not read: load it with "
-            "orbax.checkpoint, save it with use_ocdbt=False");
+    throw missing_error({path, {}}, "has no {} of a tree of zarr arrays",
+                        kTree);
   Catalog catalog = Tree(tree, options).read();
   if (tree != path) {
     catalog.root = path;

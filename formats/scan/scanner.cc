@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "ckpt/error.h"
+#include "containers/ocdbt/database.h"
 #include "formats/scan/harmless.h"
 #include "formats/scan/numbers.h"
 #include "lib/codec/stream.h"
@@ -76,6 +77,15 @@ std::optional<Codec> codec_of(std::string_view head) {
        {"\x78\x01", "\x78\x5E", "\x78\x9C", "\x78\xDA"})
     if (head.starts_with(zlib)) return Codec::kZlib;
   return std::nullopt;
+}
+
+// A data file of a database (containers/ocdbt) begins with whatever value came
+// first, packed or not, and others follow: nothing takes it for a stream.
+bool is_database_part(const std::string& path) {
+  const std::string name = io::base_name(path), folder = io::parent(path);
+  return name.size() == 32 &&
+         name.find_first_not_of("0123456789abcdef") == name.npos &&
+         io::base_name(folder) == "d" && ocdbt::is_database(io::parent(folder));
 }
 
 // Text that someone would open in an editor.
@@ -290,7 +300,8 @@ bool Scanner::container(const io::Handle& file, const Part& part) {
     return true;
   }
   const auto codec = codec_of(head);
-  return codec && compressed(file, part, *codec);
+  return codec && !is_database_part(file.path()) &&
+         compressed(file, part, *codec);
 }
 
 // Half of what is left: a growing string exists twice for a moment.

@@ -28,7 +28,12 @@ std::vector<std::byte> pack_zstd(std::span<const std::byte> plain) {
 
 void unpack_zstd(std::span<const std::byte> packed, std::span<std::byte> plain,
                  const Where& where) {
-  const std::unique_ptr<Decoder> decoder = make_decoder(Codec::kZstd, where);
+  unpack(Codec::kZstd, packed, plain, where);
+}
+
+void unpack(Codec codec, std::span<const std::byte> packed,
+            std::span<std::byte> plain, const Where& where) {
+  const std::unique_ptr<Decoder> decoder = make_decoder(codec, where);
   const size_t wanted = plain.size();
   decoder->restart();
   auto status = Decoder::Status::kMore;

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "ckpt/catalog.h"
 #include "ckpt/error.h"
 
 namespace ckpt::codec {
@@ -17,6 +18,9 @@ std::vector<std::byte> pack_zstd(std::span<const std::byte> plain);
 // plain.size() bytes.
 void unpack_zstd(std::span<const std::byte> packed, std::span<std::byte> plain,
                  const Where& where);
+// The same of any codec that has a decoder (decoder.h).
+void unpack(Codec codec, std::span<const std::byte> packed,
+            std::span<std::byte> plain, const Where& where);
 
 // The bytes of elements of `size` bytes, their first bytes first, then all the
 // second ones …: those of exponents are alike and pack well. join_planes is the

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Writes tests/data/orbax with orbax-checkpoint on two CPU devices:
-jax_orbax.py OUT. Needs jax and orbax-checkpoint; made with 0.12.8 and jax 0.10.2.
+jax_orbax.py OUT [CASE]. Needs jax and orbax-checkpoint; made with 0.12.8 and jax 0.10.2.
 
 expected.safetensors holds the tree's arrays as numpy has them.
 """
 
 import json
 import os
+import shutil
 import struct
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import orbax.checkpoint as ocp  # noqa: E402
+import tensorstore  # noqa: E402
 
 NAMES = {"float32": "F32", "bfloat16": "BF16", "int32": "I32", "int64": "I64",
          "float64": "F64", "float16": "F16"}
@@ -63,16 +65,65 @@ def write_expected(path, value):
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
-def main(out):
-    out = Path(out).resolve()
-    out.mkdir(parents=True)
-    value = tree()
-    save = ocp.Checkpointer(ocp.PyTreeCheckpointHandler(
-        use_ocdbt=False, use_zarr3=False))
-    save.save(out / "ckpt", value)
-    (out / "ckpt/commit_success.txt").unlink()  # names the folder of then
-    write_expected(out / "expected.safetensors", value)
+# Orbax's own default is the database; MaxText asks for zarr 3.
+CASES = {
+    "pytree_zarr2": {"use_ocdbt": False, "use_zarr3": False},
+    "pytree_zarr3": {"use_ocdbt": False, "use_zarr3": True},
+    "pytree_ocdbt": {"use_ocdbt": True, "use_zarr3": False},
+    "pytree_ocdbt_zarr3": {"use_ocdbt": True, "use_zarr3": True},
+    "pytree_ocdbt_deep": {"use_ocdbt": True, "use_zarr3": True},
+}
+
+
+def shard(path, array):
+    """The array again, in shards of several chunks, some past its edge."""
+    codecs = [{"name": "sharding_indexed", "configuration": {
+        "chunk_shape": [2, 2],
+        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}},
+                   {"name": "zstd", "configuration": {"level": 3}}]}}]
+    store = tensorstore.open({
+        "driver": "zarr3", "kvstore": {"driver": "file", "path": str(path)},
+        "metadata": {"shape": list(array.shape), "data_type": "float16",
+                     "chunk_grid": {"name": "regular", "configuration": {
+                         "chunk_shape": [4, 4]}}, "codecs": codecs}},
+        create=True, delete_existing=True).result()
+    store[:2].write(array[:2]).result()
+    store[2:].write(array[2:]).result()
+
+
+def deepen(path):
+    """The database again, with nodes of a few keys, and values outside of
+    them, as in one of many gigabytes."""
+    def database(config):
+        return tensorstore.KvStore.open({
+            "driver": "ocdbt", "base": f"file://{path}/", **config}).result()
+
+    old = database({})
+    values = {key: old.read(key).result().value for key in old.list().result()}
+    for name in ("d", "ocdbt.process_0"):
+        shutil.rmtree(path / name)
+    (path / "manifest.ocdbt").unlink()
+    new = database({"config": {"max_decoded_node_bytes": 200,
+                               "max_inline_value_bytes": 20}})
+    for key, value in values.items():
+        new.write(key, value).result()
+
+
+def main(out, *names):
+    for name in names or CASES:
+        folder = Path(out).resolve() / name
+        folder.mkdir(parents=True)
+        value = tree()
+        save = ocp.Checkpointer(ocp.PyTreeCheckpointHandler(**CASES[name]))
+        save.save(folder / "ckpt", value)
+        if name == "pytree_zarr3":
+            shard(folder / "ckpt/params.out", np.asarray(value["params"]["out"]))
+        if name == "pytree_ocdbt_deep":
+            deepen(folder / "ckpt")
+        # It names the folder of then.
+        (folder / "ckpt/commit_success.txt").unlink()
+        write_expected(folder / "expected.safetensors", value)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
