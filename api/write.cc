@@ -38,6 +38,7 @@
 #include "lib/io/staging.h"
 #include "lib/io/upload.h"
 #include "lib/session.h"
+#include "lib/text/shell.h"
 #include "lib/trace.h"
 #include "lib/unruled.h"
 #include "reshard/cast.h"
@@ -80,6 +81,26 @@ std::vector<DType> set_dtypes(Catalog& source, std::optional<DType> dtype) {
         "--dtype {}: the {} tensors of optimizer state keep their dtype",
         name(*dtype), kept));
   return stored;
+}
+
+// A state dict of NumPy's arrays has values alone: what holds tensors only
+// would be whole, and empty.
+void check_not_all_left(const Catalog& source, const Target& target) {
+  if (!target.catalog.tensors.empty()) return;
+  const auto left =
+      std::ranges::find_if(target.problems, [](const Problem& problem) {
+        return problem.kind == "object_left_out" &&
+               problem.severity != Problem::Severity::kNote;
+      });
+  if (left == target.problems.end()) return;
+  throw unfaithful_error({source.path, left->tensor},
+                         "has no tensors, and {} of its values would be left "
+                         "out: nothing of them would be there",
+                         source.objects.size())
+      .with_hint(fmt::format(
+          "ckpt inspect {} --objects shows them; arrays of NumPy are tensors "
+          "once they were saved as torch.from_numpy(array)",
+          text::shell_path(source.path)));
 }
 
 // Reports what a review found together with what the writer did: it is about
@@ -338,6 +359,7 @@ Prepared prepare(Catalog source, Layout layout, const std::string& path,
   check_topology(layout.topology, prepared.target);
   if (prepared.target.files.empty())
     throw unfaithful_error({source.path, {}}, "there is nothing to write");
+  check_not_all_left(source, prepared.target);
   {
     const trace::Span span("plan");
     make_plan(source, prepared, options, seen);

@@ -102,7 +102,7 @@ models: 6650
 formats: 77720
 convert: 17800
 reshard: 23000
-api: 26260
+api: 26290
 app: 18650
 '
 while IFS=: read -r room most; do

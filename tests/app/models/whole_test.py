@@ -314,6 +314,23 @@ def a_tied_head_of_its_own(folder):
     check_equal(read()["verdict"], "ok", "a copy")
 
 
+def arrays_of_numpy(folder):
+    """A state dict of NumPy's arrays is values alone: no file without a tensor
+    is written for it."""
+    import torch
+
+    tensors = llama(folder / "hf")
+    (folder / "hf/model.safetensors").unlink()
+    torch.save({k: v.numpy() for k, v in tensors.items()},
+               folder / "hf/pytorch_model.bin")
+    for target in ("safetensors", "hf"):
+        for out in (folder / "out", folder / "out.safetensors"):
+            done = CKPT.run("convert", folder / "hf", out, "--to", target)
+            done.want(5)
+            check(not out.exists(), f"{target}: written\n{done}")
+            check("torch.from_numpy" in done.err, done.err)
+
+
 def verdicts(folder):
     """One word, in the line and in the document; --strict makes it count."""
     import torch
@@ -634,6 +651,7 @@ def prepare(suite, ckpt):
     for case in NAMED:
         suite.add(f"a lost file of {case}", lost_file, case)
     for case in (class_of_losses, class_of_mismatches, a_tied_head_of_its_own,
+                 arrays_of_numpy,
                  verdicts, without_rules,
                  a_scripts_optimizer, an_average,
                  a_configuration_that_means_others, holes, stale_index,
