@@ -37,8 +37,8 @@ constexpr std::string_view kTensorFlow =
     "transformers converts it: from_pretrained(DIR, from_tf=True), then "
     "save_pretrained";
 constexpr std::string_view kOrbax =
-    "restore it with orbax.checkpoint and save it as directories of zarr 2 "
-    "(use_ocdbt=False, use_zarr3=False), which ckpt reads";
+    "ckpt reads trees that have a _METADATA: restore it with orbax.checkpoint "
+    "and save it again";
 constexpr std::string_view kGguf =
     "open the safetensors checkpoint that it was made from, or a GGUF file";
 constexpr std::string_view kBuilt =

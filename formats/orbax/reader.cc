@@ -101,7 +101,10 @@ class Tree {
 
   Catalog read() {
     const json root = text::parse_json(io::read_file(file_, kMostJson), file_);
-    const json& leaves = text::member(root, "tree_metadata", file_);
+    if (!root.is_object() || !root.contains("tree_metadata"))
+      throw input_error({file_, {}}, "key \"tree_metadata\" is missing")
+          .with_hint("copy or download the checkpoint again");
+    const json& leaves = root["tree_metadata"];
     if (!leaves.is_object())
       throw input_error({file_, {}}, "tree_metadata is not an object");
     if (ocdbt::is_database(path_)) database_ = ocdbt::read_database(path_);
