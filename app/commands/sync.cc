@@ -168,10 +168,9 @@ void Sync::add_options(CLI::App& app) {
   app.add_flag_callback(
          "--no-fsync", [&] { sync_ = false; }, "Don't wait for the disk")
       ->group(how);
-  // It is what sync does.
   app.add_flag_callback(
-         "--overwrite", [] {}, "Replace what differs")
-      ->group("");
+         "--overwrite", [] {}, "Nothing more: what differs is replaced anyway")
+      ->group(how);
   add_rate_option(app);
 }
 

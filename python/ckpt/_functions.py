@@ -873,7 +873,7 @@ def sync(source: Path, target: Path, *, include: Words = None,
     delete_extra: Delete what DST has and SRC lacks, once all is copied
     dry_run: Compare, copy nothing
     no_fsync: Don't wait for the disk
-    overwrite: Replace what differs
+    overwrite: Nothing more: what differs is replaced anyway
     max_rate: Bytes a second at most: 500MB
     verbose: Say what was chosen and why; -vv: each problem
     """
