@@ -17,7 +17,7 @@ from support import DATA, Suite, check, check_equal
 CKPT = None  # set by prepare
 FAMILIES = DATA.parent.parent / "models/families"
 TARGETS = {"mcore": ["megatron_torch_dist"], "meta": ["meta"],
-           "fairseq2": ["fairseq2"],
+           "fairseq2": ["fairseq2"], "gguf": ["gguf"],
            "olmo_legacy": ["torch", "--dialect", "olmo_legacy"]}
 # Read, and not written: its rules are tried by its own suite.
 READ_ONLY = {"neox"}
