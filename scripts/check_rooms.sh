@@ -103,7 +103,7 @@ formats: 77720
 convert: 17800
 reshard: 23000
 api: 26290
-app: 18650
+app: 18665
 '
 while IFS=: read -r room most; do
   [ -n "$room" ] || continue

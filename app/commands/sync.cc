@@ -14,7 +14,6 @@
 #include <filesystem>
 #include <iterator>
 #include <map>
-#include <optional>
 #include <set>
 #include <string>
 #include <system_error>
@@ -113,6 +112,7 @@ class Sync : public Command {
 
   void check_places() const;
   void list_source();
+  void refuse_links() const;
   void compare();
   SyncFate fate_of(const FetchFile& file);
   bool is_same(const FetchFile& file, const std::string& to);
@@ -142,8 +142,9 @@ class Sync : public Command {
   FetchJob found_;                            // all of the source
   std::map<std::string, std::string> links_;  // to directories of the source
   std::map<std::string, SyncFate> fates_;
-  std::vector<Entry> others_;            // that are no files to be copied
-  std::set<std::string> targets_files_;  // that the target had
+  std::vector<Entry> others_;           // that are no files to be copied
+  std::set<std::string> target_files_;  // that the target had
+  std::set<std::string> target_links_;  // to directories
 };
 
 void Sync::add_options(CLI::App& app) {
@@ -217,9 +218,13 @@ void Sync::list_source() {
   if (found_.single || io::is_url(source_)) return;
   std::vector<std::string> links;
   files_here(source_, &links);
-  for (const std::string& path : links)
-    if (wanted_(path))
-      links_[path] = fs::read_symlink(io::join(source_, path)).string();
+  for (const std::string& path : links) {
+    if (!wanted_(path)) continue;
+    const std::string link = io::join(source_, path);
+    std::error_code failed;
+    links_[path] = fs::read_symlink(link, failed).string();
+    if (failed) throw io_error(link, "cannot read the link", failed.value());
+  }
 }
 
 bool Sync::is_same(const FetchFile& file, const std::string& to) {
@@ -250,16 +255,34 @@ SyncFate Sync::fate_of(const FetchFile& file) {
   return is_same(file, to) ? SyncFate::kSame : SyncFate::kReplaced;
 }
 
+// What goes through a link of the target would replace files of another step,
+// or of somebody else.
+void Sync::refuse_links() const {
+  if (target_links_.empty()) return;
+  for (const FetchFile& file : found_.files)
+    for (fs::path at = fs::path(file.path).parent_path(); !at.empty();
+         at = at.parent_path())
+      if (target_links_.contains(at.string()))
+        throw unfaithful_error({at_target(at.string()), {}},
+                               "is a link, and SRC has a directory there")
+            .with_hint(
+                "remove the link, or leave the directory out with "
+                "--exclude");
+}
+
 void Sync::compare() {
   std::vector<io::RemoteEntry> all;
+  std::vector<std::string> links;
   if (io::is_directory(target_))
-    all = there() ? io::files_below(target_) : files_here(target_, nullptr);
-  for (const io::RemoteEntry& one : all) targets_files_.insert(one.path);
+    all = there() ? io::files_below(target_) : files_here(target_, &links);
+  target_links_.insert(links.begin(), links.end());
+  refuse_links();
+  for (const io::RemoteEntry& one : all) target_files_.insert(one.path);
   uint64_t bytes = 0;
   std::vector<const FetchFile*> both;
   for (const FetchFile& file : found_.files) {
     fates_[file.path] = SyncFate::kNew;
-    if (!targets_files_.contains(file.path) &&
+    if (!target_files_.contains(file.path) &&
         (there() || !io::is_directory(at_target(file.path))))
       continue;
     both.push_back(&file);
@@ -277,7 +300,7 @@ void Sync::compare() {
 }
 
 void Sync::find_extra() {
-  for (const std::string& path : targets_files_) {
+  for (const std::string& path : target_files_) {
     if (fates_.contains(path) || !wanted_(path)) continue;
     struct stat facts {};
     const bool known = io::stat_any(at_target(path), facts);
@@ -361,11 +384,11 @@ void Sync::copy_folder(const std::string& folder,
 
 void Sync::copy_there(const std::string& folder, FetchJob& job) {
   const bool is_new = std::ranges::none_of(
-      targets_files_,
+      target_files_,
       [&](const std::string& path) { return is_below(path, folder); });
   for (const FetchFile& file : job.files)
-    targets_files_.insert(folder.empty() ? file.path
-                                         : io::join(folder, file.path));
+    target_files_.insert(folder.empty() ? file.path
+                                        : io::join(folder, file.path));
   if (is_new) return fetch_there(job);
   // Beside others, each appears by itself.
   std::vector<FetchFile> files = std::move(job.files);
@@ -446,13 +469,11 @@ void Sync::delete_extra() {
   };
   for (const FetchFile& file : found_.files) keep(file.path);
   for (const auto& [path, text] : links_) keep(path);
-  std::vector<std::string> links;
-  files_here(target_, &links);
-  for (const std::string& path : links) keep(path);
+  for (const std::string& path : target_links_) keep(path);
   std::set<std::string> extra;
   for (const Entry& entry : others_)
     if (entry.fate == SyncFate::kExtra) extra.insert(entry.path);
-  for (const std::string& path : targets_files_)
+  for (const std::string& path : target_files_)
     if (!extra.contains(path)) keep(path);
   for (Entry& entry : others_) {
     if (entry.fate != SyncFate::kExtra) continue;

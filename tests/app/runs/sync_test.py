@@ -191,6 +191,35 @@ def test_links(folder):
     check("not in SRC" in left["outside"], str(left))
 
 
+def test_through_links(folder):
+    """Nothing is written through a link of the target: into another step, or
+    somewhere else. Below it, nothing is deleted."""
+    root, out = folder / "run", folder / "out"
+    for where in ("newest", "a/newest"):
+        for lead in ("step", folder / "away"):
+            (root / where).mkdir(parents=True)
+            (root / where / "f").write_text("new")
+            (out / where).parent.mkdir(parents=True, exist_ok=True)
+            place = (out / where).parent / lead
+            place.mkdir(parents=True)
+            (place / "f").write_text("old")
+            (out / where).symlink_to(lead)
+            done = sync(root, out, code=5)
+            check("is a link" in done.err, done.err)
+            check_equal((place / "f").read_text(), "old", f"{where} {lead}")
+            sync(root, out, "--exclude", "*newest/*", code=3)
+            (root / "other").write_text("x")
+            sync(root, out, "--exclude", "*newest/*", "--delete-extra")
+            check((out / where).is_symlink(), "the link was deleted")
+            if place.parent == folder:
+                check_equal((place / "f").read_text(), "old", "deleted")
+            (out / where).unlink()
+            sync(root, out)
+            check_equal((out / where / "f").read_text(), "new", "without it")
+            for path in (root, out, place):
+                shutil.rmtree(path, ignore_errors=True)
+
+
 def test_refused(folder):
     root = make_run(folder)
     (folder / "odd").mkdir()
@@ -370,7 +399,8 @@ def prepare(suite, ckpt):
     import remote_test
     CKPT = remote_test.CKPT = ckpt
     for test in (test_here, test_differs, test_changes, test_delete,
-                 test_chosen, test_file, test_links, test_refused, test_listed,
+                 test_chosen, test_file, test_links,
+                 test_through_links, test_refused, test_listed,
                  test_changed_meanwhile, test_killed, test_up, test_parts,
                  test_down, test_web):
         suite.add(test.__name__[5:], test)
