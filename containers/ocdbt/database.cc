@@ -28,7 +28,7 @@ constexpr uint32_t kManifestMagic = 0x0cdb3a2a, kNodeMagic = 0x0cdb20de;
 // TensorStore writes nodes of 8 MB; a manifest is as large as its versions.
 constexpr uint64_t kMostNode = uint64_t{256} << 20;
 constexpr uint64_t kMostNodes = 1'000'000, kMostKeys = 4'000'000;
-constexpr uint64_t kMostKeyBytes = uint64_t{1} << 30;  // of all keys
+constexpr uint64_t kMostHeld = uint64_t{1} << 30;  // keys, values in nodes
 
 // A record's bytes in order. Every read is checked.
 class Fields {
@@ -296,12 +296,17 @@ class Reading {
                                       const std::string& prefix) {
     for (std::string& key : keys) {
       key.insert(0, prefix);
-      key_bytes_ += key.size();
+      hold(key.size());
     }
-    if (key_bytes_ > kMostKeyBytes)
-      throw unsafe_error({directory_, {}}, "its keys have more than {}",
-                         text::iec_size(kMostKeyBytes));
     return keys;
+  }
+
+  void hold(uint64_t bytes) {
+    held_ += bytes;
+    if (held_ > kMostHeld)
+      throw unsafe_error({directory_, {}},
+                         "its nodes have more than {} of keys and values",
+                         text::iec_size(kMostHeld));
   }
 
   void add_values(Fields& in, const std::vector<DataFile>& files,
@@ -320,6 +325,7 @@ class Reading {
       value.size = sizes[i];
       if (kinds[i] == 0) {
         value.inline_bytes = in.take(sizes[i]);
+        hold(sizes[i]);
       } else {
         if (file[next] >= files.size()) in.fail("no such data file");
         value.offset = offset[next];
@@ -358,7 +364,7 @@ class Reading {
   Database found_;
   std::map<std::string, uint64_t, std::less<>> sizes_;
   uint64_t nodes_ = 0;
-  uint64_t key_bytes_ = 0;
+  uint64_t held_ = 0;
 };
 
 }  // namespace

@@ -44,12 +44,13 @@ bool is_tree(const std::string& path) {
 bool lost_tree(const std::string& path) {
   return io::is_listed_directory(path) && io::is_file(io::join(path, kStamp)) &&
          !io::is_file(io::join(path, kTree)) &&
-         std::ranges::any_of(
-             io::list_directory(path), [&](const std::string& name) {
-               const std::string array = io::join(path, name);
-               return io::is_listed_directory(array) &&
-                      (zarr::is_array(array) || zarr::is_array3(array));
-             });
+         (ocdbt::is_database(path) ||
+          std::ranges::any_of(
+              io::list_directory(path), [&](const std::string& name) {
+                const std::string array = io::join(path, name);
+                return io::is_listed_directory(array) &&
+                       (zarr::is_array(array) || zarr::is_array3(array));
+              }));
 }
 
 // The item of a step: "default" of StandardSave, or the only one.
