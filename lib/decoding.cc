@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <deque>
 #include <mutex>
+#include <string_view>
+#include <unordered_set>
 
 namespace ckpt {
 
@@ -88,8 +90,11 @@ std::vector<std::string_view> stored_in(const Piece& piece,
 }
 
 uint64_t file_count(const Catalog& catalog) {
-  return static_cast<uint64_t>(std::ranges::count_if(
-      catalog.files, [](const File& file) { return !is_decoded(file); }));
+  std::unordered_set<std::string_view> paths;
+  for (const File& file : catalog.files)
+    if (file.codec != Codec::kFill && file.codec != Codec::kMemory)
+      paths.insert(file.path);
+  return paths.size();
 }
 
 }  // namespace ckpt

@@ -160,7 +160,8 @@ void take_stored(Catalog& catalog);
 // the dtype and the bytes of the elements.
 std::string_view stored_type(const Tensor& tensor, const Catalog& catalog);
 uint64_t stored_bytes(const Tensor& tensor, const Catalog& catalog);
-// The catalog's files, without those that are decoded.
+// The files that the catalog's elements are in, each once: without those that
+// are decoded, and the places of elements that no file has.
 uint64_t file_count(const Catalog& catalog);
 // The files that a piece's bytes are in: for decoded elements those of the
 // parts that they are made of.

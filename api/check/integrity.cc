@@ -69,10 +69,7 @@ class Check {
 
   void headers(const Catalog& catalog) {
     report_.tensors = catalog.tensors.size();
-    std::set<std::string> files;
-    for (const File& file : catalog.files)
-      if (!is_decoded(file)) files.insert(file.path);
-    report_.files = files.size();
+    report_.files = file_count(catalog);
     for (const Problem& problem : catalog.problems)
       if (problem.severity != Problem::Severity::kNote ||
           problem.kind == "absent_part" || problem.kind == "unnamed_file")
