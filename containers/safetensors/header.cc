@@ -290,6 +290,18 @@ void check_cover(const std::string& path, const Header& header,
 
 }  // namespace
 
+Tensor tensor_of(Entry entry, uint32_t file) {
+  Tensor tensor;
+  tensor.name = std::move(entry.name);
+  tensor.dtype = entry.dtype;
+  tensor.shape = std::move(entry.shape);
+  tensor.pieces.push_back(
+      {.box = Box::whole(tensor.shape),
+       .flat = {},
+       .extent = {.offset = entry.begin, .strides = {}, .file = file}});
+  return tensor;
+}
+
 bool is_checksum_key(std::string_view key) {
   return key == "sshs_model_hash" || key == "sshs_legacy_hash" ||
          key == "modelspec.hash_sha256";

@@ -42,6 +42,9 @@ struct Entry {
   uint64_t end = 0;
 };
 
+// An entry as a tensor of a catalog whose file of that number it is in.
+Tensor tensor_of(Entry entry, uint32_t file);
+
 using Metadata = std::vector<std::pair<std::string, std::string>>;
 
 // True for keys whose values are checksums of a file's tensors or of the whole

@@ -95,16 +95,8 @@ class Assembly {
     safetensors::Header header = safetensors::read_header(file);
     catalog_.version = kSafetensors;
     catalog_.files.push_back({.path = out.path, .size = file.size()});
-    for (safetensors::Entry& entry : header.entries) {
-      Tensor& tensor = out.tensors.emplace_back();
-      tensor.name = std::move(entry.name);
-      tensor.dtype = entry.dtype;
-      tensor.shape = std::move(entry.shape);
-      tensor.pieces.push_back(
-          {.box = Box::whole(tensor.shape),
-           .flat = {},
-           .extent = {.offset = entry.begin, .strides = {}, .file = 0}});
-    }
+    for (safetensors::Entry& entry : header.entries)
+      out.tensors.push_back(safetensors::tensor_of(std::move(entry), 0));
   }
 
   void read_pickle(RankFile& out) {

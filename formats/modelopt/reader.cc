@@ -212,7 +212,7 @@ class Assembly {
     bool listed = false;  // the index names the file
   };
 
-  void report(Severity severity, std::string kind, std::string file,
+  void report(Severity severity, std::string kind, const std::string& file,
               std::string tensor, std::string message) {
     catalog_.problems.push_back({severity, std::move(kind),
                                  io::join(path_, file), std::move(tensor),
@@ -260,16 +260,9 @@ class Assembly {
     safetensors::Header header = safetensors::read_header(file);
     const auto number = static_cast<uint32_t>(catalog_.files.size());
     catalog_.files.push_back({.path = path, .size = file.size()});
-    for (safetensors::Entry& entry : header.entries) {
-      Tensor& tensor = found_.emplace_back().tensor;
-      tensor.name = std::move(entry.name);
-      tensor.dtype = entry.dtype;
-      tensor.shape = std::move(entry.shape);
-      tensor.pieces.push_back(
-          {.box = Box::whole(tensor.shape),
-           .flat = {},
-           .extent = {.offset = entry.begin, .strides = {}, .file = number}});
-    }
+    for (safetensors::Entry& entry : header.entries)
+      found_.emplace_back().tensor =
+          safetensors::tensor_of(std::move(entry), number);
     if (header.metadata) keep_metadata(*header.metadata);
   }
 

@@ -192,6 +192,7 @@ class Assembly {
     for (const Header& header : headers_)
       if (first.empty() || parts(header) != first) return {};
     std::vector<uint32_t> order;
+    order.reserve(sets.size());
     for (const auto& set : sets)
       order.push_back(static_cast<uint32_t>(
           std::ranges::find(names, set.at(0)) - names.begin()));
@@ -211,14 +212,9 @@ class Assembly {
     for (const uint32_t file : order)
       for (const Entry& entry : headers_[file].entries)
         pieces[entry.name].push_back(
-            {.box = Box::whole(entry.shape),
-             .flat = {},
-             .extent = {.offset = entry.begin, .strides = {}, .file = file}});
+            safetensors::tensor_of(entry, file).pieces[0]);
     for (const Entry& entry : headers_[order[0]].entries) {
-      Tensor tensor;
-      tensor.name = entry.name;
-      tensor.dtype = entry.dtype;
-      tensor.shape = entry.shape;
+      Tensor tensor = safetensors::tensor_of(entry, order[0]);
       tensor.pieces = std::move(pieces.at(entry.name));
       formats::share_by_rule(tensor, ranks, order.size(), rules, catalog_);
       catalog_.tensors.push_back(std::move(tensor));
@@ -277,16 +273,8 @@ class Assembly {
   }
 
   Tensor take(const Located& at) {
-    Entry& entry = headers_[at.file].entries[at.tensor];
-    Tensor tensor;
-    tensor.name = std::move(entry.name);
-    tensor.dtype = entry.dtype;
-    tensor.shape = std::move(entry.shape);
-    tensor.pieces.push_back(
-        {.box = Box::whole(tensor.shape),
-         .flat = {},
-         .extent = {.offset = entry.begin, .strides = {}, .file = at.file}});
-    return tensor;
+    return safetensors::tensor_of(
+        std::move(headers_[at.file].entries[at.tensor]), at.file);
   }
 
   uint64_t bytes() const {
