@@ -2,6 +2,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <optional>
+#include <set>
 #include <unordered_map>
 
 #include "ckpt/error.h"
@@ -27,6 +30,9 @@ namespace {
 
 using formats::ReadOptions;
 using formats::Support;
+using pickle::Document;
+using pickle::Id;
+using pickle::kNoId;
 
 Support supports_legacy(const std::string& path) {
   const LegacyFound found = locate_legacy(path);
@@ -61,6 +67,58 @@ void check_same(const LegacyRank& first, const LegacyRank& rank) {
   check("args.expert_model_parallel_size", first.facts.ep, rank.facts.ep);
   check("args.expert_tensor_parallel_size", first.facts.etp, rank.facts.etp);
   check("args.num_layers", first.facts.num_layers, rank.facts.num_layers);
+}
+
+using Place = std::array<uint64_t, 3>;  // tensor, expert, pipeline
+
+Place place_of(const LegacyDir& dir) { return {dir.tp, dir.ep, dir.pp}; }
+
+// Where args.rank says that the file was written. Megatron counts its ranks by
+// tensor, data and pipeline, the first fastest, or by tensor, pipeline and data
+// (--use-tp-pp-dp-mapping); experts are spread over the ranks of data.
+std::optional<Place> place_by_args(const LegacyRank& rank) {
+  const Document& document = rank.document();
+  const Id args = args_dict(document, rank.find("args"));
+  const Facts& facts = rank.facts;
+  const auto mine = document.as_int(document.find(args, "rank"));
+  const uint64_t tp = facts.tp.value_or(1), pp = facts.pp.value_or(1);
+  const uint64_t experts = facts.etp.value_or(tp), cp = facts.cp.value_or(1);
+  const uint64_t world = facts.world_size.value_or(0);
+  const uint64_t ep = facts.ep.value_or(1);
+  if (args == kNoId || !mine || *mine < 0 || tp * pp * cp * experts * ep == 0 ||
+      world % (tp * pp * cp) != 0 || static_cast<uint64_t>(*mine) >= world)
+    return std::nullopt;
+  const auto number = static_cast<uint64_t>(*mine);
+  const Id mapping = document.find(args, "use_tp_pp_dp_mapping");
+  const bool last = mapping == kNoId || document.as_int(mapping) != 1;
+  return Place{number % tp, number / experts % ep,
+               last ? number / (world / pp) : number / (tp * cp) % pp};
+}
+
+// Refuses files that lie in each other's places. One that says nothing else
+// than the others was not written by its rank: a converter's.
+void check_places(const std::vector<LegacyRank>& ranks) {
+  std::set<Place> places, said;
+  const LegacyRank* moved = nullptr;
+  for (const LegacyRank& rank : ranks) {
+    const auto by_args = place_by_args(rank);
+    if (!by_args) return;
+    places.insert(place_of(rank.dir));
+    said.insert(*by_args);
+    if (!moved && *by_args != place_of(rank.dir)) moved = &rank;
+  }
+  if (!moved || said != places) return;
+  const Place its = *place_by_args(*moved);
+  const auto other = std::ranges::find_if(
+      ranks, [&](const LegacyRank& rank) { return place_of(rank.dir) == its; });
+  throw input_error(
+      {moved->file.path, {}},
+      "was written by the rank whose folder is {} (args.rank "
+      "{}): ranks' files lie in each other's places",
+      other->dir.name,
+      *moved->document().as_int(moved->document().find(
+          args_dict(moved->document(), moved->find("args")), "rank")))
+      .with_hint("move each file back to its own folder");
 }
 
 uint64_t numbers_in(const LegacyDir& dir) {
@@ -326,6 +384,7 @@ Catalog read_catalog_legacy(const std::string& path,
     if (!rank.facts.any) rank.facts = facts;
     check_same(ranks.front(), rank);
   });
+  check_places(ranks);
   sizes.expert_ffn = expert_ffn(ranks.front());
   catalog.version = fmt::format("{:.1f}", ranks.front().version);
   catalog.topology = topology_of(facts);

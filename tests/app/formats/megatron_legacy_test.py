@@ -8,6 +8,7 @@ the second, file by file: directories, keys and their order, shapes, values, the
 optimizer's groups, numbers and flat buffers.
 """
 
+import itertools
 import json
 import pickle
 import re
@@ -325,6 +326,26 @@ def test_swapped(folder, case):
           f"names the parameter\n{result}")
 
 
+def test_places(folder, case):
+    """Each two folders of ranks, exchanged, are found, and putting them back
+    mends it."""
+    path = copy_of(case, folder)
+    step = step_of(path)
+    names = sorted(p.name for p in step.iterdir())
+    for first, second in itertools.combinations(names, 2):
+        def exchange(a, b):
+            (step / a).rename(folder / "aside")
+            (step / b).rename(step / a)
+            (folder / "aside").rename(step / b)
+
+        exchange(first, second)
+        result = CKPT.run("verify", path).want(1)
+        check("each other's places" in result.out, f"{first}: {result}")
+        CKPT.run("reshard", path, folder / "out", "--pp", 1).want(4)
+        exchange(first, second)
+        CKPT.ok("verify", path)
+
+
 def test_sizes(folder, source):
     """The sizes that a refusal names are accepted."""
     def convert(tp):
@@ -365,6 +386,8 @@ def prepare(suite, ckpt):
     for name in ("olmo2_tp2dp1", "qwen25_tp4dp1_mixed"):
         suite.add(f"{name}: sizes that a refusal names", test_sizes,
                   DATA / "fairseq2_native" / name / "other/hf")
+    for case in sorted(p.parent for p in ROOT.glob("*/case.json")):
+        suite.add(f"{case.name}: ranks exchanged", test_places, case)
     case = ROOT / "llama_te_tp2_pp2"
     suite.add("a rank is missing", test_missing_rank, case)
     for name in HOLES:
