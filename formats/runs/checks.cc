@@ -281,22 +281,42 @@ void note_absent(const Trainer& trainer, const Part& part,
 void note_lost_optimizer(const Trainer& trainer, const std::string& folder,
                          const std::string& beside, Catalog& catalog) {
   if (trainer.without_optimizer.empty() || beside.empty()) return;
-  const auto is_here = [&](const Source& source) {
-    return !names_like(folder, source.file).empty();
-  };
   // A scheduler without its optimizer is damage, and said.
-  if (std::ranges::any_of(trainer.optimizers, is_here) ||
-      is_said(catalog, folder))
-    return;
+  if (is_said(catalog, folder)) return;
+  const bool none =
+      std::ranges::none_of(trainer.optimizers, [&](const Source& source) {
+        return !names_like(folder, source.file).empty();
+      });
   for (const Source& source : trainer.optimizers) {
-    const auto names = names_like(beside, source.file);
-    if (names.empty()) continue;
-    catalog.problems.push_back(warning(
-        "missing_part", {io::join(folder, names[0].path), {}},
-        "is missing, the step beside has it ({}): {}",
-        printable(io::join(beside, names[0].path)), trainer.without_optimizer));
-    return;
+    // Of ranks, of which there may be fewer now, one lost file is not told
+    // from a smaller world.
+    if (!none && !has(source.file, "i")) continue;
+    const auto here = names_like(folder, source.file);
+    for (const Name& name : names_like(beside, source.file)) {
+      const std::string path = io::join(folder, name.path);
+      if (std::ranges::find(here, name.path, &Name::path) != here.end() ||
+          is_said(catalog, path))
+        continue;
+      catalog.problems.push_back(warning(
+          "missing_part", {path, {}},
+          "is missing, the step beside has it ({}): {}",
+          printable(io::join(beside, name.path)), trainer.without_optimizer));
+      return;
+    }
   }
+}
+
+void note_few_optimizers(const Source& source, const std::string& folder,
+                         size_t optimizers, size_t models, Catalog& catalog) {
+  if (!has(source.file, "i")) return;
+  const std::string path =
+      io::join(folder, fill(source.file, {{"i", optimizers}}));
+  if (is_said(catalog, path)) return;
+  catalog.problems.push_back(warning(
+      "missing_part", {path, {}},
+      "is not there: {} models have {} {}; it is lost, unless one of "
+      "the models is not trained",
+      models, optimizers, optimizers == 1 ? "optimizer" : "optimizers"));
 }
 
 void note_beside(const std::string& folder, const std::string& beside,

@@ -18,6 +18,10 @@ namespace ckpt::runs {
 void note_lost_optimizer(const Trainer& trainer, const std::string& folder,
                          const std::string& beside, Catalog& catalog);
 
+// Warns if there are fewer of the numbered optimizers than models.
+void note_few_optimizers(const Source& source, const std::string& folder,
+                         size_t optimizers, size_t models, Catalog& catalog);
+
 // DCP writes its index last: true for a folder of its files, or an empty one,
 // that has none.
 bool lacks_index(const std::string& folder);

@@ -89,6 +89,7 @@ class StepReading {
   // step_optimizers.cc
   std::vector<Optimizer> find_optimizers();
   void read_optimizers();
+  bool is_shared() const;
   void read_optimizer(const Optimizer& optimizer);
   void add_named(const Source& source, const std::string& prefix,
                  const Word& word, Catalog one);

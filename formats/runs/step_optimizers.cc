@@ -72,6 +72,24 @@ void StepReading::read_optimizers() {
   if (!inside)
     note_lost_optimizer(trainer_, folder_, beside_of(folder_), catalog_);
   for (const Optimizer& optimizer : all) read_optimizer(optimizer);
+  if (!inside && !all.empty() && all.size() < models_.size() && !is_shared())
+    note_few_optimizers(*all.back().source, folder_, all.size(), models_.size(),
+                        catalog_);
+}
+
+// True if an optimizer has more parameters than any of the models: it is of
+// several.
+bool StepReading::is_shared() const {
+  std::set<std::string_view> stepped;
+  for (const Tensor& tensor : catalog_.tensors) {
+    const std::string_view name = tensor.name;
+    if (tensor.kind == Kind::optim)
+      stepped.insert(tensor.param.empty() ? name.substr(0, name.rfind('.'))
+                                          : tensor.param);
+  }
+  return std::ranges::all_of(models_, [&](const Model& model) {
+    return model.range.end - model.range.begin < stepped.size();
+  });
 }
 
 void StepReading::read_optimizer(const Optimizer& optimizer) {

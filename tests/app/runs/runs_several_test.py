@@ -114,6 +114,11 @@ def test_owner(folder, case):
     check_equal(optim(found), want, f"{found['problems']}")
     said = [p for p in found["problems"] if p["kind"] == "numbered_state"]
     check_equal(len(said), CASES[case][2].count(False), "numbered")
+    models, optimizers, _ = CASES[case]
+    lost = [p["file"] for p in found["problems"] if p["kind"] == "missing_part"]
+    check_equal(lost, [str(step / "optimizer_1.bin")]
+                if len(optimizers) < len(models) and len(optimizers[0]) == 4
+                else [], "an optimizer that a model lacks")
     CKPT.ok("verify", step)
     CKPT.ok("reshard", step, again, "--dp", 2)
     check_equal(optim(CKPT.inspect(again, "--digest")), want, "again")
