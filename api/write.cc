@@ -26,6 +26,7 @@
 #include "convert/quantized.h"
 #include "formats/beside.h"
 #include "formats/format.h"
+#include "formats/loose_files.h"
 #include "formats/meant.h"
 #include "formats/options.h"
 #include "formats/rank_rules.h"
@@ -279,6 +280,17 @@ void check_layers(const Catalog& source) {
           "'*' writes the layers that are here");
 }
 
+// Its headers are there, and its tensors are zeros as far as they are not.
+void refuse_unfinished(const Catalog& source) {
+  const auto found = std::ranges::find(
+      source.problems, formats::kUnfinishedFile, &Problem::kind);
+  if (found == source.problems.end()) return;
+  throw input_error({found->file, {}}, "{}", found->message)
+      .with_hint(
+          "if the file is whole all the same (its checksum says so), remove "
+          "what lies beside it");
+}
+
 // A format that splits any tensors over ranks gets the rules that no reader
 // gave from the dialect of the names.
 void add_rules_of_names(const Layout& layout, const formats::Traits& target,
@@ -310,6 +322,7 @@ Prepared prepare(Catalog source, Layout layout, const std::string& path,
     throw usage_error({}, "a topology of no ranks ({})", to_string(grid));
   if (path.empty()) throw usage_error({}, "the target has no path");
   check_layers(source);
+  refuse_unfinished(source);
   refuse_row_order(source);
   layout.name = io::base_name(path);
   const size_t problems = source.problems.size();

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/loose_files.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <set>
+#include <string>
 #include <string_view>
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
+#include "lib/decoding.h"
 #include "lib/io/file.h"
 #include "lib/io/listed.h"
 #include "lib/io/remote.h"
@@ -41,30 +45,31 @@ bool must_hold(const SourceFile& file) {
 constexpr auto kUnfinished =
     std::to_array<std::string_view>({".aria2", ".st", ".lftp-pget-status"});
 
-void check_downloads(const Catalog& catalog, std::vector<Problem>& problems) {
-  std::set<std::string_view> names;
-  for (const SourceFile& file : catalog.file_list) names.insert(file.path);
-  for (const std::string_view name : names) {
-    for (const std::string_view end : kUnfinished) {
-      if (!name.ends_with(end)) continue;
-      const std::string_view of = name.substr(0, name.size() - end.size());
-      if (names.contains(of))
-        problems.push_back(damage(
-            "unfinished_file",
-            {io::join(catalog.file_root, std::string(of)), {}},
+}  // namespace
+
+void find_unfinished(Catalog& catalog) {
+  std::set<std::string> names;
+  for (const SourceFile& file : catalog.file_list)
+    names.insert(io::join(catalog.file_root, file.path));
+  const bool is_file = !io::is_directory(catalog.path);
+  // Of a file that was opened by its name, the files beside it aren't listed.
+  const auto exists = [&](const std::string& state) {
+    return names.contains(state) || (is_file && io::is_listed_file(state));
+  };
+  for (const std::string& name : names)
+    for (const std::string_view end : kUnfinished)
+      if (const std::string state = fmt::format("{}{}", name, end);
+          exists(state))
+        catalog.problems.push_back(damage(
+            std::string(kUnfinishedFile), {name, {}},
             "its download is not finished, as {} beside it says: parts of it "
             "are empty; go on with the download",
-            text::printable(io::base_name(std::string(name)))));
-    }
-  }
+            text::printable(io::base_name(state))));
 }
-
-}  // namespace
 
 std::vector<Problem> check_loose_files(const Catalog& catalog) {
   constexpr auto kSeverity = Problem::Severity::kDamage;
   std::vector<Problem> problems;
-  check_downloads(catalog, problems);
   std::set<std::string_view> read;
   for (const File& file : catalog.files) read.insert(file.path);
   for (const SourceFile& file : catalog.file_list) {

@@ -8,6 +8,7 @@
 #include "formats/dcp/directory.h"
 #include "formats/file_list.h"
 #include "formats/format.h"
+#include "formats/loose_files.h"
 #include "formats/runs/adopt.h"
 #include "formats/runs/run.h"
 #include "formats/runs/unsigned.h"
@@ -280,6 +281,7 @@ Catalog open(const std::string& given, const std::string& from,
   failures::add_source(path);
   try {
     Catalog catalog = open_as(path, from, options);
+    find_unfinished(catalog);
     if (const auto failure = failures::since(begin, path)) throw *failure;
     return catalog;
   } catch (const Error& error) {

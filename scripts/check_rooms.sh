@@ -99,7 +99,7 @@ budgets='
 lib: 32800
 containers: 11130
 models: 6650
-formats: 77690
+formats: 77830
 convert: 17800
 reshard: 23000
 api: 26280

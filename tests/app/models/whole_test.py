@@ -562,6 +562,14 @@ def unfinished_downloads(folder):
         report = verdict(folder / "hf")
         check_equal((report["verdict"], [p["kind"] for p in report["problems"]]),
                     ("damaged", ["unfinished_file"]), ending)
+        for source in (folder / "hf", folder / "hf" / "model.safetensors"):
+            for command in ("convert", "merge"):
+                out = folder / "out"
+                said = CKPT.run(command, source,
+                                *([source] if command == "merge" else []), out,
+                                "--to", "dcp").want(4)
+                check("download is not finished" in said.err and
+                      not out.exists(), f"{ending}: {said}")
         control.unlink()
         check_equal(verdict(folder / "hf")["verdict"], "ok", ending)
 
