@@ -9,6 +9,7 @@
 #include "api/config_name.h"
 #include "api/edit/parts.h"
 #include "api/edit/redundant.h"
+#include "api/edit/tied.h"
 #include "api/edit/vocabulary.h"
 #include "api/hf_names.h"
 #include "ckpt/error.h"
@@ -505,11 +506,27 @@ class Renaming {
 
 Catalog into_dialect(Catalog source, const Naming& naming,
                      const std::string& to_format) {
+  // What a configuration says is settled before it is translated; the one of
+  // another dialect becomes transformers' by being translated.
+  const bool now = naming.tied && naming.config_from.empty() &&
+                   families::dialect_of(source) == "hf" &&
+                   !families::values_of(source, "hf").source.empty();
+  if (now) say(naming, set_tied(source, *naming.tied));
   if (naming.dialect != kKeep)
     source = Renaming(std::move(source), naming, to_format).run();
   else if (!naming.partial)
     families::need_whole(source, options_of(naming, to_format));
   if (!naming.names.empty()) take_names(source, naming, to_format);
+  if (naming.tied && !now) {
+    if (families::dialect_of(source) != "hf")
+      throw unfaithful_error({source.path, {}},
+                             "{}: the target's names are not transformers'",
+                             *naming.tied ? "--tie" : "--untie")
+          .with_hint(
+              "`ckpt convert SRC DST --to hf` with it, and then to the "
+              "target");
+    say(naming, set_tied(source, *naming.tied));
+  }
   return source;
 }
 

@@ -108,10 +108,13 @@ void prove_same(const Catalog& catalog, const Redundant& one, const Box& tile,
       "differs from {} at element {}, and the target has one of them only ({})",
       one.same_as->name,
       element_at(tile, byte / element_size(one.tensor.dtype)), one.why)
-      .with_hint(
-          "if they are two tensors: --set tie=false; to take the other: "
-          "--drop '" +
-          one.tensor.name + "'");
+      .with_hint(fmt::format(
+          fmt::runtime(one.why.starts_with("--tie")
+                           ? "they are two tensors: leave out --tie; "
+                             "--exclude '{}' gives this one up"
+                           : "if they are two tensors: --set tie=false; to "
+                             "take the other: --drop '{}'"),
+          one.tensor.name));
 }
 
 // True if a copy with fewer bits is the other one rounded to its dtype.

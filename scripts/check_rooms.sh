@@ -102,7 +102,7 @@ models: 6650
 formats: 77830
 convert: 17800
 reshard: 23000
-api: 26280
+api: 26480
 app: 18665
 '
 while IFS=: read -r room most; do

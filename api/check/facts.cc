@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "api/check/explain.h"
+#include "api/edit/tied.h"
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "convert/dialects.h"
@@ -65,28 +66,6 @@ void add_apart(const families::Facts& of_a, const std::string& side_a,
 }
 
 using Tensors = std::vector<const Tensor*>;
-
-Tensors with_ending(const Catalog& catalog,
-                    std::initializer_list<std::string_view> endings) {
-  Tensors found;
-  for (const Tensor& tensor : catalog.tensors)
-    if (tensor.kind == Kind::model &&
-        std::ranges::any_of(endings, [&](std::string_view ending) {
-          return tensor.name.ends_with(ending);
-        }))
-      found.push_back(&tensor);
-  return found;
-}
-
-Tensors heads_of(const Catalog& catalog) {
-  return with_ending(
-      catalog, {"lm_head.weight", "embed_out.weight", "output_layer.weight"});
-}
-
-Tensors embeddings_of(const Catalog& catalog) {
-  return with_ending(catalog, {"embed_tokens.weight", "embed_in.weight",
-                               "wte.weight", "word_embeddings.weight"});
-}
 
 // True if a model that is said to be tied has an output layer of its own, which
 // is then unused.
@@ -260,7 +239,7 @@ std::optional<Problem> unlike_tied_head(const Catalog& catalog,
       "configuration", {catalog.path, heads[0]->name},
       "{} ties it to {}, and the two differ: transformers 4 and vLLM compute "
       "with the embedding alone, transformers 5 with both; if the head was "
-      "trained, set tie_word_embeddings to false in config.json",
+      "trained, `ckpt convert SRC DST --to hf --untie` says so in config.json",
       tied, embeddings[0]->name);
 }
 

@@ -81,6 +81,14 @@ void add_dialect_options(CLI::App& app, DialectOptions& options) {
       ->type_name("NAME=VALUE")
       ->allow_extra_args(false)
       ->group(group);
+  auto* tie = app.add_flag_callback(
+      "--tie", [&options] { options.tied = true; },
+      "The output layer is the embedding: it has to equal it");
+  app.add_flag_callback(
+         "--untie", [&options] { options.tied = false; },
+         "The output layer is a tensor of its own")
+      ->excludes(tie->group(group))
+      ->group(group);
   app.add_option("--drop", options.drop,
                  "Tensors that the conversion may leave out")
       ->type_name("GLOB")
@@ -108,6 +116,7 @@ Naming naming_of(const DialectOptions& options, const std::string& family,
           .config_from = options.config_from,
           .set = numbers_of(options),
           .vocab_size = vocab_size,
+          .tied = options.tied,
           .drop = options.drop,
           .allow_missing = options.allow_missing,
           .allow_unsaid = options.allow_unsaid,

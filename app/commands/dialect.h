@@ -28,6 +28,7 @@ struct DialectOptions {
   std::string config_from;
   std::vector<std::string> set;  // NAME=VALUE
   std::vector<std::string> drop;
+  std::optional<bool> tied;
   bool strict_config = false;
   bool renamed = false;  // --rename was given
   bool with_optimizer = false;

@@ -225,9 +225,10 @@ def convert(source: Path, target: Path, *, keys: Words = None,
         etp: Union[int, str, None] = None, transformer_impl: Words = None,
         dialect: Words = None, names: Words = None, family_file: Words = None,
         config_from: Words = None, tokenizer_from: Words = None,
-        strict_config: bool = False, set: Words = None, drop: Words = None,
-        allow_missing: Words = None, allow_unsaid: Words = None,
-        adapter: Words = None, adapter_weight: Words = None,
+        strict_config: bool = False, set: Words = None, tie: bool = False,
+        untie: bool = False, drop: Words = None, allow_missing: Words = None,
+        allow_unsaid: Words = None, adapter: Words = None,
+        adapter_weight: Words = None,
         adapter_alpha: Union[int, str, None] = None,
         allow_nonfinite: bool = False, verbose: bool = False,
         progress: Any = None) -> Written:
@@ -317,6 +318,8 @@ def convert(source: Path, target: Path, *, keys: Words = None,
     tokenizer_from: Tokenizer of a GGUF target: a directory, a GGUF file, none
     strict_config: Refuse a config.json with keys that are not known
     set: Override a number of the model: nh=32
+    tie: The output layer is the embedding: it has to equal it
+    untie: The output layer is a tensor of its own
     drop: Tensors that the conversion may leave out
     allow_missing: Tensors that may be missing
     allow_unsaid: Facts of the model that the target may lose: names as in
@@ -559,9 +562,10 @@ def merge(source: Union[Path, list[Path]], target: Path, *,
         etp: Union[int, str, None] = None, transformer_impl: Words = None,
         dialect: Words = None, names: Words = None, family_file: Words = None,
         config_from: Words = None, tokenizer_from: Words = None,
-        strict_config: bool = False, set: Words = None, drop: Words = None,
-        allow_missing: Words = None, allow_unsaid: Words = None,
-        verbose: bool = False, progress: Any = None) -> Written:
+        strict_config: bool = False, set: Words = None, tie: bool = False,
+        untie: bool = False, drop: Words = None, allow_missing: Words = None,
+        allow_unsaid: Words = None, verbose: bool = False,
+        progress: Any = None) -> Written:
     """`ckpt merge`: average checkpoints, or put together what several learned.
 
     weights: One for each source, in their order (default: 1 each)
@@ -663,6 +667,8 @@ def merge(source: Union[Path, list[Path]], target: Path, *,
     tokenizer_from: Tokenizer of a GGUF target: a directory, a GGUF file, none
     strict_config: Refuse a config.json with keys that are not known
     set: Override a number of the model: nh=32
+    tie: The output layer is the embedding: it has to equal it
+    untie: The output layer is a tensor of its own
     drop: Tensors that the conversion may leave out
     allow_missing: Tensors that may be missing
     allow_unsaid: Facts of the model that the target may lose: names as in

@@ -147,6 +147,9 @@ struct Naming {
   std::string config_from;  // directory with the model's config.json
   std::map<std::string, std::string> set;  // numbers of the model: {"nh", "32"}
   uint64_t vocab_size = 0;  // rows of the vocabulary that are in use; 0: all
+  // Whether the output layer is the embedding, in a model with transformers'
+  // names; none: as the source says.
+  std::optional<bool> tied = {};
   std::vector<std::string> drop;  // globs: tensors that may be left out,
   std::vector<std::string> allow_missing;  // or may be missing,
   std::vector<std::string> allow_unsaid;   // and facts that may be left unsaid

@@ -14,7 +14,7 @@ follows: transformers opens both, and its logits are the whole model's.
 import os
 import sys
 
-from support import Suite, check, check_equal, compare
+from support import Skip, Suite, check, check_equal, compare
 from tiny_peer import config_of, models_of, tensors_of
 
 sys.path.insert(0, os.path.join(sys.prefix, "transformers_5.12.1"))
@@ -141,6 +141,67 @@ def own_names(folder, model_type):
     CKPT.ok("convert", folder / f"of{OWN_ROWS + 8}", folder / "again", "--to",
             "safetensors", "--vocab-size", OWN_ROWS, "--no-fsync", "-q")
     compare(tensors_of(folder / "again"), before, "cut again")
+
+
+def ties(folder, model_type):
+    """--untie gives the head that a tied model shares, --tie takes it away
+    again; one that differs stays."""
+    import torch
+
+    tiny = tiny_models()
+    model = tiny.model_of(tiny.config_of(model_type, tie_word_embeddings=True))
+    source, apart, again = (folder / n for n in ("source", "apart", "again"))
+    model.save_pretrained(source)
+    before = tensors_of(source)
+    if len({len(before), len(model.state_dict())}) == 1:
+        raise Skip(f"{type(model).__name__} ties nothing")
+    CKPT.ok("convert", source, apart, "--to", "hf", "--untie", "--no-fsync")
+    after = tensors_of(apart)
+    [head] = set(after) - set(before)
+    [(embedding, _)] = [row for row in before.items()
+                        if row[1] == after[head]]
+    compare({n: t for n, t in after.items() if n != head}, before, "untied")
+    check(config_of(apart)["tie_word_embeddings"] is False, "config.json")
+    CKPT.ok("verify", apart)
+    CKPT.ok("convert", apart, again, "--to", "hf", "--tie", "--no-fsync")
+    compare(tensors_of(again), before, "tied again")
+    check(config_of(again)["tie_word_embeddings"] is True, "config.json")
+    want = logits_of(type(model).from_pretrained(source, dtype=torch.float32))
+    for path in (apart, again):
+        loaded, told = type(model).from_pretrained(
+            path, dtype=torch.float32, output_loading_info=True)
+        check(not any(told[k] for k in told), f"{told}")
+        far = (logits_of(loaded) - want).abs()
+        # from_pretrained zeroes the padding's row in a tied youtu, not a head's.
+        if (pad := model.config.pad_token_id) is not None:
+            far[..., pad] = 0
+        off = float(far.max() / want.abs().max())
+        check(off < 1e-5, f"{path.name}: logits differ by {off:.2g}")
+    with torch.no_grad():
+        loaded = type(model).from_pretrained(apart, dtype=torch.float32)
+        loaded.get_output_embeddings().weight[1, 1] += 1
+    loaded.save_pretrained(folder / "trained")
+    said = CKPT.run("convert", folder / "trained", folder / "no", "--to", "hf",
+                    "--tie", "--no-fsync").want(5)
+    check(head in said.err or embedding in said.err, f"{said}")
+    check(not (folder / "no").exists() and f"--exclude '{head}'" in said.err,
+          f"{said}")
+    CKPT.ok("convert", folder / "trained", folder / "given_up", "--to", "hf",
+            "--tie", "--exclude", head, "--no-fsync")
+    trained = tensors_of(folder / "trained")
+    compare(tensors_of(folder / "given_up"),
+            {n: t for n, t in trained.items() if n != head}, "without the head")
+    # A head that was trained beside a configuration that ties it.
+    path = folder / "trained" / "config.json"
+    path.write_text(path.read_text().replace('"tie_word_embeddings": false',
+                                             '"tie_word_embeddings": true'))
+    said = CKPT.run("verify", folder / "trained").want(1)
+    check("--untie" in said.out, f"{said}")
+    mended = folder / "mended"
+    CKPT.ok("convert", folder / "trained", mended, "--to", "hf", "--untie",
+            "--no-fsync")
+    CKPT.ok("verify", mended)
+    check(config_of(mended)["tie_word_embeddings"] is False, "mended")
 
 
 def not_followed(folder):
@@ -290,6 +351,7 @@ def prepare(suite, ckpt):
     for model_type in tiny_models().TYPES:
         suite.add(model_type, vocabulary, model_type)
         suite.add(f"{model_type}, its own names", own_names, model_type)
+        suite.add(f"{model_type}, tied and apart", ties, model_type)
     suite.add("what can't follow", not_followed)
     for key in ("text_config", "vlm_config", "encoder_config", "anything"):
         suite.add(f"{key} follows", parts_follow, key)
