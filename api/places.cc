@@ -125,7 +125,8 @@ struct Ending {
 };
 
 constexpr std::string_view kOthers =
-    "ckpt writes .safetensors, .pt, .pth, .bin, and directories; "
+    "ckpt writes .safetensors, .pt, .pth, .bin, .gguf, .npz, .npy and "
+    "directories; "
     "`ckpt --help` lists the formats";
 constexpr std::string_view kPack = "write a directory and pack it afterwards";
 

@@ -23,8 +23,6 @@ constexpr std::string_view kFailedDownload =
     "the download failed and left an error page: fetch the file again";
 constexpr std::string_view kMaybeTorch =
     "if it is a torch file under another name, open it with --from torch";
-constexpr std::string_view kNumpy =
-    "load it with NumPy and save it with safetensors.numpy.save_file";
 constexpr std::string_view kHdf5 =
     "load it with h5py or Keras and save it with safetensors.numpy.save_file";
 constexpr std::string_view kOnnx =
@@ -55,15 +53,6 @@ constexpr auto kOthers = std::to_array<OtherFormat>({
      {"a GGML file, which ckpt does not read", kGguf},
      "write GGUF: --to gguf",
      kWeights},
-    {".npz",
-     "NumPy archives",
-     {"a NumPy archive (.npz), which ckpt does not read", kNumpy}},
-    {".npy",
-     "NumPy arrays",
-     {"a NumPy array (.npy), which ckpt does not read", kNumpy},
-     {},
-     !kWeights,
-     "\x93NUMPY"sv},
     {".onnx",
      "ONNX",
      {"an ONNX model, which ckpt does not read", kOnnx},
@@ -156,7 +145,7 @@ std::optional<Foreign> recognise(std::string_view head,
   const auto magic = std::ranges::find_if(kMagics, [&](const Magic& one) {
     return head.size() > one.at && head.substr(one.at).starts_with(one.bytes);
   });
-  // What stands in for a file has that file's name; a format's archive (.npz)
+  // What stands in for a file has that file's name; a format's archive (.keras)
   // begins like any other.
   if (magic != kMagics.end() && magic->foreign.stands_in) return magic->foreign;
   for (const OtherFormat& other : kOthers)

@@ -33,8 +33,9 @@ bool is_one_of(std::string_view text,
 
 // Of these, only files that were read belong to the checkpoint.
 bool is_weights(std::string_view path) {
-  return is_one_of(extension(path), {".safetensors", ".bin", ".pt", ".pth",
-                                     ".ckpt", ".distcp", ".nemo"}) ||
+  return is_one_of(extension(path),
+                   {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".distcp",
+                    ".nemo", ".npz", ".npy"}) ||
          std::ranges::any_of(other_formats(), [&](const OtherFormat& other) {
            return path.ends_with(other.ending);
          });

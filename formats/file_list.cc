@@ -89,6 +89,7 @@ constexpr auto kNames = std::to_array<NameRow>({
     {"consolidated*.pth", "model"},
     {"*model_states.pt", "model"},
     {"model*.pt", "model"},
+    {"*.npz", "model"},
     {"*config.json", "config"},
     {"*config.yaml", "config"},
     {"*config.yml", "config"},

@@ -24,8 +24,8 @@ constexpr std::string_view kMegatron =
 constexpr std::string_view kLoadsHuggingFace =
     "it loads Hugging Face's files: --to safetensors --dialect hf";
 constexpr std::string_view kArrays =
-    "ckpt has no format of arrays alone: safetensors is read in NumPy, JAX, "
-    "TensorFlow and PyTorch by the package of that name";
+    "ckpt does not have it: safetensors is read in NumPy, JAX, TensorFlow and "
+    "PyTorch by the package of that name, NumPy's own files are numpy";
 
 struct Called {
   std::vector<std::string_view> names;  // lower case, "_" for "-", "." and " "
@@ -82,7 +82,8 @@ const std::vector<Called>& called_elsewhere() {
       {{"jax", "flax", "maxtext", "t5x", "big_vision"},
        "orbax is read, not written; the package safetensors loads safetensors "
        "as arrays of JAX"},
-      {{"numpy", "tensorflow", "tf", "keras", "paddle"}, kArrays},
+      {{"npy", "npz", "np", "ndarray"}, "did you mean numpy?"},
+      {{"tensorflow", "tf", "keras", "paddle"}, kArrays},
       {{"ollama", "llama_cpp", "llamacpp", "lmstudio"}, "did you mean gguf?"},
       {{"sglang", "tgi", "mlx", "tensorrt_llm", "trtllm", "lmdeploy"},
        kLoadsHuggingFace}};

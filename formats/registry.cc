@@ -30,7 +30,8 @@ namespace ckpt::formats {
 namespace {
 
 // A file that can't be read, and whose name says it is something else, most
-// likely is that: an .npz is a zip archive, like torch's files.
+// likely is that: a .keras file is a zip archive, like
+// torch's.
 Catalog read(const Format& format, const std::string& path,
              const ReadOptions& options) {
   try {

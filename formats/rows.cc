@@ -22,6 +22,7 @@
 #include "formats/modelopt/modelopt.h"
 #include "formats/modelopt/options.h"
 #include "formats/nemo/nemo.h"
+#include "formats/numpy/numpy.h"
 #include "formats/olmo_core/olmo_core.h"
 #include "formats/olmo_core/v1/v1.h"
 #include "formats/orbax/orbax.h"
@@ -275,6 +276,11 @@ std::vector<Format> make_formats() {
                       .options = {form_option()},
                       .own_files = {"*.index.json", "*.index.*.json"},
                       .endings = {".pt", ".pth", ".bin", ".ckpt"}}});
+  formats.push_back({"numpy",
+                     "NumPy's arrays: .npy, .npz, a directory of .npy",
+                     numpy::make_reader(),
+                     numpy::make_writer(),
+                     {.any_tensors = true, .endings = {".npz", ".npy"}}});
   formats.push_back({"run",
                      "the folder of a step, as its trainer left it",
                      runs::make_run_reader(),

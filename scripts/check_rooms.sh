@@ -96,10 +96,10 @@ forbid 'api includes no format but dcp, fairseq2, megatron, modelopt' \
 
 # How many lines of C++ a room may have.
 budgets='
-lib: 32800
-containers: 11130
+lib: 33005
+containers: 11420
 models: 6650
-formats: 77830
+formats: 78310
 convert: 17800
 reshard: 23000
 api: 26480

@@ -116,30 +116,6 @@ pickle::Decoded read_pickle(const Records& records, const std::string& part,
   return decoded;
 }
 
-// Sets where a storage's bytes are: in the file itself, or inflated from it.
-void place(Storage& storage, const zip::Entry& entry, uint32_t file,
-           Catalog& catalog) {
-  storage.size = entry.size;
-  if (entry.method == zip::kStored) {
-    storage.file = file;
-    storage.offset = entry.data_offset;
-  } else {
-    catalog.files.push_back({.path = catalog.files[file].path,
-                             .size = entry.size,
-                             .codec = Codec::kDeflate,
-                             .packed_offset = entry.data_offset,
-                             .packed_size = entry.packed_size});
-    storage.file = static_cast<uint32_t>(catalog.files.size() - 1);
-    storage.offset = 0;
-  }
-  if (entry.crc32 != 0)
-    catalog.crcs.push_back({.file = storage.file,
-                            .begin = storage.offset,
-                            .end = storage.offset + entry.size,
-                            .crc32 = entry.crc32,
-                            .record = entry.name});
-}
-
 void place_storages(const Records& records, const std::string& part,
                     uint32_t file, Container& container, Catalog& catalog) {
   uint64_t unchecked = 0;
@@ -160,7 +136,10 @@ void place_storages(const Records& records, const std::string& part,
                        "ignored",
                        text::printable(entry->name), entry->size,
                        storage.declared));
-    place(storage, *entry, file, catalog);
+    storage.size = entry->size;
+    const zip::Place place = zip::place_entry(*entry, file, catalog);
+    storage.file = place.file;
+    storage.offset = place.offset;
     if (entry->crc32 == 0 && entry->size > 0) ++unchecked;
   }
   if (unchecked > 0)

@@ -361,6 +361,25 @@ void compare(const io::Handle& file, const Entry& entry, uint32_t found) {
 
 }  // namespace
 
+Place place_entry(const Entry& entry, uint32_t file, Catalog& catalog) {
+  Place place{file, entry.data_offset};
+  if (entry.method != kStored) {
+    place = {static_cast<uint32_t>(catalog.files.size()), 0};
+    catalog.files.push_back({.path = catalog.files[file].path,
+                             .size = entry.size,
+                             .codec = Codec::kDeflate,
+                             .packed_offset = entry.data_offset,
+                             .packed_size = entry.packed_size});
+  }
+  if (entry.crc32 != 0)
+    catalog.crcs.push_back({.file = place.file,
+                            .begin = place.offset,
+                            .end = place.offset + entry.size,
+                            .crc32 = entry.crc32,
+                            .record = entry.name});
+  return place;
+}
+
 void check_entry(const io::Handle& file, const Entry& entry) {
   if (entry.crc32 == 0) return;
   std::optional<codec::Stream> reader;

@@ -76,6 +76,14 @@ void check_headers(const io::Handle& file);
 std::string read_entry(const io::Handle& file, const Entry& entry,
                        uint64_t limit);
 
+// Where extents find a record's bytes: in the file itself, or inflated from it,
+// for which the catalog gets a file of its own. Its checksum goes with them.
+struct Place {
+  uint32_t file = 0;
+  uint64_t offset = 0;
+};
+Place place_entry(const Entry& entry, uint32_t file, Catalog& catalog);
+
 // Checks the CRC of a record of any size, block by block, unless it is 0.
 // Throws input_error that names the record.
 void check_entry(const io::Handle& file, const Entry& entry);
@@ -100,5 +108,17 @@ struct PlannedArchive {
 PlannedArchive plan_archive(const std::string& root,
                             const std::vector<Record>& records,
                             uint64_t alignment = 64);
+
+// A record of Python's zipfile: known bytes, then payload.
+struct Member {
+  std::string name;
+  std::string head;
+  uint64_t payload = 0;
+};
+
+// Lays out members as Python's zipfile does for numpy.savez: stored, zip64
+// sizes in each local header, and a zip64 end record where it is needed. The
+// offsets are those of payload.
+PlannedArchive plan_zipfile(const std::vector<Member>& members);
 
 }  // namespace ckpt::zip

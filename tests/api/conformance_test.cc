@@ -123,6 +123,7 @@ const std::vector<Row>& rows() {
        "frozen."},  // zero_to_fp32.py makes float32 of them
       {"torch", "torch_pt/sharded_bin/ckpt",
        "torch_pt/sharded_bin/expected.safetensors"},
+      {"numpy", "numpy/arrays.npz", "numpy/arrays_expected.safetensors"},
       {"run", "runs/accelerate_fsdp2_w2/ckpt",
        "runs/accelerate_fsdp2_w2/expected.safetensors"},
   };

@@ -67,6 +67,7 @@ TEST_CASE("registry: what it says about everything else") {
   dir.write("model.gguf", "GGUF\3 and so on");
   dir.write("pointer", "version https://git-lfs.github.com/spec/v1\n");
   dir.write("arrays.npz", "PK\3\4");
+  dir.write("model.keras", "PK\3\4");
   dir.write("page", "<!DOCTYPE html>");
   dir.write("run/notes.txt", "-");
   dir.write("run/step_10/model.safetensors", "x");
@@ -91,7 +92,8 @@ TEST_CASE("registry: what it says about everything else") {
       {"noise", kMissing, "-v shows what was tried"},
       {"model.gguf", kDamaged, "byte 8: version"},
       {"pointer", kMissing, "git lfs pull"},
-      {"arrays.npz", kDamaged, "by its name this is a NumPy archive (.npz)"},
+      {"arrays.npz", kDamaged, "the zip archive has no end record"},
+      {"model.keras", kDamaged, "by its name this is a Keras file"},
       {"page", kMissing, "an HTML page"},
       {"run", kMissing, "below it is: step_10 (safetensors)"},
       {"quantized", kDamaged, "m.gguf"},

@@ -10,7 +10,7 @@ CKPT = None  # set by prepare
 # What each ending is the name of; None: nothing that ckpt writes.
 ENDINGS = {"safetensors": "safetensors", "ckpt": "torch", "pt": "torch",
            "pth": "torch", "bin": "torch", "gguf": None, "distcp": None,
-           "npz": None}
+           "npz": "numpy", "npy": "numpy"}
 
 
 def a_file_of(folder, form):

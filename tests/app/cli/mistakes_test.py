@@ -130,7 +130,6 @@ ROWS = (
     ("unshard tp4 /dev/stdout", 2, "/dev/stdout: a checkpoint can't", ""),
     ("unshard tp4 out.gguf", 5, "nothing says the keys of a GGUF file",
      "ckpt convert SRC DST.gguf"),
-    ("unshard tp4 out.npz", 2, "out.npz: ckpt does not write NumPy", ".pt"),
     ("unshard tp4 out.h5", 2, "out.h5: ckpt does not write HDF5", ".pt"),
     ("unshard tp4 out.onnx", 2, "out.onnx: ckpt does not write ONNX", "optimum"),
     ("unshard tp4 out.nemo", 2, "out.nemo: ckpt does not write NeMo", "pack it"),
@@ -178,10 +177,6 @@ ROWS = (
     ("show llama model.norm.weight[99]", 2, "index 99 of a dimension of 32",
      "as in NumPy"),
     # what is not a checkpoint
-    ("inspect a.npy", 3, "a.npy: not a checkpoint: this is a NumPy array",
-     "safetensors.numpy.save_file"),
-    ("inspect a.npz", 3, "a.npz: not a checkpoint: this is a NumPy archive",
-     "safetensors.numpy.save_file"),
     ("inspect a.h5", 3, "a.h5: not a checkpoint: this is a Keras/HDF5",
      "h5py or Keras"),
     ("inspect a.keras", 3, "a.keras: not a checkpoint: this is a Keras file",
@@ -311,7 +306,7 @@ NAMES = {
     "hf HF huggingface HuggingFace transformers st safetensor safe_tensors "
     "SafeTensors .safetensors mlx sglang tensorrt_llm": "safetensors",
     "llama.cpp ollama lmstudio": "gguf",
-    "onnx": "optimum-cli", "npz numpy h5 keras tf tflite": "safetensors",
+    "onnx": "optimum-cli", "npz npy": "numpy", "h5 keras tf tflite": "safetensors",
     "jax flax maxtext orbx": "orbax",
     "pt pth bin ckpt .pt pytorch torch.save pickle": "torch",
     "fsdp fsdp2 distcp DCP torch_distributed": "dcp",

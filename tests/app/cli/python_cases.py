@@ -476,7 +476,7 @@ def places(folder):
         check_equal(torch.load(folder / name)["w"].tolist(), [*range(6)], name)
     with working_in(folder):
         before = sorted(os.listdir())
-        for place in ("", "-", "/dev/stdout", "m.onnx", "m.npz", "m.SAFETENSORS",
+        for place in ("", "-", "/dev/stdout", "m.onnx", "m.h5", "m.SAFETENSORS",
                       "hf://a/b", "https://h/x", "az://c/x", "S3://b/x",
                       "ftp://h/x", "file://other/x"):
             for save in (ckpt.save, ckpt.begin_save):
