@@ -20,6 +20,7 @@
 
 #include "api/check/facts.h"
 #include "api/check/meet.h"
+#include "api/edit/towers.h"
 #include "api/manifests.h"
 #include "ckpt/ckpt.h"
 #include "ckpt/error.h"
@@ -84,7 +85,7 @@ class Recipe {
                                        method() == MergeMethod::kTies);
   }
 
-  const MergeOptions& options_;
+  const MergeOptions options_;
   std::vector<size_t> order_;
   std::vector<double> weights_;  // of the models, without a base
   double divisor_ = 1;
@@ -463,7 +464,10 @@ class Merging {
   void check_takes() const;
   const Tensor& tensor_of(size_t source, const std::string& name) const;
   std::vector<const Tensor*> terms_of(const Tensor& tensor) const;
-  void combine(Tensor& tensor);
+  const Recipe& recipe_of(const std::string& name);
+  void count_layers();
+  MergeNumbers tuned(const std::string& name) const;
+  void combine(Tensor& tensor, const Recipe& recipe);
   void check_equal(const Tensor& tensor) const;
   void take(Tensor& tensor, size_t source) const;
   size_t last_model() const { return recipe_.order().back(); }
@@ -481,8 +485,13 @@ class Merging {
   std::vector<uint64_t> taken_;  // by each of options_.takes
   // What is computed, and the file of tensors that are made of the same terms.
   std::vector<Decoding> made_;
+  std::vector<const Recipe*> made_by_;
   std::vector<uint64_t> sizes_;
   std::map<std::string, uint32_t> file_of_;
+  // Of tensors with numbers of their own, by their text.
+  std::map<std::string, Recipe> recipes_;
+  std::optional<library::LayerCount> layers_;
+  uint64_t most_layers_ = 0;
 };
 
 void Merging::leave_optimizer() {
@@ -607,10 +616,52 @@ void Merging::take(Tensor& tensor, size_t source) const {
   for (Piece& piece : tensor.pieces) piece.extent.file += first_file_[source];
 }
 
-void Merging::combine(Tensor& tensor) {
+// Gradients go by layers, filters by transformers' names.
+void Merging::count_layers() {
+  if (!options_.tune) return;
+  const Catalog& first = sources_[0];
+  const std::string_view dialect = families::dialect_of(first);
+  if (!dialect.empty() && dialect != "hf")
+    throw unfaithful_error({first.path, {}},
+                           "numbers for each tensor go by transformers' names, "
+                           "and these are names of {}",
+                           dialect)
+        .with_hint("`ckpt convert SRC DST --to safetensors` gives it those");
+  layers_.emplace(first, std::vector<bool>(first.tensors.size(), false));
+  for (const Tensor& tensor : first.tensors) {
+    if (layers_->aside(tensor.name))
+      throw unfaithful_error({first.path, text::printable(tensor.name)},
+                             "is of a tower with layers of its own, of which "
+                             "no gradient or slice says anything");
+    if (const auto layer = layers_->layer_of(tensor.name))
+      most_layers_ = std::max<uint64_t>(most_layers_, *layer + uint64_t{1});
+  }
+}
+
+MergeNumbers Merging::tuned(const std::string& name) const {
+  return options_.tune(name, layers_->layer_of(name), most_layers_);
+}
+
+const Recipe& Merging::recipe_of(const std::string& name) {
+  if (!options_.tune) return recipe_;
+  MergeNumbers numbers = tuned(name);
+  MergeOptions own = options_;
+  own.weights = std::move(numbers.weights);
+  own.densities = std::move(numbers.densities);
+  own.lambda = numbers.lambda;
+  own.t = numbers.t;
+  own.normalize = numbers.normalize;
+  own.rescale = numbers.rescale;
+  own.tune = nullptr;
+  Recipe recipe(sources_.size(), own);
+  std::string text = recipe.text();
+  return recipes_.try_emplace(std::move(text), std::move(recipe)).first->second;
+}
+
+void Merging::combine(Tensor& tensor, const Recipe& recipe) {
   const std::vector<const Tensor*> terms = terms_of(tensor);
   const Shape shape = folded(terms);
-  Combination all = recipe_.combination(tensor.name);
+  Combination all = recipe.combination(tensor.name);
   if (tensor.dtype == DType::f64) all.exact = true;
   std::string key = std::string(name(tensor.dtype)) + to_string(tensor.shape);
   for (size_t t = 0; t < terms.size(); ++t) {
@@ -621,6 +672,7 @@ void Merging::combine(Tensor& tensor) {
   }
   // Tied tensors stay one.
   if (tensor.tie == 0) key += " " + tensor.name;
+  if (options_.tune) key += " " + recipe.text();
   const auto [at, is_new] =
       file_of_.emplace(key, static_cast<uint32_t>(made_.size()));
   if (is_new) {
@@ -634,6 +686,7 @@ void Merging::combine(Tensor& tensor) {
     made.name = tensor.name;
     made.files = files_;
     made_.push_back(std::move(made));
+    made_by_.push_back(&recipe);
     sizes_.push_back(byte_size(tensor));
   }
   tensor.grid = {};
@@ -657,14 +710,16 @@ void Merging::take_progress() {
 }
 
 void Merging::finish() {
-  if (!options_.only_planned && recipe_.any() && recipe_.is_measured()) {
-    std::vector<Decoding*> all;
-    for (Decoding& made : made_) all.push_back(&made);
-    reshard::measure(all, recipe_.measure());
-  }
+  std::map<const Recipe*, std::vector<Decoding*>> measured;
+  for (size_t i = 0; i < made_.size(); ++i)
+    if (!options_.only_planned && made_by_[i]->is_measured())
+      measured[made_by_[i]].push_back(&made_[i]);
+  for (const auto& [recipe, all] : measured)
+    reshard::measure(all, recipe->measure());
   result_.files = *files_;
   for (size_t i = 0; i < made_.size(); ++i) {
-    std::string path = fmt::format("made:{} {}", made_[i].name, recipe_.text());
+    std::string path =
+        fmt::format("made:{} {}", made_[i].name, made_by_[i]->text());
     result_.files.push_back(
         decoded_file(std::move(path), sizes_[i], std::move(made_[i])));
   }
@@ -681,6 +736,7 @@ Catalog Merging::merge() {
   Meeting(sources_, options_).meet(recipe_.any());
   check_stored();
   join_files();
+  count_layers();
   result_ = sources_[0];
   for (Tensor& tensor : result_.tensors) {
     if (const size_t source = taken_from(tensor.name);
@@ -688,7 +744,11 @@ Catalog Merging::merge() {
       take(tensor, source);
       continue;
     }
-    if (!recipe_.any()) continue;
+    if (!recipe_.any()) {
+      if (options_.tune)
+        if (const auto source = tuned(tensor.name).take) take(tensor, *source);
+      continue;
+    }
     if (tensor.kind == Kind::optim && is_count(tensor)) {
       take(tensor, last_model());
       continue;
@@ -698,7 +758,7 @@ Catalog Merging::merge() {
     if (std::ranges::all_of(terms, [](const Tensor* term) {
           return reshard::is_float(term->dtype);
         }))
-      combine(tensor);
+      combine(tensor, recipe_of(tensor.name));
     else
       check_equal(tensor);
   }

@@ -96,14 +96,14 @@ forbid 'api includes no format but dcp, fairseq2, megatron, modelopt' \
 
 # How many lines of C++ a room may have.
 budgets='
-lib: 33005
+lib: 33040
 containers: 11420
 models: 6650
-formats: 78310
+formats: 78360
 convert: 17800
 reshard: 23000
-api: 26480
-app: 18665
+api: 27180
+app: 18720
 '
 while IFS=: read -r room most; do
   [ -n "$room" ] || continue

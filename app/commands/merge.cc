@@ -58,7 +58,9 @@ class Merge : public Command {
 
  private:
   void add_method_options(CLI::App& app);
+  bool take_file();
   void take_paths();
+  MergeOptions method_options() const;
   MergeOptions merge_options() const;
   MergeTake parse_take(const std::string& text) const;
   size_t source_of(const std::string& name, const std::string& text) const;
@@ -77,12 +79,15 @@ class Merge : public Command {
   std::optional<double> between_;  // --t, if it was given
   std::optional<double> factor_;   // --lambda
   std::optional<uint64_t> seed_;
+  std::optional<MergeFile> file_;  // mergekit's
   bool normalize_ = false, no_normalize_ = false, no_rescale_ = false;
   bool exact_ = false, with_optimizer_ = false;
 };
 
 void Merge::add_options(CLI::App& app) {
-  app.add_option("SRC", given_, "The checkpoints, of any formats")
+  app.add_option("SRC", given_,
+                 "The checkpoints, of any formats; or a configuration of "
+                 "mergekit, .yml")
       ->required()
       ->expected(1, -1)
       ->group("Arguments");
@@ -166,8 +171,35 @@ void Merge::add_method_options(CLI::App& app) {
       ->group(group);
 }
 
+// True for a configuration of mergekit's, which says all by itself.
+bool Merge::take_file() {
+  const auto is_file = [](const std::string& path) {
+    return path.ends_with(".yml") || path.ends_with(".yaml");
+  };
+  const auto found = std::ranges::find_if(given_, is_file);
+  if (found == given_.end()) return false;
+  if (given_.size() != 1)
+    throw usage_error({*found, {}},
+                      "a configuration of mergekit names its models itself")
+        .with_hint("ckpt merge CONFIG.yml DST");
+  if (!weights_.empty() || !densities_.empty() || decay_ || !method_.empty() ||
+      !base_.empty() || !takes_.empty() || last_ != 0 || between_ || factor_ ||
+      normalize_ || no_normalize_ || no_rescale_ || with_optimizer_)
+    throw usage_error({*found, {}},
+                      "the configuration says how models are merged, and so "
+                      "do options")
+        .with_hint("leave one of them out; --exact and --seed go with it");
+  file_ = read_mergekit(*found);
+  sources_ = file_->sources;
+  for (std::string& source : sources_) source = library::source_place(source);
+  if (!request_.write.dtype) request_.write.dtype = file_->dtype;
+  for (const std::string& note : file_->notes) say_note(note);
+  return true;
+}
+
 // The sources, and whatever stands for several.
 void Merge::take_paths() {
+  if (take_file()) return;
   sources_ = given_;
   if (last_ != 0) {
     if (given_.size() != 1)
@@ -231,7 +263,7 @@ MergeTake Merge::parse_take(const std::string& text) const {
   return {text.substr(0, sign), source_of(text.substr(sign + 1), text)};
 }
 
-MergeOptions Merge::merge_options() const {
+MergeOptions Merge::method_options() const {
   MergeOptions options;
   const bool weighted =
       !weights_.empty() || decay_ || normalize_ || no_normalize_ || exact_;
@@ -247,10 +279,15 @@ MergeOptions Merge::merge_options() const {
   options.t = between_.value_or(0.5);
   if (normalize_ || no_normalize_) options.normalize = normalize_;
   if (no_rescale_) options.rescale = false;
-  options.seed = seed_.value_or(0);
-  options.exact = exact_;
   for (const std::string& text : takes_)
     options.takes.push_back(parse_take(text));
+  return options;
+}
+
+MergeOptions Merge::merge_options() const {
+  MergeOptions options = file_ ? file_->options : method_options();
+  options.seed = seed_.value_or(0);
+  options.exact = exact_;
   options.with_optimizer = with_optimizer_;
   options.family = request_.source.read.family;
   options.threads = request_.engine.threads;

@@ -13,6 +13,8 @@
 //   it
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -49,6 +51,15 @@ ConfigCalls look_into_config(const nlohmann::json& root,
 // are followed; a tag of Python's becomes a member "!!python". Throws
 // input_error for what is no YAML or too large.
 nlohmann::json read_yaml(const std::string& text, const std::string& path);
+
+// Such a document of settings, of which nothing may be overlooked: a key that
+// is there twice, an alias, a tag and a second document are input_errors, too.
+// `lines`: where each key or item is, by those above: "/models/0/model".
+struct Settings {
+  nlohmann::json tree;
+  std::map<std::string, uint64_t> lines;
+};
+Settings read_settings(const std::string& text, const std::string& path);
 
 // True if what a Python path names is a class or a function of a framework that
 // builds models. Others may be anything: os.system, numpy.load.

@@ -39,6 +39,22 @@ struct MergeTake {
   size_t source = 0;
 };
 
+// What may differ from tensor to tensor; as in MergeOptions.
+struct MergeNumbers {
+  std::optional<size_t> take;  // a source that gives the tensor as it is
+  std::vector<double> weights;
+  std::vector<double> densities;
+  double lambda = 1;
+  double t = 0.5;
+  std::optional<bool> normalize;
+  std::optional<bool> rescale;
+};
+
+// For a tensor, the layer that it is of, if it is of one, and how many there
+// are.
+using MergeTune = std::function<MergeNumbers(
+    const std::string& tensor, std::optional<uint32_t> layer, uint64_t layers)>;
+
 struct MergeOptions {
   // None: nothing is computed, and tensors that no `takes` names are the first
   // source's.
@@ -70,6 +86,9 @@ struct MergeOptions {
   bool ignore_checksums = false;
   // Called with what the user should know, one sentence at a time.
   std::function<void(const std::string& line)> note = {};
+  // Not null: the numbers of each tensor, by its name as transformers has it,
+  // instead of those above.
+  MergeTune tune = {};
 };
 
 // What the sources amount to, with the names, dtypes, objects and files of the
@@ -79,6 +98,18 @@ struct MergeOptions {
 // other.
 Catalog merge_models(std::vector<Catalog> sources,
                      const MergeOptions& options = {});
+
+// A configuration of mergekit 0.1.5: what is merged, and how.
+struct MergeFile {
+  std::vector<std::string> sources;  // relative to the working directory; hf://
+  MergeOptions options;
+  std::optional<DType> dtype;  // of the result; none: the first source's
+  std::vector<std::string> notes;
+};
+// Throws usage_error for what is no such file, unfaithful_error with the line
+// for what would be merged another way here: models made of other layers than
+// their own, adapters, unknown methods and keys.
+MergeFile read_mergekit(const std::string& path);
 
 // "linear" … as mergekit and the command line spell them.
 std::optional<MergeMethod> merge_method(const std::string& name);

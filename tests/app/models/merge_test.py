@@ -327,12 +327,13 @@ def run_mergekit(folder, config):
     """mergekit over its own folders, as its command runs it."""
     if not MERGEKIT or not TRANSFORMERS:
         raise Skip("no mergekit")
-    (folder / "merge.json").write_text(json.dumps(config))
+    text = config if isinstance(config, str) else json.dumps(config)
+    (folder / "merge.yml").write_text(text)
     code = ("import sys, json, yaml\n"
             "from mergekit.config import MergeConfiguration\n"
             "from mergekit.merge import run_merge\n"
             "from mergekit.options import MergeOptions\n"
-            "config = MergeConfiguration.model_validate(json.load(open("
+            "config = MergeConfiguration.model_validate(yaml.safe_load(open("
             "sys.argv[1])))\n"
             "run_merge(config, sys.argv[2], MergeOptions(copy_tokenizer=False,"
             " write_model_card=False))\n")
@@ -340,8 +341,9 @@ def run_mergekit(folder, config):
                        PYTHONPATH=os.pathsep.join(
                            [str(MERGEKIT), str(TRANSFORMERS)]))
     done = subprocess.run(
-        [sys.executable, "-B", "-c", code, folder / "merge.json",
-         folder / "mergekit"], env=environment, capture_output=True, text=True)
+        [sys.executable, "-B", "-c", code, folder / "merge.yml",
+         folder / "mergekit"], env=environment, capture_output=True, text=True,
+        cwd=folder)
     check(done.returncode == 0, done.stderr[-2000:])
     found = {}
     for file in (folder / "mergekit").glob("*.safetensors"):
@@ -449,6 +451,236 @@ def test_dare(folder, method):
               f"{key}: changed")
     check(abs(kept / total - 0.25) < 0.02, f"kept {kept} of {total}")
     check(any((values["a"][k] != values["c"][k]).any() for k in old), "seed")
+
+
+# ------------------------------------------------------------ mergekit's files
+# The shapes of mergekit's own examples, and each way to say a number.
+FILES = {
+    "linear": """
+        models:
+          - model: t0
+            parameters: {weight: 1.0}
+          - model: ./t1
+            parameters: {weight: 0.3}
+          - model: t2
+            parameters: {weight: 0.5}
+        merge_method: linear
+        dtype: float32""",
+    "gradients": """
+        models:
+          - model: t0
+            parameters:
+              density: [1, 0.7, 0.1] # density gradient
+              weight: 1.0
+          - model: t1
+            parameters:
+              density: 0.5
+              weight: [0, 0.3, 0.7, 1] # weight gradient
+          - model: t2
+            parameters:
+              density: 0.33
+              weight:
+                - filter: mlp
+                  value: 0.5
+                - value: 0
+        merge_method: ties
+        base_model: base
+        parameters:
+          normalize: true
+          int8_mask: true
+        dtype: float32""",
+    "not normal": """
+        models:
+          - model: base
+          - model: t0
+            parameters: {density: 0.5, weight: 0.5}
+          - model: t1
+            parameters: {density: 0.5, weight: 0.5}
+        merge_method: ties
+        base_model: base
+        parameters: {normalize: false, int8_mask: true, lambda: [0.5, 1.5]}
+        out_dtype: float32""",
+    "slerp of slices": """
+        slices:
+          - sources:
+              - model: t0
+                layer_range: [0, 4]
+              - model: t1
+                layer_range: [0, 4]
+        merge_method: slerp
+        base_model: t1
+        parameters:
+          t:
+            - filter: self_attn
+              value: [0, 0.5, 0.3, 0.7, 1]
+            - filter: mlp
+              value: [1, 0.5, 0.7, 0.3, 0]
+            - value: 0.5 # fallback for rest of tensors
+        dtype: float32""",
+    "slices of their own": """
+        slices:
+          - sources:
+              - model: t0
+                layer_range: [0, 3]
+                parameters: {weight: [0.1, 0.9]}
+              - model: t1
+                layer_range: [0, 3]
+          - sources:
+              - model: t1
+                layer_range: [3, 4]
+                parameters: {weight: 0.75}
+              - model: t0
+                layer_range: [3, 4]
+            parameters:
+              weight:
+                - {filter: norm, value: 0.2}
+        merge_method: linear
+        parameters: {weight: 2}
+        dtype: float32""",
+    "passthrough": """
+        slices:
+          - sources:
+              - {model: t0, layer_range: [0, 1]}
+          - sources:
+              - {model: t1, layer_range: [1, 3]}
+          - sources:
+              - {model: t2, layer_range: [3, 4]}
+        merge_method: passthrough
+        dtype: float32""",
+    "one number for all": """
+        models: [{model: t0}, {model: t1}, {model: t2}]
+        merge_method: task_arithmetic
+        base_model: base
+        parameters: {weight: 0.4, normalize: true, lambda: 0.7}
+        dtype: float32""",
+    "dare": """
+        models:
+          - model: t0
+            parameters: {weight: [1, 0, 0.5], density: 1.0}
+          - model: t1
+            parameters: {weight: 0.25}
+        merge_method: dare_linear
+        base_model: base
+        parameters: {rescale: false}
+        dtype: float32""",
+    "stock": """
+        models: [{model: t0}, {model: base}, {model: t1}]
+        merge_method: model_stock
+        base_model: base
+        parameters: {filter_wise: false}
+        dtype: float32""",
+}
+
+
+def four_layers(folder):
+    """The golden with each of its two layers twice."""
+    from safetensors.torch import save_file
+
+    path = folder / "four"
+    path.mkdir()
+    config = json.loads((LLAMA / "config.json").read_text())
+    config["num_hidden_layers"] = 4
+    (path / "config.json").write_text(json.dumps(config))
+    tensors = {}
+    for name, tensor in read_safetensors(LLAMA / "model.safetensors").items():
+        tensors[name] = torch_of(tensor)
+        for old, new in (("layers.0.", "layers.2."), ("layers.1.", "layers.3.")):
+            if old in name:
+                tensors[name.replace(old, new)] = torch_of(tensor).clone()
+    save_file(tensors, str(path / "model.safetensors"), {"format": "pt"})
+    return path
+
+
+def deep_family(folder):
+    base = model(folder, "base", 99, config=four_layers(folder))
+    for i in range(3):
+        model(folder, f"t{i}", i, config=folder / "four", near=base)
+
+
+def test_file(folder, name):
+    """A file of mergekit's, run by both."""
+    deep_family(folder)
+    want = run_mergekit(folder, FILES[name])
+    said = CKPT.ok("merge", "merge.yml", "out", "--verify", cwd=folder)
+    check("int8_mask" not in FILES[name] or "int8_mask" in said.err, f"{said}")
+    got = read_safetensors(folder / "out/model.safetensors")
+    check_equal(sorted(got), sorted(want), "names")
+    for key, tensor in want.items():
+        check_equal(got[key].dtype, tensor.dtype, key)
+        near(torch_of(got[key]), torch_of(tensor), f"{name}: {key}")
+
+
+def test_file_rounded(folder):
+    """mergekit computes in the file's dtype; here it is the target's."""
+    deep_family(folder)
+    text = FILES["linear"].replace("float32", "bfloat16")
+    (folder / "merge.yaml").write_text(text)
+    said = CKPT.ok("merge", "merge.yaml", "out", cwd=folder)
+    check("rounded once" in said.err, f"{said}")
+    import numpy as np
+    check_bits(folder / "out",
+               weighted([folder / f"t{i}" for i in range(3)], [1, 0.3, 0.5],
+                        np.float32), "bfloat16", "rounded once")
+
+
+BAD = (
+    ("merge_method: linear", "merge_method: karcher", 5, "line 9", "karcher"),
+    ("merge_method: linear", "merge_methd: linear", 5, "line 9",
+     "did you mean merge_method"),
+    ("dtype: float32", "dtype: float8", 2, "line 10", "float8"),
+    ("dtype: float32", "dtype: float32\n        chat_template: auto", 5,
+     "line 11", "chat_template"),
+    ("dtype: float32", "dtype: float32\n        dtype: float16", 4, "line 11",
+     "twice"),
+    ("dtype: float32", "tokenizer_source: union", 5, "tokenizer.json",
+     "embeddings"),
+    ("{weight: 0.3}", "{weight: x}", 2, "line 6", "number"),
+    ("{weight: 0.3}", "{weight: []}", 2, "line 6", "number"),
+    ("{weight: 0.3}", "{wieght: 0.3}", 5, "line 6", "did you mean weight"),
+    ("{weight: 0.3}", "{weight: 0.3, density: 0.5}", 5, "line 6", "density"),
+    ("{weight: 0.3}", "{weight: 0.3, normalize: true}", 5, "line 6",
+     "normalize"),
+    ("{weight: 0.3}", "{weight: [{filter: mlp, value: 1}]}", 2, "merge.yml",
+     "no value"),
+    ("{weight: 0.3}", "{weight: [{filter: mlp, values: 1}]}", 5, "line 6",
+     "did you mean value"),
+    ("{weight: 0.3}", "&a {weight: 0.3}\n            other: *a", 4, "line 7",
+     "alias"),
+    ("{weight: 0.3}", "!!python/name:os.system {weight: 0.3}", 4, "line 6",
+     "tags"),
+    ("{weight: 0.3}", "{weight: 0.3", 4, "merge.yml", "line"),
+    ("./t1", "t1+lora", 5, "line 5", "--adapter"),
+    ("./t1", "t0", 5, "line 5", "twice"),
+    ("./t1", "t9/t9/t9", 3, "t9", ""),
+    ("models:", "modules:", 5, "line 2", "modules"),
+    ("dtype: float32", "base_model: base", 5, "line 10", "no base"),
+    ("dtype: float32", "dtype: float32\n---\na: 1", 4, "line", "second"),
+)
+
+
+def test_bad_files(folder):
+    """Whatever is not understood is named, with its line."""
+    deep_family(folder)
+    (folder / "t1/tokenizer.json").write_text("{}")
+    for old, new, status, *said in BAD:
+        check(old in FILES["linear"], old)
+        (folder / "merge.yml").write_text(FILES["linear"].replace(old, new, 1))
+        done = CKPT.run("merge", "merge.yml", "out", cwd=folder)
+        check(done.code == status and all(text in done.err for text in said),
+              f"{new}: expected {status}, {said}\n{done}")
+        check(not (folder / "out").exists(), f"{new}: written")
+    for old, new in (("[0, 3]", "[0, 2]"), ("[3, 4]", "[2, 3]"),
+                     ("[3, 4]", "[3, 5]")):
+        (folder / "merge.yml").write_text(
+            FILES["slices of their own"].replace(old, new))
+        done = CKPT.run("merge", "merge.yml", "out", cwd=folder).want(5)
+        check("layers" in done.err, f"{new}: {done}")
+    (folder / "merge.yml").write_text(FILES["linear"])
+    for words in (("--weights", "1,1,1"), ("--method", "ties"),
+                  ("--base", "base"), ("--take", "a=1")):
+        CKPT.run("merge", "merge.yml", "out", *words, cwd=folder).want(2)
+    CKPT.run("merge", "merge.yml", "t0", "out", cwd=folder).want(2)
+    check(not (folder / "out").exists(), "written")
 
 
 # ------------------------------------------------------------------ refusals
@@ -611,6 +843,10 @@ def prepare(suite, ckpt):
     suite.add("take", test_take)
     for name in METHODS:
         suite.add(f"mergekit: {name}", test_mergekit, name)
+    for name in FILES:
+        suite.add(f"mergekit's file: {name}", test_file, name)
+    suite.add("mergekit's file, rounded", test_file_rounded)
+    suite.add("bad files", test_bad_files)
     for method in ("dare_linear", "dare_ties"):
         suite.add(f"chance: {method}", test_dare, method)
     suite.add("wrong options", test_wrong_options)
