@@ -2,10 +2,9 @@
 #include "reshard/numeric.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
-#include <span>
+#include <limits>
 
 #include "ckpt/catalog.h"
 #include "reshard/values.h"
@@ -17,59 +16,6 @@ namespace {
 constexpr double kLargest = std::numeric_limits<double>::max();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr uint64_t kBlock = 2048;  // elements converted to doubles at a time
-
-// Elements are distributed over independent sums in turn, so one addition need
-// not wait for the previous one, and rounding errors stay small.
-void add_values(std::span<const double> values, Stats& stats) {
-  constexpr size_t kLanes = 8;
-  double min[kLanes], max[kLanes];
-  double sum[kLanes] = {}, squares[kLanes] = {};
-  uint64_t nans[kLanes] = {}, infs[kLanes] = {}, zeros[kLanes] = {};
-  std::fill_n(min, kLanes, stats.min);
-  std::fill_n(max, kLanes, stats.max);
-  const auto add = [&](double value, size_t lane) {
-    const bool finite = std::abs(value) <= kLargest;
-    const double counted = finite ? value : 0;
-    const double low = finite ? value : kInfinity;
-    const double high = finite ? value : -kInfinity;
-    sum[lane] += counted;
-    squares[lane] += counted * counted;
-    min[lane] = low < min[lane] ? low : min[lane];
-    max[lane] = high > max[lane] ? high : max[lane];
-    nans[lane] += value != value;
-    infs[lane] += (value == value) & !finite;
-    zeros[lane] += value == 0;
-  };
-  for (size_t i = 0; i < values.size(); ++i) add(values[i], i % kLanes);
-  for (size_t lane = 0; lane < kLanes; ++lane) {
-    stats.min = std::min(stats.min, min[lane]);
-    stats.max = std::max(stats.max, max[lane]);
-    stats.sum += sum[lane];
-    stats.sum_of_squares += squares[lane];
-    stats.nans += nans[lane];
-    stats.infs += infs[lane];
-    stats.zeros += zeros[lane];
-  }
-  stats.count += values.size();
-}
-
-// Uses the bits of the exponents: no value is compared with a bound.
-void add_magnitudes(std::span<const double> values, Stats& stats) {
-  constexpr int kBias = 1023, kMost = 2 * Stats::kMagnitudes - 1;
-  constexpr uint64_t kSpecial = 0x7ff;
-  // The same slot is not written twice in a row, which would stall.
-  uint32_t counts[2][Stats::kMagnitudes + 1] = {};
-  for (size_t i = 0; i < values.size(); ++i) {
-    const uint64_t bits = std::bit_cast<uint64_t>(values[i]) << 1;
-    const uint64_t exponent = bits >> 53;
-    const int from = static_cast<int>(exponent) - kBias - Stats::kLeastExponent;
-    const auto slot = static_cast<size_t>(std::clamp(from, 0, kMost) / 2);
-    ++counts[i & 1]
-            [bits == 0 || exponent == kSpecial ? Stats::kMagnitudes : slot];
-  }
-  for (size_t slot = 0; slot < Stats::kMagnitudes; ++slot)
-    stats.magnitudes[slot] += uint64_t{counts[0][slot]} + counts[1][slot];
-}
 
 bool same(double a, double b) {
   return a == b || (std::isnan(a) && std::isnan(b));
@@ -124,31 +70,6 @@ void compare_real(const double* a, const double* b, uint64_t count, double rtol,
 }
 
 }  // namespace
-
-Stats& Stats::operator+=(const Stats& other) {
-  min = std::min(min, other.min);
-  max = std::max(max, other.max);
-  sum += other.sum;
-  sum_of_squares += other.sum_of_squares;
-  count += other.count;
-  nans += other.nans;
-  infs += other.infs;
-  zeros += other.zeros;
-  for (size_t i = 0; i < kMagnitudes; ++i) magnitudes[i] += other.magnitudes[i];
-  return *this;
-}
-
-void add_stats(DType dtype, const std::byte* in, uint64_t count, Stats& stats) {
-  const uint64_t size = element_size(dtype);
-  const uint32_t each = doubles_of(dtype);
-  double values[2 * kBlock];
-  for (uint64_t begin = 0; begin < count; begin += kBlock) {
-    const uint64_t n = std::min(kBlock, count - begin);
-    to_doubles(dtype, in + begin * size, n, values);
-    add_values({values, n * each}, stats);
-    add_magnitudes({values, n * each}, stats);
-  }
-}
 
 Comparison& Comparison::operator+=(const Comparison& later) {
   max_abs = std::max(max_abs, later.max_abs);
@@ -223,21 +144,6 @@ void add_comparison(DType dtype_a, const std::byte* a, DType dtype_b,
     }
   }
   comparison += part;
-}
-
-double mean(const Stats& stats) {
-  const uint64_t finite = stats.count - stats.nans - stats.infs;
-  return stats.sum / static_cast<double>(finite);
-}
-
-double norm(const Stats& stats) { return std::sqrt(stats.sum_of_squares); }
-
-double deviation(const Stats& stats) {
-  const uint64_t finite = stats.count - stats.nans - stats.infs;
-  const double middle = mean(stats);
-  const double variance =
-      stats.sum_of_squares / static_cast<double>(finite) - middle * middle;
-  return std::sqrt(std::max(variance, 0.0));
 }
 
 }  // namespace ckpt::reshard

@@ -101,9 +101,9 @@ containers: 11420
 models: 6650
 formats: 78360
 convert: 17800
-reshard: 23000
-api: 27180
-app: 18720
+reshard: 23660
+api: 27640
+app: 19230
 '
 while IFS=: read -r room most; do
   [ -n "$room" ] || continue

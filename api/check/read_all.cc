@@ -1,50 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/check/read_all.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <array>
 #include <iterator>
-#include <mutex>
+#include <optional>
 #include <span>
 
+#include "api/check/stats_of.h"
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "lib/heap.h"
 #include "lib/io/read_count.h"
 #include "lib/io/remote.h"
+#include "lib/text/format.h"
 #include "reshard/cuda/load.h"
 #include "reshard/plan_size.h"
 #include "reshard/planner.h"
 #include "reshard/ranks/run.h"
 #include "reshard/source_crcs.h"
-#include "reshard/values.h"
 
 namespace ckpt::library {
 
 namespace {
-
-// Statistics of each tensor, filled from many threads.
-class StatsOf {
- public:
-  explicit StatsOf(const Catalog& catalog)
-      : catalog_(catalog), stats_(catalog.tensors.size()) {}
-
-  void add(uint32_t tensor, std::span<const std::byte> bytes) {
-    const DType dtype = catalog_.tensors[tensor].dtype;
-    if (!reshard::has_values(dtype)) return;
-    const uint64_t element = element_size(dtype);
-    reshard::Stats part;
-    reshard::add_stats(dtype, bytes.data(), bytes.size() / element, part);
-    const std::lock_guard lock(mutexes_[tensor % mutexes_.size()]);
-    stats_[tensor] += part;
-  }
-  std::vector<reshard::Stats> take() { return std::move(stats_); }
-
- private:
-  const Catalog& catalog_;
-  std::vector<reshard::Stats> stats_;
-  std::array<std::mutex, 64> mutexes_;
-};
 
 void add_replica_problems(const Catalog& catalog, const reshard::Plan& plan,
                           const reshard::RunResult& result,
@@ -74,6 +53,13 @@ void add_crc_problems(const Catalog& catalog, const reshard::Plan& plan,
       catalog, reshard::check_crcs(catalog, which, options));
 }
 
+// Within a batch, jobs stay in the order of files.
+void order_by_batch(const std::vector<uint32_t>& batches, reshard::Plan& plan) {
+  const auto batch = [&](const auto& work) { return batches[work.tensor]; };
+  std::ranges::stable_sort(plan.jobs, {}, batch);
+  std::ranges::stable_sort(plan.gathers, {}, batch);
+}
+
 }  // namespace
 
 Reading read_all(Catalog& catalog, const Engine& engine, const ReadWhat& what) {
@@ -84,8 +70,11 @@ Reading read_all(Catalog& catalog, const Engine& engine, const ReadWhat& what) {
   options.max_mem = engine.max_mem - io::share_remote_memory(engine.max_mem);
   // A large plan is counted before it is made, as those of writing are.
   constexpr uint64_t kCounted = 1 << 17;
+  std::optional<StatsOf> stats;
+  if (what.stats) stats.emplace(catalog, engine.threads, engine.max_mem);
   const uint64_t held =
       reshard::held_bytes(catalog) + what.beside +
+      (stats ? stats->memory() : 0) +
       (what.crcs ? catalog.crcs.size() * reshard::SourceCrcs::kMemory : 0);
   const bool large = reshard::piece_count(catalog, {}) >= kCounted;
   reshard::PlanSize size;
@@ -95,19 +84,22 @@ Reading read_all(Catalog& catalog, const Engine& engine, const ReadWhat& what) {
     reshard::make_room(held + size.bytes(), 0, catalog.path, room);
   }
   const heap::Unbounded counted;
-  const reshard::Plan plan =
+  reshard::Plan plan =
       reshard::make_read_plan(catalog, what.replicas, large ? &size : nullptr);
   if (!large) size.add(plan);
+  if (stats) {
+    order_by_batch(stats->batches(), plan);
+    options.threads = stats->threads();
+  }
   reshard::make_room(held + size.bytes(), 0, catalog.path, options.max_mem);
   options.io = engine.io;
   options.check_crcs = what.crcs;
   options.passed = what.passed;
   options.progress = engine.make_progress();
-  StatsOf stats(catalog);
-  if (what.stats)
-    options.observe = [&](uint32_t tensor, uint64_t,
+  if (stats)
+    options.observe = [&](uint32_t tensor, uint64_t offset,
                           std::span<const std::byte> bytes) {
-      stats.add(tensor, bytes);
+      stats->add(tensor, offset, bytes);
     };
   const uint64_t header_bytes = io::bytes_read();
   reshard::Output nowhere;
@@ -122,7 +114,13 @@ Reading read_all(Catalog& catalog, const Engine& engine, const ReadWhat& what) {
   reading.digests.assign(result.source.begin(),
                          result.source.begin() + static_cast<std::ptrdiff_t>(
                                                      catalog.tensors.size()));
-  if (what.stats) reading.stats = stats.take();
+  if (!stats) return reading;
+  reading.stats = stats->take();
+  if (const uint64_t without = stats->without_quantiles())
+    engine.warn(fmt::format(
+        "no quantiles of {}: what is read in many parts at once needs more "
+        "memory than {}; pass a larger --max-mem",
+        text::counted(without, "tensor"), text::iec_size(engine.max_mem)));
   return reading;
 }
 

@@ -7,8 +7,8 @@
 
 #include "api/engine.h"
 #include "reshard/engine.h"
-#include "reshard/numeric.h"
 #include "reshard/run_options.h"
+#include "reshard/stats.h"
 
 namespace ckpt::library {
 

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "ckpt/catalog.h"
-#include "reshard/numeric.h"
+#include "reshard/stats.h"
 
 namespace ckpt::app {
 

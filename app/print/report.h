@@ -15,7 +15,7 @@
 #include "ckpt/check.h"
 #include "convert/facts.h"
 #include "lib/digest.h"
-#include "reshard/numeric.h"
+#include "reshard/stats.h"
 
 namespace ckpt::app {
 

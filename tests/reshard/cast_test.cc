@@ -16,7 +16,9 @@
 #include "ckpt/catalog.h"
 #include "ckpt/error.h"
 #include "reshard/cast_kernel.h"
+#include "reshard/exact_sum.h"
 #include "reshard/numeric.h"
+#include "reshard/tally.h"
 #include "tests/support/casts.h"
 
 namespace ckpt::reshard {
@@ -181,15 +183,41 @@ TEST_CASE("cast: from many threads at once") {
     CHECK(std::equal(result.begin(), result.end(), values.begin()));
 }
 
+TEST_CASE("exact sum: rounded once, whatever the order") {
+  const double terms[] = {1e308,   1,     -1e308, 5e-324,
+                          -1e-300, 1e308, -1e308, -5e-324};
+  ExactSum forward, backward, joined;
+  for (const double term : terms) forward.add(term);
+  for (size_t i = std::size(terms); i-- > 0;) backward.add(terms[i]);
+  CHECK(forward.value() == 1);  // 1 - 1e-300, to the nearest
+  CHECK(backward.value() == 1);
+  joined.add(-3.0, uint64_t{1} << 40);
+  joined += forward;
+  CHECK(joined.value() == 1 - 3 * std::ldexp(1.0, 40));
+  ExactSum half;  // between two doubles, and a bit more than halfway
+  half.add(std::ldexp(1.0, 53));
+  half.add(1);
+  CHECK(half.value() == std::ldexp(1.0, 53));
+  half.add(5e-324);
+  CHECK(half.value() == std::ldexp(1.0, 53) + 2);
+}
+
 TEST_CASE("numeric: parts add up") {
   const float a[] = {1, -2, std::nanf(""), INFINITY, 5};
   const float b[] = {1, -2, std::nanf(""), INFINITY, 4};
   const auto bytes = [](const float* at) {
     return reinterpret_cast<const std::byte*>(at);
   };
-  Stats stats;
-  add_stats(DType::f32, bytes(a), 2, stats);
-  add_stats(DType::f32, bytes(a + 2), 3, stats);
+  TensorStats all(DType::f32, {5});
+  Tally part;
+  part.begin(DType::f32, {5});
+  part.add(2, bytes(a + 2), 3);
+  all.add(part);
+  part.begin(DType::f32, {5});
+  part.add(0, bytes(a), 2);
+  all.add(part);
+  CHECK(all.counted() == 5);
+  const Stats stats = all.finish();
   CHECK(stats.min == -2);
   CHECK(stats.max == 5);
   CHECK(stats.sum == 4);
