@@ -23,7 +23,7 @@ struct WrittenOption {
 constexpr WrittenOption kWritten[] = {
     {"--trace", "trace", trace::kMark},    {"--html", "page", kPageMark},
     {"--plan-file", "plan", kPlanMark},    {"--draft", "draft", ""},
-    {"--dir", "manual page", kManualMark},
+    {"--dir", "manual page", kManualMark}, {"--plot", "picture", kPlotMark},
 };
 
 // The targets of commands.

@@ -16,9 +16,10 @@ class App;
 
 namespace ckpt::app {
 
-// Every page and every plan has one of these near its beginning.
+// Every page, picture and plan has one of these near its beginning.
 inline constexpr std::string_view kPageMark =
     "<meta name=\"generator\" content=\"ckpt ";
+inline constexpr std::string_view kPlotMark = "<desc>ckpt plot:";
 inline constexpr std::string_view kPlanMark = "\"ckpt/plan/1\"";
 inline constexpr std::string_view kManualMark = " 1 \"\" \"ckpt ";
 

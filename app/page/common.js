@@ -50,8 +50,8 @@ function bars(place, list, show, color) {
   }));
 }
 // How many elements there are of each magnitude: powers of four from 2^-48.
-function magnitudes(counts) {
-  const used = counts.map((n, i) => n ? i : -1).filter(i => i >= 0), box = el('div', undefined, 'hist');
+function magnitudes(counts, small) {
+  const used = counts.map((n, i) => n ? i : -1).filter(i => i >= 0), box = el('div', undefined, small ? 'hist small' : 'hist');
   if (!used.length) return box;
   const first = used[0], last = used[used.length - 1], most = Math.max(...counts), at = i => `2^${2 * i - 48}`;
   box.append(el('span', at(first)));

@@ -48,6 +48,21 @@ function heatMap(H) {
     tabs($('heat-by'), ['files', 'ranks'], w => w === 'files' ? draw(files, 'file') : draw([...ranks.values()], 'rank'));
 }
 const LIMITS = [[1024, 'under 1 KiB'], [1048576, '1 KiB to 1 MiB'], [1073741824, '1 MiB to 1 GiB'], [Infinity, '1 GiB and over']];
+// What is sorted by, of values: how many are no numbers, and how far the
+// largest is from the usual one. All numbers are of one magnitude or zero.
+function addValues(r) {
+  const [min, max, , , norm, zeros, nans, infs, counts] = r.stats;
+  const numbers = counts.reduce((s, n) => s + n, zeros), most = Math.max(Math.abs(min), Math.abs(max));
+  r.bad = nans + infs;
+  r.norm = norm;
+  r.peak = numbers && norm > 0 ? most / (norm / Math.sqrt(numbers)) : 0;
+}
+// What is no number first, then the largest outlier.
+function worstFirst(rows) {
+  rows.forEach(addValues);
+  return rows.sort((a, b) => b.bad - a.bad || b.peak - a.peak);
+}
+const short = v => typeof v === 'number' ? String(Number(v.toPrecision(4))) : '-';
 // A name that opens what is known of its values (--stats).
 const SHOWN = ['min', 'max', 'mean', 'std', 'norm', 'zeros', 'NaN', 'inf'];
 function statsButton(r, tr) {
@@ -60,7 +75,7 @@ function statsButton(r, tr) {
     if (below) { below.remove(); below = null; return; }
     below = el('tr');
     const td = el('td');
-    td.colSpan = 7;
+    td.colSpan = 11;
     td.append(el('span', SHOWN.map((k, i) => `${k} ${typeof r.stats[i] === 'number' ? Number(r.stats[i].toPrecision(6)) : '-'}`).join(', ')), magnitudes(r.stats[8]));
     below.append(td);
     tr.after(below);
@@ -102,7 +117,12 @@ function main() {
     { key: 'name', cls: 'c', find: 1 }, { key: 'count', cls: 'n', show: count, lesser: 1 }, { key: 'part', cls: '', find: 1, lesser: 1 },
     { key: 'dtype', cls: '', find: 1 }, { key: 'shape', cls: 'c s', find: 1, lesser: 1 }, { key: 'bytes', cls: 'n', show: human }, { key: 'split', cls: '', find: 1, lesser: 1 },
   ];
-  const table = new Rows(columns, (r, c, tr) => c.key !== 'name' ? null : globalThis.nameButton ? globalThis.nameButton(r, tr) : r.stats ? statsButton(r, tr) : null);
+  if (rows.some(r => r.stats)) {
+    columns.push({ key: 'norm', cls: 'n', show: short }, { key: 'peak', cls: 'n', show: short }, { key: 'bad', cls: 'n', show: count }, { key: 'counts', cls: 'h', lesser: 1 });
+    worstFirst(rows);
+    worstFirst(each);
+  }
+  const table = new Rows(columns, (r, c, tr) => c.key === 'counts' ? magnitudes(r.stats[8], true) : c.key !== 'name' ? null : globalThis.nameButton ? globalThis.nameButton(r, tr) : r.stats ? statsButton(r, tr) : null);
   table.set(rows);
   if (each.length > rows.length) tabs($('grouped'), ['layers together', 'every tensor'], w => table.set(w === 'every tensor' ? each : rows));
   globalThis.table = table;

@@ -223,8 +223,28 @@ void write_data(JsonWriter& json, const Catalog& catalog,
   json.end_array().end_object().end_object();
 }
 
-std::string frames_html() {
-  return map_html("Where the bytes are") +
+std::string values_html(std::string_view heading,
+                        std::vector<NamedStats> rows) {
+  return fmt::format(
+      "<section class=\"long\"><div class=\"head\"><h2>Values</h2><span>norms, "
+      "and elements of each magnitude</span></div>"
+      "<div class=\"scroll\">{}</div></section>\n",
+      plot_svg(heading, std::move(rows), false));
+}
+
+std::string frames_html(const Catalog& catalog, AllStats stats) {
+  std::vector<std::pair<std::string_view, std::string_view>> columns = {
+      {"name", ""},       {"count", "n lesser"}, {"kind", "lesser"},
+      {"dtype", ""},      {"shape", "lesser"},   {"bytes", "n"},
+      {"split", "lesser"}};
+  std::string values;
+  if (!stats.empty()) {
+    for (const char* const head : {"norm", "max / rms", "NaN, inf"})
+      columns.emplace_back(head, "n");
+    columns.emplace_back("magnitudes", "lesser");
+    values = values_html("", plotted_stats(catalog, stats));
+  }
+  return values + map_html("Where the bytes are") +
          "<div class=\"pair\"><section><div class=\"head\"><h2>Types</h2>"
          "<span>bytes of each dtype</span></div>"
          "<div class=\"bars\" id=\"dtypes\"></div></section>\n<section>"
@@ -236,13 +256,7 @@ std::string frames_html() {
          "<div class=\"scroll\"><table id=\"heat\"></table></div>"
          "<p class=\"soft keys\" id=\"heat-say\">Point at a cell, or walk with "
          "the arrow keys.</p></section>\n" +
-         table_html("Tensors", {{"name", ""},
-                                {"count", "n lesser"},
-                                {"kind", "lesser"},
-                                {"dtype", ""},
-                                {"shape", "lesser"},
-                                {"bytes", "n"},
-                                {"split", "lesser"}});
+         table_html("Tensors", columns);
 }
 
 void write_objects(std::string& out, const Catalog& catalog) {
@@ -285,7 +299,7 @@ PageParts parts_of(const Catalog& catalog, AllStats stats, bool live) {
     parts.body +=
         warning_html("not on this page", text::counted(left, "smaller row") +
                                              "; ckpt ls has them all");
-  parts.body += frames_html();
+  parts.body += frames_html(catalog, stats);
   write_objects(parts.body, catalog);
   write_data(parts.data, catalog, rows, heat_of(catalog), stats, live);
   return parts;
@@ -296,6 +310,17 @@ PageParts parts_of(const Catalog& catalog, AllStats stats, bool live) {
 std::string inspect_html(const Catalog& catalog,
                          std::span<const reshard::Stats> stats) {
   return page_text(parts_of(catalog, stats, false));
+}
+
+std::string steps_html(const std::string& root,
+                       const std::vector<NamedStats>& steps) {
+  PageParts parts{.title = io::base_name(root),
+                  .subtitle = root,
+                  .body = values_html("", steps),
+                  .data = {},
+                  .scripts = {"common"}};
+  parts.data.begin_object().end_object();
+  return page_text(std::move(parts));
 }
 
 std::string live_policy(const std::string& nonce) { return page_policy(nonce); }

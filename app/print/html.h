@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 
+#include "app/print/plot.h"
 #include "ckpt/catalog.h"
 #include "reshard/stats.h"
 
@@ -15,6 +16,9 @@ namespace ckpt::app {
 // `stats`: empty, or one per tensor in order.
 std::string inspect_html(const Catalog& catalog,
                          std::span<const reshard::Stats> stats = {});
+// The model's values, step by step.
+std::string steps_html(const std::string& root,
+                       const std::vector<NamedStats>& steps);
 
 // Its scripts need live_policy(nonce) as Content-Security-Policy.
 std::string live_html(const Catalog& catalog, const std::string& nonce);

@@ -212,16 +212,18 @@ std::string table_html(
   return out += "</tr></thead><tbody></tbody></table></div></section>\n";
 }
 
-void check_page_path(const std::string& path, bool json) {
+void check_page_path(const std::string& path, bool json,
+                     std::string_view option) {
   if (path == "-" && json)
-    throw usage_error({}, "--html - and --json both write to standard output")
-        .with_hint("give --html the name of a file");
+    throw usage_error({}, "{} - and --json both write to standard output",
+                      option)
+        .with_hint(fmt::format("give {} the name of a file", option));
 }
 
 void save_html(const std::string& path, const std::string& page,
-               const OutputOptions& output) {
+               const OutputOptions& output, std::string_view option) {
   if (path == "-") return print(page);
-  write_output(path, "--html", output, page);
+  write_output(path, option, output, page);
   say_note(fmt::format("wrote {} ({}), to open in a browser", path,
                        text::iec_size(page.size())));
 }

@@ -53,8 +53,9 @@ std::string table_html(
 
 // Refuses "-" beside a document on standard output; what is in the way of a
 // file was looked at before (options/written.h).
-void check_page_path(const std::string& path, bool json);
+void check_page_path(const std::string& path, bool json,
+                     std::string_view option = "--html");
 void save_html(const std::string& path, const std::string& page,
-               const OutputOptions& output);
+               const OutputOptions& output, std::string_view option = "--html");
 
 }  // namespace ckpt::app

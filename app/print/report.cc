@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "app/print/report.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <set>
 #include <string_view>
@@ -110,6 +112,24 @@ void write_quantized(JsonWriter& json,
   json.end_array();
 }
 
+// If the tensor's singular values were asked for.
+void write_spectrum(JsonWriter& json,
+                    std::span<const library::SpectrumOf> spectra,
+                    size_t tensor) {
+  const auto found = std::ranges::lower_bound(spectra, tensor, {},
+                                              &library::SpectrumOf::tensor);
+  if (found == spectra.end() || found->tensor != tensor) return;
+  json.key("spectral").begin_object();
+  if (found->spectrum) {
+    json.member("norm", found->spectrum->norm);
+    json.member("effective_rank", found->spectrum->effective_rank);
+    json.member("stable_rank", found->spectrum->stable_rank);
+  } else {
+    json.member("left_out", found->left_out);
+  }
+  json.end_object();
+}
+
 void write_tensor(JsonWriter& json, const Catalog& catalog,
                   const Tensor& tensor, const InspectParts& parts) {
   json.begin_object();
@@ -140,6 +160,7 @@ void write_tensor(JsonWriter& json, const Catalog& catalog,
   const auto index = static_cast<size_t>(&tensor - catalog.tensors.data());
   if (!parts.digests.empty()) json.member("digest", parts.digests[index].hex());
   if (!parts.stats.empty()) write_stats(json, parts.stats[index]);
+  write_spectrum(json, parts.spectra, index);
   if (parts.shards) write_shards(json, catalog, tensor);
   json.end_object();
 }
@@ -229,25 +250,39 @@ bool seen_before(const Tensor& tensor, std::set<Place>& seen) {
 
 }  // namespace
 
-void write_stats(JsonWriter& json, const reshard::Stats& stats) {
-  const uint64_t finite = stats.count - stats.nans - stats.infs;
-  json.key("stats").begin_object();
-  json.key("min");
-  finite ? json.value(stats.min) : json.null();
-  json.key("max");
-  finite ? json.value(stats.max) : json.null();
-  json.key("mean");
-  finite ? json.value(reshard::mean(stats)) : json.null();
-  json.key("std");
-  finite ? json.value(reshard::deviation(stats)) : json.null();
+void write_stats(JsonWriter& json, const reshard::Stats& stats,
+                 std::string_view key) {
+  const bool numbers = stats.numbers() != 0;
+  const auto number = [&](std::string_view name, double value) {
+    json.key(name);
+    numbers ? json.value(value) : json.null();
+  };
+  json.key(key).begin_object();
+  number("min", stats.min);
+  number("max", stats.max);
+  number("mean", reshard::mean(stats));
+  number("std", reshard::deviation(stats));
   json.member("nans", stats.nans);
   json.member("infs", stats.infs);
   json.member("zeros", stats.zeros);
-  json.key("norm");
-  finite ? json.value(reshard::norm(stats)) : json.null();
+  number("norm", reshard::norm(stats));
+  number("rms", reshard::root_mean_square(stats));
   json.key("magnitudes").begin_array();
   for (const uint64_t count : stats.magnitudes) json.value(count);
-  json.end_array().end_object();
+  json.end_array();
+  if (stats.quantiles) {
+    json.key("quantiles").begin_object();
+    for (size_t i = 0; i < stats.quantiles->size(); ++i)
+      json.member(fmt::format("{}", reshard::Stats::kThousandths[i] / 1000.0),
+                  (*stats.quantiles)[i]);
+    json.end_object();
+    json.member("quantile_error", stats.quantile_error);
+  }
+  if (stats.zero_rows) {
+    json.member("zero_rows", *stats.zero_rows);
+    json.member("zero_columns", *stats.zero_columns);
+  }
+  json.end_object();
 }
 
 namespace {

@@ -7,10 +7,12 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
 #include "api/check/compare.h"
+#include "api/check/spectra.h"
 #include "ckpt/catalog.h"
 #include "ckpt/check.h"
 #include "convert/facts.h"
@@ -25,9 +27,10 @@ class JsonWriter;
 struct InspectParts {
   std::span<const Digest> digests = {};   // none, or one per tensor in order
   std::span<const reshard::Stats> stats;  // likewise
-  families::Facts facts = {};             // what the configuration says
-  bool shards = false;                    // the place of every piece
-  std::string fingerprint = {};           // of a whole model, if it was read
+  std::span<const library::SpectrumOf> spectra = {};  // by tensor
+  families::Facts facts = {};    // what the configuration says
+  bool shards = false;           // the place of every piece
+  std::string fingerprint = {};  // of a whole model, if it was read
   // What was read for digests and statistics, if it was.
   std::optional<uint64_t> bytes_read = {};    // of tensors
   std::optional<uint64_t> header_bytes = {};  // before that
@@ -36,7 +39,8 @@ std::string inspect_json(const Catalog& catalog,
                          const InspectParts& parts = {});
 
 // "stats": a tensor's statistics in `inspect --stats`.
-void write_stats(JsonWriter& json, const reshard::Stats& stats);
+void write_stats(JsonWriter& json, const reshard::Stats& stats,
+                 std::string_view key = "stats");
 
 // The fields of a difference that programs read: dtype_a, shape_a, dtype_b,
 // shape_b, and those of a distance; if known.

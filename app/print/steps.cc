@@ -10,8 +10,10 @@
 #include <map>
 #include <set>
 
+#include "api/check/read_all.h"
 #include "app/print/console.h"
 #include "app/print/json_writer.h"
+#include "app/print/report.h"
 #include "app/print/table.h"
 #include "ckpt/error.h"
 #include "formats/runs/find.h"
@@ -36,6 +38,34 @@ struct Content {
   size_t problems = 0;                         // damage and warnings
   std::map<std::string, std::string> tensors;  // name -> "f32 [3, 4]"
 };
+
+// What the step's values say, if they are read.
+struct Values {
+  reshard::Stats model, optim;  // of all tensors of a kind
+  std::map<std::string, Digest> digests;
+  std::optional<uint64_t> changed;  // of the model, since the step before
+};
+
+Values values_of(Catalog& catalog, const library::Engine& engine,
+                 Values* before) {
+  const library::Reading reading =
+      library::read_all(catalog, engine, {.stats = true});
+  Values values;
+  if (before != nullptr) values.changed = 0;
+  for (size_t i = 0; i < catalog.tensors.size(); ++i) {
+    const Tensor& tensor = catalog.tensors[i];
+    if (tensor.kind == Kind::optim) values.optim += reading.stats[i];
+    if (tensor.kind != Kind::model) continue;
+    values.model += reading.stats[i];
+    values.digests.emplace(tensor.name, reading.digests[i]);
+    if (before == nullptr) continue;
+    const auto found = before->digests.find(tensor.name);
+    if (found != before->digests.end())
+      *values.changed += found->second != reading.digests[i];
+  }
+  if (before != nullptr) before->digests.clear();  // of one step at a time
+  return values;
+}
 
 Content content_of(const Catalog& catalog) {
   Content content;
@@ -98,27 +128,36 @@ struct Opened {
   StepRow step;
   std::optional<Content> content;  // of a complete one
   std::optional<Change> change;    // from the last complete one
+  std::optional<Values> values;
 };
 
+// `engine`: reads the values; null: they are not read.
 std::vector<Opened> open_all(std::vector<StepRow> steps,
-                             const SourceOptions& source) {
+                             const SourceOptions& source,
+                             const library::Engine* engine) {
   std::vector<Opened> all;
-  const Content* before = nullptr;
+  Opened* before = nullptr;
   all.reserve(steps.size());  // `before` points into it
   for (StepRow& step : steps) {
-    Opened& one = all.emplace_back(Opened{std::move(step), {}, {}});
+    Opened& one = all.emplace_back(Opened{std::move(step), {}, {}, {}});
     if (!one.step.complete) continue;
     try {
-      one.content =
-          content_of(formats::open(one.step.path, source.from, source.read));
+      Catalog catalog = formats::open(one.step.path, source.from, source.read);
+      Content content = content_of(catalog);
+      if (engine != nullptr)
+        one.values =
+            values_of(catalog, *engine,
+                      before != nullptr ? &before->values.value() : nullptr);
+      one.content = std::move(content);
     } catch (const Error& error) {
       if (error.code() == ExitCode::kResource) throw;
       one.step.complete = false;
       one.step.why = error.problem();
       continue;
     }
-    if (before != nullptr) one.change = change_between(*before, *one.content);
-    before = &*one.content;
+    if (before != nullptr)
+      one.change = change_between(*before->content, *one.content);
+    before = &one;
   }
   return all;
 }
@@ -144,6 +183,13 @@ std::string all_json(const std::string& root, const std::vector<Opened>& all) {
       json.member("added", uint64_t{one.change->added});
       json.member("gone", uint64_t{one.change->gone});
       json.member("changed", uint64_t{one.change->other});
+    }
+    if (one.values) {
+      write_stats(json, one.values->model);
+      if (one.values->optim.count != 0)
+        write_stats(json, one.values->optim, "optim_stats");
+      if (one.values->changed)
+        json.member("values_changed", *one.values->changed);
     }
     json.end_object();
   }
@@ -182,6 +228,35 @@ std::string all_text(const std::vector<Opened>& all) {
   }
   table.give_up({7, 5, 3, 2});
   return table.text(stdout_is_terminal() ? stdout_width() : 0);
+}
+
+// The model's values, a row for each step.
+std::string values_text(const std::vector<Opened>& all) {
+  Table table({Align::kLeft, Align::kRight, Align::kRight, Align::kRight,
+               Align::kRight, Align::kRight, Align::kRight, Align::kRight,
+               Align::kRight});
+  table.row({"step", "norm", "rms", "min", "max", "NaN", "inf",
+             "tensors changed", "optimizer's norm"});
+  for (const Opened& one : all) {
+    if (!one.values) continue;
+    const reshard::Stats& model = one.values->model;
+    const auto number = [](const reshard::Stats& of, double value) {
+      return of.numbers() != 0 ? fmt::format("{:.5g}", value)
+                               : std::string("-");
+    };
+    table.row({printable(one.step.name), number(model, reshard::norm(model)),
+               number(model, reshard::root_mean_square(model)),
+               number(model, model.min), number(model, model.max),
+               grouped(model.nans), grouped(model.infs),
+               one.values->changed
+                   ? fmt::format("{} of {}", grouped(*one.values->changed),
+                                 grouped(one.content->model))
+                   : "-",
+               number(one.values->optim, reshard::norm(one.values->optim))});
+  }
+  table.give_up({2, 8, 3});
+  return "\n" + styled("Values of the model", Style::kBold) + "\n" +
+         table.text(stdout_is_terminal() ? stdout_width() : 0);
 }
 
 }  // namespace
@@ -227,8 +302,8 @@ std::string steps_json(const std::string& root,
   return std::move(json).text();
 }
 
-std::string compare_steps(const std::string& root, const SourceOptions& source,
-                          bool json) {
+StepsShown compare_steps(const std::string& root, const SourceOptions& source,
+                         const library::Engine* engine, bool json) {
   std::vector<StepRow> steps = steps_of(root, source, nullptr);
   if (steps.empty()) {
     const Catalog catalog = formats::open(root, source.from, source.read);
@@ -237,8 +312,14 @@ std::string compare_steps(const std::string& root, const SourceOptions& source,
   if (steps.empty())
     throw usage_error({root, {}}, "--all: not a root of steps")
         .with_hint("name the directory that the steps are in");
-  const std::vector<Opened> all = open_all(std::move(steps), source);
-  return json ? all_json(root, all) : all_text(all);
+  const std::vector<Opened> all = open_all(std::move(steps), source, engine);
+  StepsShown shown;
+  shown.text = json ? all_json(root, all) : all_text(all);
+  if (!json && engine != nullptr) shown.text += values_text(all);
+  for (const Opened& one : all)
+    if (one.values)
+      shown.values.push_back({printable(one.step.name), one.values->model});
+  return shown;
 }
 
 }  // namespace ckpt::app

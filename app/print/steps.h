@@ -5,8 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "api/engine.h"
 #include "api/keep/steps.h"
 #include "app/options/options.h"
+#include "app/print/plot.h"
 
 namespace ckpt::app {
 
@@ -28,8 +30,13 @@ std::string steps_text(const std::vector<StepRow>& steps, bool all);
 std::string steps_json(const std::string& root,
                        const std::vector<StepRow>& steps);
 
-// `inspect --all`: opens each one and compares them.
-std::string compare_steps(const std::string& root, const SourceOptions& source,
-                          bool json);
+// `inspect --all`: opens each one and compares them. `engine`: reads their
+// values, too; may be null.
+struct StepsShown {
+  std::string text;                // a document with `json`
+  std::vector<NamedStats> values;  // of the model, if they were read
+};
+StepsShown compare_steps(const std::string& root, const SourceOptions& source,
+                         const library::Engine* engine, bool json);
 
 }  // namespace ckpt::app

@@ -21,13 +21,14 @@ __all__ = ["inspect", "ls", "view", "show", "convert", "reshard", "unshard",
 
 def inspect(path: Path, *, all: bool = False, tree: bool = False,
         shards: bool = False, objects: bool = False, stats: bool = False,
-        digest: bool = False, html: Words = None, keys: Words = None,
-        exclude: Words = None, layers: Words = None, experts: Words = None,
-        blocks: Words = None, part: Words = None, model_only: bool = False,
-        optim_only: bool = False, from_: Words = None, family: Words = None,
-        shard_dims: Words = None, flat_params: Words = None,
-        trainer: Words = None, assume_order: Words = None,
-        restrict: bool = False, threads: Union[int, str, None] = None,
+        spectral: bool = False, digest: bool = False, html: Words = None,
+        plot: Words = None, keys: Words = None, exclude: Words = None,
+        layers: Words = None, experts: Words = None, blocks: Words = None,
+        part: Words = None, model_only: bool = False, optim_only: bool = False,
+        from_: Words = None, family: Words = None, shard_dims: Words = None,
+        flat_params: Words = None, trainer: Words = None,
+        assume_order: Words = None, restrict: bool = False,
+        threads: Union[int, str, None] = None,
         max_mem: Union[int, str, None] = None,
         max_rate: Union[int, str, None] = None, trace: Words = None,
         device: Words = None, io: Words = None, exchange: Words = None,
@@ -39,9 +40,11 @@ def inspect(path: Path, *, all: bool = False, tree: bool = False,
     tree: Names as a tree, with sums
     shards: Location of each shard
     objects: Non-tensor values
-    stats: Range, mean, NaNs of every tensor (reads it)
+    stats: Range, norm, NaNs of every tensor (reads it)
+    spectral: Spectral norm, ranks of each matrix (reads it)
     digest: Fingerprint of all, digest of each (reads it)
     html: Write a page to look at in a browser
+    plot: Write a picture (SVG) of norms (reads it)
     keys: Only tensors of these names
     exclude: No tensors or objects of these names
     layers: Only these layers (0-15,20) and what is in no layer; repeats make a

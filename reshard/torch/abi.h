@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 // Incremented with every change below.
-#define CKPT_TORCH_ABI 3u
+#define CKPT_TORCH_ABI 4u
 
 extern "C" {
 
@@ -37,6 +37,12 @@ struct CkptTorchApi {
   int32_t (*low_rank)(const float* matrix, uint64_t rows, uint64_t columns,
                       uint64_t rank, int32_t to, void* left, void* right,
                       double norms[2], uint32_t threads);
+
+  // All singular values of a matrix of float32, row-major, from the largest on:
+  // as many as it has rows or columns, whichever are fewer. Uses `threads`; one
+  // call at a time.
+  int32_t (*singular_values)(const float* matrix, uint64_t rows,
+                             uint64_t columns, float* values, uint32_t threads);
 };
 
 // The only exported symbol.

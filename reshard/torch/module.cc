@@ -175,14 +175,18 @@ void copy_out(const at::Tensor& from, void* out) {
   std::memcpy(out, whole.const_data_ptr(), whole.nbytes());
 }
 
+// The caller's buffer.
+at::Tensor matrix_view(const float* matrix, uint64_t rows, uint64_t columns) {
+  return view(matrix, at::kFloat, rows * columns)
+      .view({static_cast<int64_t>(rows), static_cast<int64_t>(columns)});
+}
+
 int32_t low_rank(const float* matrix, uint64_t rows, uint64_t columns,
                  uint64_t rank, int32_t to, void* left, void* right,
                  double norms[2], uint32_t threads) {
   at::set_num_threads(static_cast<int>(std::max(threads, 1U)));
   const int32_t status = guarded([&] {
-    const at::Tensor whole =
-        view(matrix, at::kFloat, rows * columns)
-            .view({static_cast<int64_t>(rows), static_cast<int64_t>(columns)});
+    const at::Tensor whole = matrix_view(matrix, rows, columns);
     const auto kept = static_cast<int64_t>(rank);
     const Svd parts = svd(whole, kept);
     const at::Tensor roots = parts.s.narrow(0, 0, kept).sqrt();
@@ -201,6 +205,16 @@ int32_t low_rank(const float* matrix, uint64_t rows, uint64_t columns,
   return status;
 }
 
+int32_t singular_values(const float* matrix, uint64_t rows, uint64_t columns,
+                        float* values, uint32_t threads) {
+  at::set_num_threads(static_cast<int>(std::max(threads, 1U)));
+  const int32_t status = guarded([&] {
+    copy_out(at::linalg_svdvals(matrix_view(matrix, rows, columns)), values);
+  });
+  at::set_num_threads(1);
+  return status;
+}
+
 const char* error() { return last_error.c_str(); }
 
 }  // namespace
@@ -214,7 +228,8 @@ extern "C" [[gnu::visibility("default")]] const CkptTorchApi* ckpt_torch_api() {
                         .dtype = dtype,
                         .cast = cast,
                         .error = error,
-                        .low_rank = low_rank};
+                        .low_rank = low_rank,
+                        .singular_values = singular_values};
   }();
   return &api;
 }

@@ -178,7 +178,7 @@ def test_types(api):
 def main():
     warnings.simplefilter("ignore")
     api = load(sys.argv[1])
-    assert api.abi == 3
+    assert api.abi == 4
     for name, test in list(globals().items()):
         if name.startswith("test_"):
             print(name, "ok", test(api) or "")

@@ -132,6 +132,7 @@ GOOD = [
     ("ls", 0, ("ls", DCP, "-l")),
     ("ls", 0, ("ls", RUN)),
     ("inspect_all", 0, ("inspect", RUN, "--all")),
+    ("inspect_all", 0, ("inspect", RUN, "--all", "--stats")),
     ("show", 0, ("show", LLAMA, "model.norm.weight[:4]")),
     ("show", 0, ("show", MEGATRON, "args")),
     ("salvage", 0, ("salvage", TP4, "out")),

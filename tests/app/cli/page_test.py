@@ -180,6 +180,47 @@ def drawing(folder):
     check(done.returncode == 0, done.stderr[:2000])
 
 
+def values_first(folder):
+    """With --stats, norms and magnitudes are there without a click, and what is
+    wrong comes first."""
+    import numpy as np
+    from safetensors.numpy import save_file
+    random = np.random.default_rng(3)
+    state = {f"{name}.w": random.standard_normal((20, 30)).astype("f4")
+             for name in ("plain", "far", "nan", "inf", "small", "zero")}
+    state["far.w"][3, 4] = 500
+    state["nan.w"][:2] = np.nan
+    state["inf.w"][0, 0] = -np.inf
+    state["small.w"] *= 1e-3
+    state["small.w"][1, 1] = 0.03
+    state["zero.w"][:] = 0
+    save_file(state, folder / "a.safetensors")
+    text, page = page_of(folder / "a.safetensors", folder, "--stats")
+    check(text.count("<svg ") == 1, "the picture")
+    for name in state:
+        check(f"<g><title>{name}</title>" in text, f"{name} is not drawn")
+    node = shutil.which("node")
+    if node is None:
+        raise Skip("node is not installed")
+    (folder / "page.js").write_text(
+        page.scripts[""] + f"""
+        const rows = worstFirst({page.scripts["data"]}.rows);
+        console.log(JSON.stringify(rows));""")
+    rows = json.loads(subprocess.run([node, folder / "page.js"], text=True,
+                                     check=True, capture_output=True).stdout)
+    check_equal([r["name"] for r in rows],
+                ["nan.w", "inf.w", "far.w", "small.w", "plain.w", "zero.w"],
+                "order")
+    for row in rows:
+        values = state[row["name"]].astype("f8")
+        values = values[np.isfinite(values)]
+        rms = np.sqrt(np.mean(values**2))
+        peak = np.abs(values).max() / rms if rms else 0
+        check(abs(row["norm"] - np.linalg.norm(values)) < 1e-9, row["name"])
+        check(abs(row["peak"] - peak) < 1e-9, f"{row['name']}: {row['peak']}")
+        check_equal(row["bad"], 600 - len(values), row["name"])
+
+
 SIZES = ((1440, 900), (820, 1000), (380, 800))
 # Where each tile is, and how many bytes it says it stands for.
 TILES = """[...document.querySelectorAll('#map button')].map(b => {
@@ -485,7 +526,7 @@ def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
     for case in (data_is_the_catalog, heat_of_stacks, page_is_alone,
-                 page_is_safe, drawing, map_in_browser, filter_in_browser, hostile_in_browser, print_in_browser,
+                 page_is_safe, drawing, values_first, map_in_browser, filter_in_browser, hostile_in_browser, print_in_browser,
                  policy_in_browser,
                  diff_in_browser, flow_in_browser):
         suite.add(case.__name__, case)

@@ -19,7 +19,8 @@ LLAMA = DATA / "hf/llama/ckpt"
 FOREIGN = b'{"mine": true, "traceEvents": []}\n' + b"x" * 600
 # Options that write a file, and the commands that have them with the words
 # before the option. A new option is in one of these lists or in READ.
-WRITTEN = {"--trace", "--html", "--plan-file", "--draft", "--dir"}
+WRITTEN = {"--trace", "--html", "--plan-file", "--draft", "--dir",
+           "--plot"}
 READ = {"--shard-dims", "--flat-params", "--rename", "--family-file",
         "--assume-order", "--config-from", "--adapter", "--like",
         "--against", "--trainer-file", "--tokenizer-from", "--base",

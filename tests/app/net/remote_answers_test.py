@@ -258,7 +258,8 @@ READ = {"--shard-dims": "file", "--flat-params": "file", "--rename": "file",
         "--config-from": "directory", "--adapter": "directory",
         "--like": "either", "--against": "file", "--base": "either",
         "--tokenizer-from": "either"}
-WRITTEN = {"--trace", "--html", "--plan-file", "--draft", "--dir", "--state"}
+WRITTEN = {"--trace", "--html", "--plan-file", "--draft", "--dir", "--state",
+           "--plot"}
 
 
 def path_options():

@@ -108,6 +108,8 @@ WRITERS = [
     Writer("sync", ["sync", "SRC", "DST"], golden(*SHARDED), "out"),
     Writer("inspect's page", ["inspect", "SRC", "--html", "DST"],
            golden(*LLAMA), "out.html"),
+    Writer("inspect's picture", ["inspect", "SRC", "--plot", "DST"],
+           golden(*LLAMA), "out.svg"),
     Writer("diff's page", ["diff", "SRC", "SRC", "--html", "DST"],
            golden(*LLAMA), "out.html"),
     Writer("family's file", ["family", "infer", "SRC", "--draft", "DST"],
