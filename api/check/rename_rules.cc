@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/check/rename_rules.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -70,15 +74,21 @@ class Agreement {
   std::map<std::string, std::set<std::string>> said_;
 };
 
+// The tensors of one side that the other has not got, and what is known of
+// their values.
+struct Side {
+  Catalog catalog;
+  Reading reading;
+};
+
 // Of tensors with the same content, and no other like them.
-void match_content(Catalog& a, Catalog& b, const Engine& engine, Pairs& pairs) {
+void match_content(const Side& a, const Side& b, Pairs& pairs) {
   using Key = std::tuple<uint64_t, uint64_t, std::string>;
-  const auto index = [&](Catalog& catalog) {
+  const auto index = [&](const Side& side) {
     std::map<Key, std::vector<const Tensor*>> found;
-    const Reading reading = read_all(catalog, engine);
-    for (size_t i = 0; i < catalog.tensors.size(); ++i) {
-      const Tensor& tensor = catalog.tensors[i];
-      const Digest& digest = reading.digests[i];
+    for (size_t i = 0; i < side.catalog.tensors.size(); ++i) {
+      const Tensor& tensor = side.catalog.tensors[i];
+      const Digest& digest = side.reading.digests[i];
       found[{digest.d0, digest.d1, to_string(tensor.shape)}].push_back(&tensor);
     }
     return found;
@@ -96,21 +106,60 @@ void match_content(Catalog& a, Catalog& b, const Engine& engine, Pairs& pairs) {
   agreed.add_to(pairs);
 }
 
-// Of patterns that are the only ones with this shape, of so many tensors.
-void match_shapes(const Catalog& a, const Catalog& b, Pairs& pairs) {
+// A pattern, and the norms of its tensors in the order of their numbers.
+struct Measured {
+  std::string pattern;
+  std::vector<double> norms;
+};
+
+// How far two patterns' norms are apart: the mean of their ratios' logarithms.
+double distance(const Measured& a, const Measured& b) {
+  double sum = 0;
+  for (size_t i = 0; i < a.norms.size(); ++i)
+    if (a.norms[i] != b.norms[i])
+      sum += std::abs(std::log(a.norms[i] / b.norms[i]));
+  return sum / static_cast<double>(a.norms.size());
+}
+
+// The one of `others` whose norms are those of `one`: within a few percent, and
+// much nearer than any other's. None if that is not plain.
+const Measured* nearest(const Measured& one,
+                        const std::vector<Measured>& others) {
+  constexpr double kFar = 0.05, kPlain = 4;
+  const Measured* found = nullptr;
+  double least = std::numeric_limits<double>::infinity(), next = least;
+  for (const Measured& other : others) {
+    const double apart = distance(one, other);
+    if (apart < least) {
+      next = std::exchange(least, apart);
+      found = &other;
+    } else {
+      next = std::min(next, apart);
+    }
+  }
+  return least <= kFar && next >= kPlain * least && next > 0 ? found : nullptr;
+}
+
+// Of patterns with these shapes, of so many tensors: the only ones, or those
+// whose norms are plainly the same.
+void match_shapes(const Side& a, const Side& b, Pairs& pairs) {
   using Key = std::pair<std::string, std::string>;  // shapes, numbers
   std::set<std::string> taken;
   for (const auto& [left, right] : pairs) taken.insert(right);
-  const auto index = [&](const Catalog& catalog, const auto& is_taken) {
-    std::map<std::string, Key> patterns;
-    for (const Tensor& tensor : catalog.tensors) {
+  const auto index = [&](const Side& side, const auto& is_taken) {
+    std::map<std::string, std::pair<Key, std::vector<double>>> patterns;
+    for (size_t i = 0; i < side.catalog.tensors.size(); ++i) {
+      const Tensor& tensor = side.catalog.tensors[i];
       const Starred name = starred(tensor.name);
       if (is_taken(name.pattern)) continue;
-      patterns[name.pattern].first += to_string(tensor.shape);
-      patterns[name.pattern].second += name.numbers + ";";
+      auto& [key, norms] = patterns[name.pattern];
+      key.first += to_string(tensor.shape);
+      key.second += name.numbers + ";";
+      norms.push_back(reshard::norm(side.reading.stats[i]));
     }
-    std::map<Key, std::vector<std::string>> found;
-    for (const auto& [pattern, key] : patterns) found[key].push_back(pattern);
+    std::map<Key, std::vector<Measured>> found;
+    for (const auto& [pattern, known] : patterns)
+      found[known.first].push_back({pattern, known.second});
     return found;
   };
   const auto of_a = index(
@@ -119,8 +168,16 @@ void match_shapes(const Catalog& a, const Catalog& b, Pairs& pairs) {
       b, [&](const std::string& pattern) { return taken.contains(pattern); });
   for (const auto& [key, left] : of_a) {
     const auto right = of_b.find(key);
-    if (left.size() == 1 && right != of_b.end() && right->second.size() == 1)
-      pairs.emplace(left[0], right->second[0]);
+    if (right == of_b.end()) continue;
+    if (left.size() == 1 && right->second.size() == 1) {
+      pairs.emplace(left[0].pattern, right->second[0].pattern);
+      continue;
+    }
+    for (const Measured& one : left) {
+      const Measured* const other = nearest(one, right->second);
+      if (other != nullptr && nearest(*other, left) == &one)
+        pairs.emplace(one.pattern, other->pattern);
+    }
   }
 }
 
@@ -157,7 +214,7 @@ std::string rules_text(const Pairs& pairs, bool all) {
     return nlohmann::json(pairs).dump();
   std::string text;
   for (const auto& [a, b] : found)
-    text += (text.empty() ? "" : ",") + a + "=" + b;
+    text += fmt::format("{}{}={}", text.empty() ? "" : ",", a, b);
   return text;
 }
 
@@ -165,16 +222,18 @@ std::string rules_text(const Pairs& pairs, bool all) {
 
 std::optional<RenameRules> rename_rules(const Catalog& a, const Catalog& b,
                                         const Engine& engine) {
-  Catalog only_a = lonely_part(a, b);
-  if (only_a.tensors.empty()) return std::nullopt;
-  Catalog only_b = lonely_part(b, a);
-  if (only_b.tensors.empty()) return std::nullopt;
+  Side only_a{lonely_part(a, b), {}};
+  if (only_a.catalog.tensors.empty()) return std::nullopt;
+  Side only_b{lonely_part(b, a), {}};
+  if (only_b.catalog.tensors.empty()) return std::nullopt;
+  for (Side* side : {&only_a, &only_b})
+    side->reading = read_all(side->catalog, engine, {.stats = true});
   Pairs pairs;
-  match_content(only_a, only_b, engine, pairs);
+  match_content(only_a, only_b, pairs);
   match_shapes(only_a, only_b, pairs);
   if (pairs.empty()) return std::nullopt;
-  RenameRules made{
-      .rules = rules_text(pairs, only_a.tensors.size() == a.tensors.size())};
+  RenameRules made{.rules = rules_text(pairs, only_a.catalog.tensors.size() ==
+                                                  a.tensors.size())};
   Catalog renamed = a;
   try {
     rename(renamed, made.rules);
@@ -182,7 +241,8 @@ std::optional<RenameRules> rename_rules(const Catalog& a, const Catalog& b,
     return std::nullopt;  // two tensors would get one name
   }
   std::unordered_set<std::string_view> wanted;
-  for (const Tensor& tensor : only_b.tensors) wanted.insert(tensor.name);
+  for (const Tensor& tensor : only_b.catalog.tensors)
+    wanted.insert(tensor.name);
   for (const Tensor& tensor : renamed.tensors)
     if (wanted.contains(tensor.name)) ++made.tensors;
   if (made.tensors == 0) return std::nullopt;

@@ -17,8 +17,9 @@ struct RenameRules {
 };
 
 // Rules for A's names. Tensors that only one of the two has are matched by
-// their content, then those that are the only ones of their shape; a * stands
-// for numbers that stay. Nothing if no tensor would meet another.
+// their content, then those that are the only ones of their shape, or the only
+// ones of their shape and norm; a * stands for numbers that stay. Nothing if no
+// tensor would meet another.
 std::optional<RenameRules> rename_rules(const Catalog& a, const Catalog& b,
                                         const Engine& engine);
 

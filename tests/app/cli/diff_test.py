@@ -10,7 +10,7 @@ import json
 import shutil
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from support import Suite, check, check_equal
 
@@ -213,7 +213,6 @@ def verified(folder):
 
 def habits(folder):
     """What a container says about itself isn't a difference; all else is."""
-    from safetensors.torch import save_file
     tensors = {"a": torch.ones(3, 2), "b": torch.ones(4)}
     torch.save(tensors, folder / "plain.pt")
     for metadata, differ in (({"format": "pt"}, False),
@@ -237,11 +236,53 @@ def habits(folder):
         check_equal(result.code, int(differ), f"{metadata}: {result}")
 
 
+OTHER_NAMES = {
+    "model.embed_tokens": "wte", "model.norm": "ln_f", "model.layers": "h",
+    "self_attn.q_proj": "attn.w1", "self_attn.k_proj": "attn.w2",
+    "self_attn.o_proj": "attn.w3", "mlp.gate_proj": "ff.a",
+    "mlp.up_proj": "ff.b", "mlp.down_proj": "ff.c",
+    "input_layernorm": "ln_1"}
+
+
+def other_name(name):
+    for own, other in OTHER_NAMES.items():
+        name = name.replace(own, other)
+    return name
+
+
+def renamed(folder):
+    """Names that share nothing: the hint is followed, and what was trained from
+    A meets what it was made from, though shapes alone don't say which is
+    which."""
+    one = model()
+    two = {other_name(k): v + 1e-3 * torch.randn_like(v)
+           for k, v in one.items()}
+    a, b = save(folder, "a.safetensors", one), save(folder, "b.safetensors", two)
+    rules = CKPT.run("diff", a, b, "--json").want(1).json()["rename"]
+    text = CKPT.run("diff", a, b).want(1).out
+    check(f"{len(one)} tensors of A would have names of B's" in text, text)
+    CKPT.ok("convert", a, folder / "out", "--to", "safetensors", "--rename",
+            rules)
+    met = {k: v for f in (folder / "out").glob("*.safetensors")
+           for k, v in load_file(f).items()}
+    check_equal(set(met), set(two), "names")
+    for name, value in two.items():
+        check((met[name] - value).abs().max() < 0.01, f"{name}: another tensor")
+    left = differences(folder / "out", b)
+    check_equal({d["kind"] for d in left}, {"values"}, "what is left")
+    # Of another model, only those are named that no other has the shape of.
+    other = {other_name(k): v for k, v in model(seed=2).items()}
+    got = CKPT.run("diff", a, save(folder, "c.safetensors", other),
+                   "--json").want(1).json().get("rename", "")
+    for part in ("q_proj", "k_proj", "o_proj", "gate_proj", "up_proj"):
+        check(part not in got, got)
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
     for case in (two_steps, some_layers, only_in_one, padding, verified,
-                 habits):
+                 habits, renamed):
         suite.add(case.__name__, case)
     for name, row in SENTENCES.items():
         suite.add(f"says {name}", sentence, *row)
