@@ -92,12 +92,10 @@ class Check {
   void whole(const Catalog& catalog) {
     families::Whole found = families::check_whole(catalog);
     drop_slices(catalog, found.problems);
-    const bool sound = found.sound();
     add_all(std::move(found.problems));
     if (auto left = families::leftover_quantization(
             catalog, formats::config_json_of(catalog)))
       add(std::move(*left));
-    if (sound && !manifest_of(catalog).empty()) return;
     report_.open = std::move(found.open);
   }
 
