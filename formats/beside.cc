@@ -162,7 +162,11 @@ class Settling {
       check(where);
       return {file.path, Fate::kCarried, {}};
     }
-    if (const auto found = unread_.find(key); found != unread_.end())
+    // An adapter in its base's folder is loaded with it, and fails without its
+    // weights once its configuration is there.
+    const bool beside =
+        keeps_hf() && io::base_name(file.path).starts_with("adapter_model");
+    if (const auto found = unread_.find(key); found != unread_.end() && !beside)
       return left(file, found->second);
     if (const Nested* nested = nested_of(key)) {
       if (nested->why.empty())
