@@ -7,15 +7,19 @@
 
 namespace ckpt::families {
 
-bool is_other_class(const Json& config, const Family& family) {
-  if (!config.is_object()) return false;
+std::string_view class_of(const Json& config) {
+  if (!config.is_object()) return {};
   const auto found = config.find("architectures");
   if (found == config.end() || !found->is_array() || found->empty() ||
       !found->front().is_string())
-    return false;
+    return {};
+  return found->front().get_ref<const std::string&>();
+}
+
+bool is_other_class(const Json& config, const Family& family) {
+  const std::string_view name = class_of(config);
   const auto& known = family.hf().architectures;
-  return std::ranges::find(known, found->front().get<std::string>()) ==
-         known.end();
+  return !name.empty() && std::ranges::find(known, name) == known.end();
 }
 
 std::string_view task_head(const Json& config) {
@@ -27,12 +31,7 @@ std::string_view task_head(const Json& config) {
       std::to_array<Task>({{"ForSequenceClassification", "score"},
                            {"ForTokenClassification", "score"},
                            {"ForQuestionAnswering", "qa_outputs"}});
-  if (!config.is_object()) return {};
-  const auto found = config.find("architectures");
-  if (found == config.end() || !found->is_array() || found->empty() ||
-      !found->front().is_string())
-    return {};
-  const auto& name = found->front().get_ref<const std::string&>();
+  const std::string_view name = class_of(config);
   const auto task = std::ranges::find_if(
       kTasks, [&](const Task& one) { return name.ends_with(one.ending); });
   return task == kTasks.end() ? std::string_view() : task->module;

@@ -11,6 +11,9 @@
 
 namespace ckpt::families {
 
+// The class that config.json names first in "architectures"; "" if none.
+std::string_view class_of(const Json& config);
+
 // True if the class that config.json names is another than those that the
 // family's rules are for: a bare backbone, a classifier.
 bool is_other_class(const Json& config, const Family& family);

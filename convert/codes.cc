@@ -7,6 +7,7 @@
 #include "convert/dequantize.h"
 #include "convert/quantized.h"
 #include "convert/quantized_config.h"
+#include "lib/text/number.h"
 
 namespace ckpt::families {
 
@@ -31,13 +32,20 @@ bool is_of_codes(std::string_view name) {
 
 Codes::Codes(const Catalog& source) {
   quantized_ = !said_quantization(source).is_null();
+  const bool located =
+      std::ranges::none_of(source.tensors, [](const Tensor& tensor) {
+        return tensor.pieces.empty() || tensor.pieces[0].extent.archive;
+      });
   try {
-    for (const LogicalWeight& weight : logical_weights(source)) {
+    for (const LogicalWeight& weight : logical_weights(source, located)) {
       weights_.emplace(weight.name, weight.shape);
       parts_.insert(weight.parts.begin(), weight.parts.end());
     }
   } catch (const Error& error) {
-    if (quantized_) open_ = error.problem();
+    if (quantized_ && error.code() == ExitCode::kDamaged)
+      broken_ = error;
+    else if (quantized_)
+      open_ = error.problem();
   }
   // Whole numbers in a weight's place may be a mistake: a bias or a norm beside
   // them scales nothing. A qweight with its scales is none.
@@ -47,6 +55,18 @@ Codes::Codes(const Catalog& source) {
   };
   quantized_ = quantized_ || !weights_.empty() ||
                std::ranges::any_of(quantized_weights(source), is_code);
+}
+
+bool Codes::has_like(std::string_view name) const {
+  const auto numberless = [](std::string_view text) {
+    std::string out(text);
+    std::erase_if(out, text::is_digit);
+    return out;
+  };
+  const std::string wanted = numberless(name);
+  return std::ranges::any_of(weights_, [&](const auto& weight) {
+    return numberless(weight.first) == wanted;
+  });
 }
 
 bool Codes::belongs(std::string_view name) const {

@@ -96,9 +96,9 @@ Where WeightFinder::where(const Tensor& tensor) const {
 const Tensor& WeightFinder::need(const Tensor& codes,
                                  const std::string& name) const {
   if (const Tensor* found = get(name)) return *found;
-  throw input_error(where(codes),
-                    "{} {} are quantized codes, and {} is missing",
-                    ckpt::name(codes.dtype), to_string(codes.shape), name)
+  throw input_error({where(codes).path, name},
+                    "is missing, and {} ({} {}) are quantized codes",
+                    codes.name, ckpt::name(codes.dtype), to_string(codes.shape))
       .with_hint("without it nobody can tell which numbers they are");
 }
 

@@ -24,6 +24,7 @@
 #include "formats/peft/settings.h"
 #include "formats/traits.h"
 #include "lib/text/format.h"
+#include "lib/text/number.h"
 #include "lib/text/suggest.h"
 #include "lib/text/words.h"
 #include "models/hf_names.h"
@@ -62,6 +63,7 @@ class Question {
  public:
   Question(const Catalog& source, const TranslateOptions& options)
       : names_(names_of(source)),
+        codes_(source),
         options_(options),
         allow_(options.allow_missing) {}
 
@@ -78,23 +80,32 @@ class Question {
                   : values_of_file(options_.config_from, "hf");
     for (const Tensor& tensor : names_.tensors)
       if (is_random_state(tensor)) states_.insert(tensor.name);
-    codes_ = Codes(names_);
     answer_.open = codes_.open();
     by_configuration();
     if (answer_.basis != Whole::Basis::kRules && !of_own_sizes())
       by_structure();
     empty();
+    // --dtype would be refused for it: numbers can't be made of the codes.
+    if (const auto& broken = codes_.broken();
+        broken && !allow_.match(broken->where().tensor))
+      add(damage(broken->problem().starts_with("is missing") ? "missing_tensor"
+                                                             : "shape",
+                 {names_.path, broken->where().tensor}, "{}",
+                 broken->problem()));
     // What is not a model folder has a list of its own: an index of items, the
-    // ranks' files, the parts of a step.
-    if (!folder()) answer_.open = std::move(elsewhere_);
+    // ranks' files, the parts of a step. A step whose model is a folder's files
+    // and has a configuration is judged like the folder.
+    if (!folder() && !(is_container() && !config_.source.empty()))
+      answer_.open = std::move(elsewhere_);
     return std::move(answer_);
   }
 
  private:
   // Files of Hugging Face's kind, which a model's loader takes as they are.
-  bool folder() const {
-    return !names_.run && formats::traits_of(names_.format).is_container;
+  bool is_container() const {
+    return formats::traits_of(names_.format).is_container;
   }
+  bool folder() const { return !names_.run && is_container(); }
 
   // config.json of a model whose tensors have other names here: no reader takes
   // it for theirs (api/config_name.h).
@@ -197,8 +208,18 @@ class Question {
 
   // For a class of its own, what is around its backbone is not known.
   bool around(std::string_view name) const {
-    return backbone_alone_ && name.find("layers.") == name.npos &&
+    return backbone_alone_ && !is_of_layer(name) &&
            name.find("embed") == name.npos && !name.ends_with("norm.weight");
+  }
+
+  // "encoder.block.1.layer.0.SelfAttention.q.weight"
+  static bool is_of_layer(std::string_view name) {
+    while (!name.empty()) {
+      const size_t dot = std::min(name.find('.'), name.size());
+      if (text::number(name.substr(0, dot))) return true;
+      name.remove_prefix(std::min(dot + 1, name.size()));
+    }
+    return false;
   }
 
   void by_rules(const std::shared_ptr<const Family>& family) {
@@ -252,6 +273,13 @@ class Question {
       add(damage("missing_tensor", {names_.path, name},
                  "{} asks for it (architectures), or for another head",
                  config_.source));
+  }
+
+  // An encoder that was saved by itself (T5EncoderModel, of diffusers'
+  // pipelines) has the configuration of both.
+  bool is_of_decoder(std::string_view name) const {
+    return (name.starts_with("decoder.") || name == "lm_head.weight") &&
+           class_of(config_.values).ends_with("EncoderModel");
   }
 
   // transformers ties T5's head wherever a file lacks it; the family's rules
@@ -313,6 +341,10 @@ class Question {
              at = parent_module(at))
           modules.emplace(numbers.family().normal_name(at));
     const bool tied = ties(numbers);
+    // T5's encoder and decoder have the one embedding, tied head or not.
+    const bool shared =
+        std::ranges::find(names_.tensors, "shared.weight", &Tensor::name) !=
+        names_.tensors.end();
     std::vector<std::string> missing;
     for (const Finding& finding : findings)
       if (finding.kind == "missing") missing.push_back(finding.tensor);
@@ -328,10 +360,11 @@ class Question {
         continue;
       }
       if (finding.kind == "missing") {
-        if (allow_.match(finding.tensor) ||
+        if (allow_.match(finding.tensor) || is_of_decoder(finding.tensor) ||
             (finding.tensor == "lm_head.weight" && is_filled(numbers)))
           continue;
-        if (codes_ && modules.contains(parent_module(finding.tensor)))
+        if (codes_ && modules.contains(parent_module(finding.tensor)) &&
+            !codes_.has_like(finding.tensor))
           answer_.open =
               fmt::format("no rule reads the codes of {}", finding.tensor);
         else
@@ -343,7 +376,8 @@ class Question {
             Globs(options_.drop).match(finding.tensor) ||
             (codes_ &&
              (codes_.belongs(finding.tensor) || !answer_.open.empty())) ||
-            (tied && is_second_copy(finding.tensor)))
+            (tied && is_second_copy(finding.tensor)) ||
+            (shared && finding.tensor.ends_with(".embed_tokens.weight")))
           continue;
         std::string near = missing.size() < kFew && findings.size() < 2 * kFew
                                ? text::nearest_ending(finding.tensor, missing)
@@ -382,8 +416,12 @@ class Question {
   void sizes(const std::shared_ptr<const Family>& family) {
     std::vector<Tensor> named;
     for (const Tensor& tensor : names_.tensors) {
+      const auto weight = codes_.weights().find(tensor.name);
+      const bool is_weight = weight != codes_.weights().end();
+      if (!is_weight && codes_.is_part(tensor.name)) continue;
       Tensor& one = named.emplace_back(tensor);
       one.name = family->normal_name(tensor.name);
+      if (is_weight) one.shape = weight->second;
     }
     const Facts facts = read_facts(family, "hf", config_, options_.set);
     for (const Error& error :
@@ -476,10 +514,10 @@ class Question {
   }
 
   Catalog names_;
+  const Codes codes_;
   const TranslateOptions& options_;
   const Globs allow_;
   Values config_;
-  Codes codes_;
   bool backbone_alone_ = false;
   std::string prefix_;                         // that names lack
   std::set<std::string, std::less<>> shaped_;  // told

@@ -99,8 +99,8 @@ budgets='
 lib: 33040
 containers: 11420
 models: 6650
-formats: 78360
-convert: 17800
+formats: 78370
+convert: 17870
 reshard: 23660
 api: 27640
 app: 19230

@@ -115,7 +115,7 @@ std::string set_tied(Catalog& catalog, bool tied) {
                            option(tied))
         .with_hint("--config-from DIR gives one");
   if (!tied && head)
-    return fmt::format("{} is no longer {}: config.json says {} false",
+    return fmt::format("{} is kept beside {}: config.json says {} false",
                        head->name, embedding->name, kKey);
   if (!tied) {
     Tensor copy = *embedding;

@@ -114,12 +114,17 @@ def changed(config, path, how, value):
 
 
 def holds(folder, kind, tensors, config, sidecars, what):
-    """The library's numbers for these files, or a refusal."""
+    """The library's numbers for these files, or a refusal, and then no verify
+    that finds them whole."""
     source = write(folder / "src", tensors, config, sidecars)
     result = run(source, folder / "out", "f32")
     if result.code:
         check(result.code in (4, 5), f"{what}: {result}")
         check(not (folder / "out").exists(), f"{what}: something was written")
+        verdict = CKPT.run("verify", source, "--json").json()["verdict"]
+        check(verdict in ("incomplete", "damaged", "mismatch")
+              if result.code == 4 else verdict != "ok",
+              f"{what}: {verdict}, {result}")
         return False
     try:
         numbers = kind.numbers(tensors, config)

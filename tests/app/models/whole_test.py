@@ -574,6 +574,65 @@ def unfinished_downloads(folder):
         check_equal(verdict(folder / "hf")["verdict"], "ok", ending)
 
 
+def encoders_and_copies(folder):
+    """T5's encoder alone, as diffusers' pipelines have it, and T5's .bin, in
+    which three tensors are the embedding."""
+    transformers = peer()
+    import torch
+
+    config = transformers.T5Config(vocab_size=32, d_model=16, d_kv=4, d_ff=24,
+                                   num_layers=2, num_heads=4)
+    encoder = folder / "encoder"
+    transformers.T5EncoderModel(config).save_pretrained(encoder)
+    check_equal(verdict(encoder)["verdict"], "ok", "an encoder")
+    CKPT.ok("convert", encoder, folder / "dcp", "--to", "dcp")
+    both = folder / "both"
+    model = transformers.T5ForConditionalGeneration(config)
+    model.save_pretrained(both)
+    (both / "model.safetensors").unlink()
+    tensors = model.state_dict()
+    torch.save(tensors, both / "pytorch_model.bin")
+    check_equal(verdict(both)["verdict"], "ok", "copies")
+    lost = "encoder.block.1.layer.0.SelfAttention.q.weight"
+    for path, rest in ((encoder, {n: t for n, t in tensors.items()
+                                  if n.startswith(("encoder", "shared"))}),
+                       (both, tensors)):
+        for file in path.glob("*.safetensors"):
+            file.unlink()
+        torch.save({n: t for n, t in rest.items() if n != lost},
+                   path / "pytorch_model.bin")
+        check_equal(verdict(path)["verdict"], "incomplete", f"{path.name}, lost")
+
+
+def a_manifest_of_a_part(folder):
+    """Digests prove bytes, not that nothing is missing."""
+    transformers = peer()
+    config = transformers.BertConfig(
+        vocab_size=32, hidden_size=16, num_hidden_layers=2,
+        num_attention_heads=4, intermediate_size=24)
+    transformers.BertModel(config).save_pretrained(folder / "bert")
+    CKPT.ok("convert", folder / "bert", folder / "part", "--to", "safetensors",
+            "--exclude", "*layer.1.attention.self.query.weight")
+    check_equal(verdict(folder / "part")["verdict"], "cant_tell", "a part")
+
+
+def an_adapter_beside_its_base(folder):
+    """transformers loads both, and fails where only the configuration is."""
+    import torch
+    from safetensors.torch import save_file
+
+    llama(folder / "hf")
+    (folder / "hf" / "adapter_config.json").write_text(json.dumps(
+        {"peft_type": "LORA", "r": 2, "lora_alpha": 4,
+         "target_modules": ["q_proj"], "base_model_name_or_path": "x"}))
+    factor = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    save_file({factor: torch.ones(2, 16)},
+              folder / "hf" / "adapter_model.safetensors")
+    CKPT.ok("convert", folder / "hf", folder / "out", "--to", "safetensors")
+    check_equal({p.name for p in folder.glob("out/adapter_*")},
+                {"adapter_config.json", "adapter_model.safetensors"}, "beside")
+
+
 def an_index_beside_one_file(folder):
     """Loaders differ in which of the two they take."""
     tensors = llama(folder / "hf")
@@ -658,7 +717,8 @@ def prepare(suite, ckpt):
         suite.add(f"each tensor of {case} spoilt", spoil_files, case)
     for case in NAMED:
         suite.add(f"a lost file of {case}", lost_file, case)
-    for case in (class_of_losses, class_of_mismatches, a_tied_head_of_its_own,
+    for case in (encoders_and_copies, a_manifest_of_a_part,
+                 an_adapter_beside_its_base, class_of_losses, class_of_mismatches, a_tied_head_of_its_own,
                  arrays_of_numpy,
                  verdicts, without_rules,
                  a_scripts_optimizer, an_average,
