@@ -51,8 +51,10 @@ void find_unfinished(Catalog& catalog) {
   std::set<std::string> names;
   for (const SourceFile& file : catalog.file_list)
     names.insert(io::join(catalog.file_root, file.path));
-  const bool is_file = !io::is_directory(catalog.path);
-  // Of a file that was opened by its name, the files beside it aren't listed.
+  // Of a file that was opened by its name, the files beside it aren't listed. A
+  // server would have to be asked for each, and nobody downloads to there.
+  const bool is_file =
+      !io::is_url(catalog.path) && !io::is_directory(catalog.path);
   const auto exists = [&](const std::string& state) {
     return names.contains(state) || (is_file && io::is_listed_file(state));
   };
