@@ -32,7 +32,9 @@ CASES = {
 }
 # What no golden holds: made by the peers that their own tests need.
 # One file whose header is read page by page: tests/app/formats/gguf_test.py.
-ELSEWHERE = {"gguf", "nemo", "megatron_fsdp_dtensor", "megatron_local"}
+# Arrays are one file, too, or are read one after the other: numpy_test.py.
+ELSEWHERE = {"gguf", "nemo", "numpy", "megatron_fsdp_dtensor",
+             "megatron_local"}
 
 # Rounds that opening takes, one after the other: an index, what it names, the
 # files beside it; and the look at the end.
