@@ -170,7 +170,7 @@ Settings read_settings(const std::string& text, const std::string& path) {
   Settings settings;
   json documents = parse_documents(text, path, YamlTree(path, &settings.lines));
   if (documents.size() != 1)
-    throw input_error({path, {}}, "holds no document of YAML");
+    throw input_error({path, {}}, "is empty; expected a YAML document");
   settings.tree = std::move(documents[0]);
   return settings;
 }
