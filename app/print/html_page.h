@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "app/options/options.h"
 #include "app/print/json_writer.h"
 
 namespace ckpt::app {
