@@ -48,25 +48,31 @@ constexpr auto kUnfinished =
 }  // namespace
 
 void find_unfinished(Catalog& catalog) {
-  std::set<std::string> names;
-  for (const SourceFile& file : catalog.file_list)
-    names.insert(io::join(catalog.file_root, file.path));
+  const auto add = [&](const std::string& path, std::string_view end) {
+    const std::string file = io::join(catalog.file_root, path);
+    catalog.problems.push_back(
+        damage(std::string(kUnfinishedFile), {file, {}},
+               "its download is not finished, as {}{} beside it says: parts of "
+               "it are empty; go on with the download",
+               text::printable(io::base_name(path)), end));
+  };
+  const std::vector<SourceFile>& list = catalog.file_list;
+  for (const SourceFile& state : list)
+    for (const std::string_view end : kUnfinished) {
+      if (!state.path.ends_with(end)) continue;
+      const std::string path =
+          state.path.substr(0, state.path.size() - end.size());
+      if (std::ranges::find(list, path, &SourceFile::path) != list.end())
+        add(path, end);
+    }
   // Of a file that was opened by its name, the files beside it aren't listed. A
   // server would have to be asked for each, and nobody downloads to there.
-  const bool is_file =
-      !io::is_url(catalog.path) && !io::is_directory(catalog.path);
-  const auto exists = [&](const std::string& state) {
-    return names.contains(state) || (is_file && io::is_listed_file(state));
-  };
-  for (const std::string& name : names)
+  if (io::is_url(catalog.path) || io::is_directory(catalog.path)) return;
+  for (const SourceFile& file : list)
     for (const std::string_view end : kUnfinished)
-      if (const std::string state = fmt::format("{}{}", name, end);
-          exists(state))
-        catalog.problems.push_back(damage(
-            std::string(kUnfinishedFile), {name, {}},
-            "its download is not finished, as {} beside it says: parts of it "
-            "are empty; go on with the download",
-            text::printable(io::base_name(state))));
+      if (io::is_listed_file(
+              fmt::format("{}{}", io::join(catalog.file_root, file.path), end)))
+        add(file.path, end);
 }
 
 std::vector<Problem> check_loose_files(const Catalog& catalog) {
