@@ -95,17 +95,18 @@ class Question {
     // What is not a model folder has a list of its own: an index of items, the
     // ranks' files, the parts of a step. A step whose model is a folder's files
     // and has a configuration is judged like the folder.
-    if (!folder() && !(is_container() && !config_.source.empty()))
-      answer_.open = std::move(elsewhere_);
+    const bool judged = folder() || traits().unlisted ||
+                        (traits().is_container && !config_.source.empty());
+    if (!judged) answer_.open = std::move(elsewhere_);
     return std::move(answer_);
   }
 
  private:
   // Files of Hugging Face's kind, which a model's loader takes as they are.
-  bool is_container() const {
-    return formats::traits_of(names_.format).is_container;
+  const formats::Traits& traits() const {
+    return formats::traits_of(names_.format);
   }
-  bool folder() const { return !names_.run && is_container(); }
+  bool folder() const { return !names_.run && traits().is_container; }
 
   // config.json of a model whose tensors have other names here: no reader takes
   // it for theirs (api/config_name.h).

@@ -276,11 +276,12 @@ std::vector<Format> make_formats() {
                       .options = {form_option()},
                       .own_files = {"*.index.json", "*.index.*.json"},
                       .endings = {".pt", ".pth", ".bin", ".ckpt"}}});
-  formats.push_back({"numpy",
-                     "NumPy's arrays: .npy, .npz, a directory of .npy",
-                     numpy::make_reader(),
-                     numpy::make_writer(),
-                     {.any_tensors = true, .endings = {".npz", ".npy"}}});
+  formats.push_back(
+      {"numpy",
+       "NumPy's arrays: .npy, .npz, a directory of .npy",
+       numpy::make_reader(),
+       numpy::make_writer(),
+       {.any_tensors = true, .unlisted = true, .endings = {".npz", ".npy"}}});
   formats.push_back({"run",
                      "the folder of a step, as its trainer left it",
                      runs::make_run_reader(),

@@ -64,6 +64,8 @@ struct Traits {
   bool any_tensors = false;
   // The same without ranks: one file, or Hugging Face's directory.
   bool is_container = false;
+  // Nothing in it says which tensors there are: a lost file leaves no gap.
+  bool unlisted = false;
 
   // Formats of one grid adopt each other's topology; "": only those of the same
   // name do.

@@ -99,7 +99,7 @@ budgets='
 lib: 33040
 containers: 11420
 models: 6650
-formats: 78370
+formats: 78390
 convert: 17870
 reshard: 23660
 api: 27640

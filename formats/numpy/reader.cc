@@ -32,17 +32,19 @@ std::string without_ending(const std::string& name) {
 }
 
 // Files below a directory, in the order of their names, by `see`, which returns
-// false for enough. Hidden ones and links to folders are passed over.
-template <class See>
+// false for enough. Hidden ones are passed over, and so are links to folders
+// and what is too deep, by `skip`.
+template <class See, class Skip>
 bool walk(const std::string& root, const std::string& folder, size_t depth,
-          const See& see) {
+          const See& see, const Skip& skip) {
   for (const std::string& name : io::list_directory(io::join(root, folder))) {
     if (name.starts_with('.')) continue;
     const std::string path = io::join(folder, name);
     const std::string full = io::join(root, path);
     if (io::is_directory(full)) {
-      if (depth < kMaxDepth && !io::is_link(full) &&
-          !walk(root, path, depth + 1, see))
+      if (depth == kMaxDepth || io::is_link(full))
+        skip(full);
+      else if (!walk(root, path, depth + 1, see, skip))
         return false;
     } else if (!see(path)) {
       return false;
@@ -60,12 +62,18 @@ class Assembly {
 
   void read_folder(const std::string& folder) {
     std::vector<std::string> names;
-    walk(folder, "", 0, [&](const std::string& name) {
+    const auto see = [&](const std::string& name) {
       if (!name.ends_with(kArray)) return true;
       if (names.size() == kMostArrays)
         throw unsafe_error({folder, {}}, "more than {} arrays", kMostArrays);
       names.push_back(name);
       return true;
+    };
+    walk(folder, "", 0, see, [&](const std::string& path) {
+      catalog_.problems.push_back(
+          warning("unread_file", {path, {}}, "{}: arrays in it are not read",
+                  io::is_link(path) ? "is a link to a folder"
+                                    : "is too deep a folder"));
     });
     if (names.empty())
       throw missing_error({folder, {}}, "there is no .npy file in it");
@@ -185,7 +193,7 @@ class Assembly {
 Support supports_directory(const std::string& path) {
   Support found{false, "no .npy file in it"};
   size_t seen = 0;
-  walk(path, "", 0, [&](const std::string& name) {
+  const auto see = [&](const std::string& name) {
     const std::string_view part = formats::part_by_name(name);
     const std::string_view format = formats::format_of_name(name);
     if (name.ends_with(kArray)) {
@@ -196,7 +204,8 @@ Support supports_directory(const std::string& path) {
       return false;
     }
     return ++seen < kMostLookedAt;
-  });
+  };
+  walk(path, "", 0, see, [](const std::string&) {});
   return found;
 }
 

@@ -465,6 +465,23 @@ def test_commands(folder):
         same(tensor.numpy(), a[n], n)
 
 
+def test_passed_over(folder):
+    """What is not read is named; what is lost can't be told without a
+    configuration."""
+    source = write(folder / "in", "folder", {"w": (numbers("f4", (2,), 1), None)})
+    said = CKPT.ok("verify", source, "--json").json()
+    check_equal((said["verdict"], said["problems"]), ("cant_tell", []), "plain")
+    deep = source.joinpath(*"abcdefghijklmnopqr")
+    deep.mkdir(parents=True)
+    (deep / "x.npy").write_bytes(saved(numbers("f4", (2,), 2)))
+    (source / "linked").symlink_to(deep)
+    said = CKPT.ok("verify", source, "--json").json()
+    check_equal({p["file"] for p in said["problems"]
+                 if p["kind"] == "unread_file"},
+                {str(source / "linked"), str(deep.parent)}, "passed over")
+    CKPT.run("verify", source, "--strict").want(1)
+
+
 def test_model(folder):
     """A model of transformers as a folder of arrays, and back."""
     source = DATA / "hf/llama/ckpt"
@@ -500,6 +517,7 @@ def prepare(suite, ckpt):
     for kind in KINDS[1:]:
         suite.add(f"flips of {kind}", test_flips, kind)
     suite.add("commands", test_commands)
+    suite.add("what is passed over", test_passed_over)
     suite.add("a model", test_model)
 
 
