@@ -15,7 +15,7 @@ namespace {
 
 constexpr double kLargest = std::numeric_limits<double>::max();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr uint64_t kBlock = 2048;  // elements converted to doubles at a time
+constexpr uint64_t kConverted = 2048;  // elements made doubles at a time
 
 bool same(double a, double b) {
   return a == b || (std::isnan(a) && std::isnan(b));
@@ -124,9 +124,9 @@ void add_comparison(DType dtype_a, const std::byte* a, DType dtype_b,
   }
   const uint64_t size_a = element_size(dtype_a), size_b = element_size(dtype_b);
   const uint32_t step_a = doubles_of(dtype_a), step_b = doubles_of(dtype_b);
-  double x[2 * kBlock], y[2 * kBlock];
-  for (uint64_t begin = 0; begin < count; begin += kBlock) {
-    const uint64_t n = std::min(kBlock, count - begin);
+  double x[2 * kConverted], y[2 * kConverted];
+  for (uint64_t begin = 0; begin < count; begin += kConverted) {
+    const uint64_t n = std::min(kConverted, count - begin);
     to_doubles(dtype_a, a + begin * size_a, n, x);
     to_doubles(dtype_b, b + begin * size_b, n, y);
     if (step_a == 1 && step_b == 1) {
