@@ -12,16 +12,16 @@
 namespace ckpt::app {
 
 std::string models_text(const Catalog& catalog) {
-  constexpr size_t kShown = 4;
+  constexpr size_t kMost = 4;
   const std::vector<library::StateDict> parts = library::parts_of(catalog);
   if (parts.size() < 2) return "";
   std::string line;
-  for (size_t p = 0; p < parts.size() && p < kShown; ++p)
+  for (size_t p = 0; p < parts.size() && p < kMost; ++p)
     line +=
         fmt::format("{}{} {}", p == 0 ? "" : ", ", library::part_word(parts[p]),
                     si_count(parts[p].parameters));
-  if (parts.size() > kShown)
-    line += fmt::format(" and {} more", parts.size() - kShown);
+  if (parts.size() > kMost)
+    line += fmt::format(" and {} more", parts.size() - kMost);
   return text::printable(line + " (--part takes one)");
 }
 
