@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <filesystem>
@@ -98,15 +100,17 @@ void add_downloaded(const Asked& asked, Beside& found) {
 
 // --- lists ---
 
-// In lower case.
+// In lower case: "sha256", and what stands around it in the names of lists.
+// Those of digests that no one here can compute are lists all the same: they
+// are not of what is made of the files.
+constexpr auto kDigests = std::to_array<std::string_view>(
+    {"sha256", "sha1", "md5", "sha224", "sha384", "sha512", "b2", "blake2",
+     "b3", "blake3"});
+constexpr auto kAround = std::to_array<std::string_view>(
+    {"sums", "sums.txt", "sum", "sum.txt", ".txt"});
 constexpr auto kLists = std::to_array<std::string_view>(
-    {"sha256sums", "sha256sums.txt", "sha256sum", "sha256sum.txt", "sha256.txt",
-     "sha1sums", "sha1sums.txt", "sha1sum", "sha1sum.txt", "md5sums",
-     "md5sums.txt", "md5sum", "md5sum.txt", "md5.txt", "checksums",
-     "checksums.txt", "checksum.txt", "checklist.chk"});
-constexpr auto kEndings =
-    std::to_array<std::string_view>({".sha256", ".sha256sum", ".sha256sums",
-                                     ".sha1", ".sha1sum", ".md5", ".md5sum"});
+    {"checksums", "checksums.txt", "checksum.txt", "checklist.chk", "shasums",
+     "shasums.txt", "shasums256.txt"});
 
 std::string lower(std::string text) {
   std::ranges::transform(text, text.begin(), [](char c) {
@@ -115,13 +119,20 @@ std::string lower(std::string text) {
   return text;
 }
 
-// Of FILE.sha256: FILE. Nothing if the name is no list's.
+// Of FILE.sha256, FILE.sha256sum and FILE.sha256sums: FILE. Nothing if the name
+// is no list's.
 std::optional<std::string> listed_by(const std::string& name) {
   const std::string low = lower(name);
-  for (const std::string_view ending : kEndings)
-    if (low.ends_with(ending) && low.size() > ending.size())
-      return name.substr(0, name.size() - ending.size());
   if (std::ranges::find(kLists, low) != kLists.end()) return "";
+  for (const std::string_view digest : kDigests) {
+    for (const std::string_view around : kAround)
+      if (low == fmt::format("{}{}", digest, around)) return "";
+    for (const std::string_view around : {"", "sum", "sums"}) {
+      const std::string ending = fmt::format(".{}{}", digest, around);
+      if (low.ends_with(ending) && low.size() > ending.size())
+        return name.substr(0, name.size() - ending.size());
+    }
+  }
   return std::nullopt;
 }
 

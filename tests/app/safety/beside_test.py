@@ -117,13 +117,19 @@ def test_not_carried(folder, target):
     (path / "SHA256SUMS").write_text(sums(
         "sha256sum", [*files, path / "config.json"]))
     (path / "md5sum.txt").write_text(sums("md5sum", files))
+    for name, tool in (("SHA512SUMS", "sha512sum"), ("b2sums.txt", "b2sum"),
+                       ("sha384sum.txt", "sha384sum")):
+        (path / name).write_text(sums(tool, files))
     for file in files:
         Path(f"{file}.sha256").write_text(sums("sha256sum", [file]))
+        Path(f"{file}.sha512").write_text(sums("sha512sum", [file]))
+    warned = CKPT.run("verify", path)
+    check("a checksum of 128 digits" in warned.out, str(warned))
     out = folder / "out"
     done = CKPT.ok("convert", path, out, "--to", target, "--dtype", "bf16",
                    "-v")
     left = [p.name for p in out.rglob("*")
-            if p.suffix == ".sha256" or p.name in ("SHA256SUMS", "md5sum.txt")]
+            if "sum" in p.name.lower() or p.suffix in (".sha256", ".sha512")]
     check_equal(left, [], "lists in the target")
     check("checksums of the source's files" in done.err, done.err)
     CKPT.ok("verify", out)
