@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
+#include <map>
 #include <set>
 #include <string_view>
 
@@ -14,6 +16,7 @@
 #include "formats/fsdp/rank_files.h"
 #include "lib/io/file.h"
 #include "lib/io/listed.h"
+#include "lib/text/number.h"
 #include "lib/text/words.h"
 
 namespace ckpt::torch {
@@ -25,6 +28,8 @@ constexpr std::string_view kSuffix = ".bin";
 constexpr auto kNoWeights = std::to_array<std::string_view>(
     {"training_args.bin", "optimizer.bin", "scheduler.bin", "scaler.bin",
      "sampler.bin"});
+
+constexpr uint64_t kMostFiles = 100'000;
 
 constexpr std::string_view kRankSuffixes = ".pt .pth .bin .ckpt .lora";
 
@@ -86,6 +91,46 @@ bool take_only(const std::string& directory, const Listing& listing,
       files.names = listing.bins;
   }
   return !files.names.empty();
+}
+
+// hf_model_0002_1.pt of torchtune before 0.5: the second file of epoch 1.
+struct EpochFile {
+  uint64_t number, epoch;
+};
+std::optional<EpochFile> parse_epoch_file(std::string_view name) {
+  constexpr std::string_view kStem = "hf_model_", kEnding = ".pt";
+  if (!name.starts_with(kStem) || !name.ends_with(kEnding)) return std::nullopt;
+  name.remove_prefix(kStem.size());
+  name.remove_suffix(kEnding.size());
+  const size_t at = std::min(name.find('_'), name.size());
+  const auto number = text::number(name.substr(0, at), kMostFiles);
+  const auto epoch =
+      text::number(name.substr(std::min(at + 1, name.size())), UINT64_MAX);
+  if (!number || !epoch || *number == 0) return std::nullopt;
+  return EpochFile{*number, *epoch};
+}
+
+// Takes the last epoch, and leaves those before unread.
+bool take_epoch(const std::string& directory, const Listing& listing,
+                Files& files) {
+  std::map<uint64_t, std::map<uint64_t, std::string>> epochs;
+  for (const std::string& name : listing.others)
+    if (const auto file = parse_epoch_file(name))
+      epochs[file->epoch][file->number] = name;
+  if (epochs.empty()) return false;
+  const auto& [epoch, last] = *epochs.rbegin();
+  uint64_t next = 1;
+  for (const auto& [number, name] : last) {
+    if (number != next++)
+      throw input_error({io::join(directory, name), {}},
+                        "is file {} of epoch {}, and file {} is missing",
+                        number, epoch, next - 1);
+    files.names.push_back(name);
+  }
+  for (const auto& [before, names] : epochs)
+    for (const auto& [number, name] : names)
+      if (before != epoch) files.unread.push_back(name);
+  return true;
 }
 
 // Takes an index that is named as that of safetensors files.
@@ -151,6 +196,7 @@ std::optional<Files> locate(const std::string& directory, bool flat) {
                             return take_stem(names.torch, listing, files);
                           }) ||
       take_only(directory, listing, files) ||
+      take_epoch(directory, listing, files) ||
       take_foreign_index(directory, files) ||
       take_ranks(directory, listing, flat, files) ||
       take_lone(directory, listing, files);

@@ -6,6 +6,7 @@
 //   pytorch_model-0000x-of-0000N.bin         all N
 //   the same for diffusion_pytorch_model, adapter_model
 //   *.bin.index*.json, *-x-of-N.bin, *.bin   if there is only one (set)
+//   hf_model_000N_E.pt                       all N of the last epoch E
 //   *.pt, *.pth, *.bin, *.ckpt               if they hold parts of DTensors:
 //                                            one file per rank, all together
 //   the same endings, with flat parameters   one file (or more) per rank
