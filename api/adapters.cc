@@ -9,6 +9,7 @@
 
 #include "api/adding.h"
 #include "api/check/read_all.h"
+#include "api/edit/tied.h"
 #include "ckpt/adapter.h"
 #include "ckpt/ckpt.h"
 #include "ckpt/error.h"
@@ -197,8 +198,8 @@ class Addition {
           "embedding and keeps the old one as the head, and the base has one "
           "tensor for both")
           .with_hint(
-              "add it to a base with an lm_head.weight of its own and "
-              "tie_word_embeddings false; or train with ensure_weight_tying");
+              "--untie gives the base a head of its own, as peft's model has; "
+              "or train with ensure_weight_tying");
     say(warning("adapter_tied", {adapter.config.path, module->first},
                 "the head is tied to this embedding and changes with it, as in "
                 "peft's merge_and_unload(); in training, the adapter changed "
@@ -296,6 +297,7 @@ void name_base(Catalog& base, const AdapterOptions& options) {
 
 families::AdapterBase ready_base(Catalog& base, const AdapterOptions& options) {
   name_base(base, options);
+  if (options.naming.tied == false) library::set_tied(base, false);
   check_base(base);
   return families::base_of(base, translate_options(options.naming, "hf"));
 }

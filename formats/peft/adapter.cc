@@ -351,7 +351,8 @@ void meet_base(Adapter& adapter, const Catalog& base) {
             "the adapter was trained on " +
             (adapter.config.base.empty() ? "another model"
                                          : adapter.config.base) +
-            "; a head that is tied to the embedding is not in a checkpoint");
+            "; a head that is tied to the embedding is not in a checkpoint: "
+            "--untie gives the base one of its own");
   if (best == 0) return;
   adapter.modules = renamed(adapter.modules, best);
   adapter.wholes = renamed(adapter.wholes, best);

@@ -464,6 +464,28 @@ def refusals(folder):
     refused(5, "lm_head.weight", base, head)
 
 
+def untied(folder):
+    """Modules of their own on a tied base: what peft's merged model computes,
+    in a folder whose config.json no longer says that the two are one."""
+    torch, transformers, _ = peers()
+    base = make_base(folder / "base", "tied", "float32")
+    for saved in (["lm_head"], ["embed_tokens"], ["lm_head", "embed_tokens"]):
+        name = "_".join(saved)
+        adapter = make_adapter(folder / name, base, r=4, target_modules=[
+            "q_proj", "down_proj"], modules_to_save=saved)
+        out = folder / f"{name}_out"
+        CKPT.ok("convert", base, out, "--to", "safetensors", "--adapter",
+                adapter, "--untie")
+        want = merged_by_peft(base, adapter)
+        model = transformers.AutoModelForCausalLM.from_pretrained(out)
+        got = model.state_dict()
+        check_equal(sorted(got), sorted(want), f"{name}: names")
+        for key, tensor in want.items():
+            torch.testing.assert_close(got[key], tensor, msg=lambda m: f"{key}: {m}")
+        check(model.lm_head.weight is not model.model.embed_tokens.weight,
+              f"{name}: tied")
+
+
 def quantized(folder, kind, arguments):
     """Weights that --dtype decodes in the same run: the sum of the decoded
     numbers, in f32 or rounded to bf16, has the bits of two separate runs."""
@@ -603,6 +625,7 @@ def prepare(suite, ckpt):
                             ("gptq", (4, 32, True)), ("awq", (32,))):
         suite.add(f"a base in {kind}", quantized, kind, arguments)
     suite.add("refusals", refusals)
+    suite.add("untied", untied)
 
 
 if __name__ == "__main__":
