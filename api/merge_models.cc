@@ -28,6 +28,7 @@
 #include "convert/dialects.h"
 #include "convert/quantized.h"
 #include "formats/options.h"
+#include "formats/peft/settings.h"
 #include "lib/decoding.h"
 #include "lib/text/format.h"
 #include "lib/text/glob.h"
@@ -297,6 +298,7 @@ class Meeting {
         library::check_against_manifest(sources_[i], run_options());
     for (Catalog& source : sources_) prepare(source);
     check_facts();
+    warn_of_factors();
     if (!have_same_names(sources_)) bring_names();
     if (!all_names) return;
     for (size_t i = 1; i < sources_.size(); ++i) check_names(i);
@@ -335,6 +337,16 @@ class Meeting {
                             : fmt::format("; {} facts differ", apart.size()))
           .with_hint("`ckpt diff A B` lists what differs");
     }
+  }
+
+  // The product of mean factors is not the mean of their products.
+  void warn_of_factors() const {
+    const auto adapter = peft::config_of(sources_[0]);
+    if (!adapter || !options_.note || !options_.method) return;
+    options_.note(
+        "an adapter's factors are combined one by one, and their product is "
+        "not the combination of the products: merge each into its base with "
+        "--adapter for that");
   }
 
   // Formats of other dialects get transformers' names, as on their way to a

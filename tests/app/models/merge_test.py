@@ -796,6 +796,27 @@ def test_as_every_writer(folder):
             "--config-from", paths[0], "--tokenizer-from", "none")
 
 
+def test_adapters(folder):
+    """The product of mean factors is not the mean of products, which is said;
+    adapters with another scale are another model."""
+    import torch
+    from safetensors.torch import save_file
+
+    at = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
+    for i, alpha in enumerate((8, 8, 16)):
+        path = folder / f"a{i}"
+        path.mkdir()
+        save_file({at.format("A"): torch.ones(4, 16), at.format("B"):
+                   torch.ones(16, 4)}, path / "adapter_model.safetensors")
+        (path / "adapter_config.json").write_text(json.dumps(
+            {"peft_type": "LORA", "r": 4, "lora_alpha": alpha,
+             "target_modules": ["q_proj"], "base_model_name_or_path": "x"}))
+    done = CKPT.ok("merge", folder / "a0", folder / "a1", folder / "out")
+    check("product is not" in done.err and "--adapter" in done.err, str(done))
+    said = CKPT.run("merge", folder / "a0", folder / "a2", folder / "no").want(5)
+    check("lora_alpha is 8.0" in said.err and "16.0" in said.err, str(said))
+
+
 def test_optimizer(folder):
     """Left out and named; with --with-optimizer moments are averaged, too."""
     source = DATA / "dcp/fsdp2_w2_adamw/ckpt"
@@ -852,6 +873,7 @@ def prepare(suite, ckpt):
     suite.add("wrong options", test_wrong_options)
     suite.add("unlike sources", test_unlike)
     suite.add("as every writer", test_as_every_writer)
+    suite.add("adapters", test_adapters)
     suite.add("optimizer", test_optimizer)
     suite.add("memory", test_memory)
 
