@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 #include <string>
+
+#include "models/wrapper.h"
 
 namespace ckpt::families {
 
@@ -37,27 +40,95 @@ std::string_view task_head(const Json& config) {
   return task == kTasks.end() ? std::string_view() : task->module;
 }
 
-std::string_view backbone_prefix(const Json& config, const Family& family,
-                                 const std::vector<Tensor>& tensors) {
-  constexpr std::string_view kModel = "model.";
-  const auto has = [&](const Tensor& tensor) {
-    return tensor.name.starts_with(kModel) ||
-           tensor.name.find(".model.") != std::string::npos;
-  };
-  // Falcon's names begin with "transformer.", whatever its class is called.
-  const auto asks = [&](const Rule& rule) {
-    return std::ranges::any_of(rule.hf, [&](const std::string& name) {
-      return name.starts_with(kModel);
+namespace {
+
+constexpr size_t kMostWords = 2, kMostBeginnings = 32;
+
+// The first words of a name, with their dots; "" and fewer where it has fewer.
+std::vector<std::string_view> beginnings(std::string_view name) {
+  std::vector<std::string_view> all{{}};
+  for (size_t end = 0; all.size() <= kMostWords;) {
+    end = name.find('.', end);
+    if (end == name.npos) break;
+    all.push_back(name.substr(0, ++end));
+  }
+  return all;
+}
+
+std::string instead(std::string_view name, const std::string& from,
+                    const std::string& to) {
+  if (!name.starts_with(from)) return std::string(name);
+  return to + std::string(name.substr(from.size()));
+}
+
+// The names of the family's layers, without their numbers.
+std::set<std::string> layers_of(const Family& family) {
+  std::set<std::string> all;
+  for (const Dialect& dialect : family.dialects())
+    for (const Rule& rule : dialect.rules)
+      for (const std::string& name : rule.hf)
+        if (name.find('{') != name.npos) all.insert(numberless(name));
+  return all;
+}
+
+// Few, without their numbers: layers are alike.
+std::set<std::string> patterns_of(const std::vector<Tensor>& tensors) {
+  std::set<std::string> names;
+  for (const Tensor& tensor : tensors)
+    if (tensor.kind == Kind::model) names.insert(numberless(tensor.name));
+  return names;
+}
+
+}  // namespace
+
+std::string Backbone::to_model(std::string_view name) const {
+  return instead(name, here, model);
+}
+
+std::string Backbone::to_here(std::string_view name) const {
+  return instead(name, model, here);
+}
+
+bool has_layers_of(const Family& family, const std::vector<Tensor>& tensors) {
+  const std::set<std::string> layers = layers_of(family);
+  return std::ranges::any_of(patterns_of(tensors),
+                             [&](const std::string& name) {
+                               return layers.contains(family.normal_name(name));
+                             });
+}
+
+Backbone find_backbone(const Json& config, const Family& family,
+                       const std::vector<Tensor>& tensors) {
+  if (!is_other_class(config, family)) return {};
+  const std::set<std::string> layers = layers_of(family);
+  const std::set<std::string> names = patterns_of(tensors);
+  std::set<std::string_view> models;
+  for (const std::string& layer : layers)
+    for (const std::string_view words : beginnings(layer)) models.insert(words);
+  const auto known_by = [&](const Backbone& backbone) {
+    return std::ranges::count_if(names, [&](const std::string& name) {
+      return layers.contains(family.normal_name(backbone.to_model(name)));
     });
   };
-  return is_other_class(config, family) && std::ranges::none_of(tensors, has) &&
-                 std::ranges::any_of(family.dialects(),
-                                     [&](const Dialect& dialect) {
-                                       return std::ranges::any_of(dialect.rules,
-                                                                  asks);
-                                     })
-             ? kModel
-             : std::string_view();
+  // The one that most names fit; of equals, that which takes the fewest words.
+  Backbone best;
+  auto most = known_by(best);
+  for (size_t words = 0; words <= kMostWords; ++words) {
+    std::set<std::string_view> heres;
+    for (const std::string& name : names)
+      if (const auto here = beginnings(name); here.size() > words)
+        heres.insert(here[words]);
+    if (heres.size() > kMostBeginnings) continue;
+    for (const std::string_view here : heres)
+      for (const std::string_view model : models) {
+        Backbone found{std::string(here), std::string(model)};
+        const auto known = known_by(found);
+        if (known <= most) continue;
+        most = known;
+        best = std::move(found);
+      }
+  }
+  return best;
 }
 
 }  // namespace ckpt::families

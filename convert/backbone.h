@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A backbone that was saved by itself: LlamaModel's names lack the "model."
-// that LlamaForCausalLM has before them.
+// A backbone in another class than the family's rules are for:
+//
+//   LlamaForCausalLM           model.layers.0.…
+//   LlamaModel                 layers.0.…
+//   LlamaForQuestionAnswering  transformer.layers.0.…
 #pragma once
 
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -23,8 +27,22 @@ bool is_other_class(const Json& config, const Family& family);
 // "" if the class is none of these.
 std::string_view task_head(const Json& config);
 
-// What the names of the family's model have before these; "" if nothing.
-std::string_view backbone_prefix(const Json& config, const Family& family,
-                                 const std::vector<Tensor>& tensors);
+// What these names have before them, and what the family's model has instead.
+struct Backbone {
+  std::string here;  // "transformer."; "": nothing, all names lack `model`
+  std::string model;
+
+  explicit operator bool() const { return here != model; }
+  // The name that the family's model has; any other name stays.
+  std::string to_model(std::string_view name) const;
+  std::string to_here(std::string_view name) const;
+};
+
+// True if some of these are names of the family's layers as they are.
+bool has_layers_of(const Family& family, const std::vector<Tensor>& tensors);
+
+// Both are empty if no other names would be more of the family's.
+Backbone find_backbone(const Json& config, const Family& family,
+                       const std::vector<Tensor>& tensors);
 
 }  // namespace ckpt::families

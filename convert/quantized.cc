@@ -169,7 +169,7 @@ floats_by_module(const Catalog& catalog) {
   std::unordered_map<std::string_view, std::vector<const Tensor*>> floats;
   for (const Tensor& tensor : catalog.tensors)
     if (tensor.kind != Kind::optim && may_scale(tensor.dtype) &&
-        !tensor.name.ends_with("bias") && !is_cache_scale(tensor))
+        !tensor.name.ends_with("bias") && !is_cache_scale(tensor.name))
       if (const std::string_view module = unit_name(tensor.name);
           !module.empty())
         floats[module].push_back(&tensor);
@@ -212,13 +212,12 @@ void check_plain_floats(const Catalog& catalog, DType dtype) {
 
 // self_attn.k_scale (compressed-tensors), self_attn.k_proj.k_scale (ModelOpt),
 // self_attn.kv_scale (AutoFP8)
-bool is_cache_scale(const Tensor& tensor) {
+bool is_cache_scale(std::string_view name) {
   constexpr std::string_view kWords =
       "k_scale v_scale kv_scale q_scale prob_scale k_zero_point v_zero_point "
       "q_zero_point";
-  const size_t dot = tensor.name.rfind('.');
-  return tensor.kind != Kind::optim && dot != tensor.name.npos &&
-         text::has_word(kWords, std::string_view(tensor.name).substr(dot + 1));
+  const size_t dot = name.rfind('.');
+  return dot != name.npos && text::has_word(kWords, name.substr(dot + 1));
 }
 
 bool is_small_float(DType dtype) {
@@ -428,8 +427,9 @@ void check_activation_scales(const Catalog& catalog) {
 
 void drop_cache_scales(Catalog& catalog) {
   const auto gone = std::stable_partition(
-      catalog.tensors.begin(), catalog.tensors.end(),
-      [](const Tensor& tensor) { return !is_cache_scale(tensor); });
+      catalog.tensors.begin(), catalog.tensors.end(), [](const Tensor& tensor) {
+        return tensor.kind == Kind::optim || !is_cache_scale(tensor.name);
+      });
   if (gone == catalog.tensors.end()) return;
   catalog.problems.push_back(warning(
       "kv_cache_scales", {catalog.path, gone->name},

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -57,7 +58,7 @@ void check_unknown_codes(const Catalog& catalog,
 void check_activation_scales(const Catalog& catalog);
 
 // k_scale and the like: of an fp8 cache of keys and values.
-bool is_cache_scale(const Tensor& tensor);
+bool is_cache_scale(std::string_view name);
 
 // Call after dequantizing, when quantization_config goes: without its
 // kv_cache_scheme no reader scales keys and values. Warns with the number of

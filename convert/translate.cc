@@ -174,13 +174,13 @@ void name_backbone(Catalog& source, const TranslateOptions& options,
   const Values config = options.config_from.empty()
                             ? values_of(source, "hf")
                             : values_of_file(options.config_from, "hf");
-  const std::string prefix(backbone_prefix(config.values, family, tensors));
-  if (prefix.empty()) return;
-  for (Tensor& tensor : tensors) tensor.name.insert(0, prefix);
-  source.assumptions.push_back(
-      fmt::format("'{}' is put before the names: {} names the class of a "
-                  "backbone by itself",
-                  prefix, config.source));
+  const Backbone backbone = find_backbone(config.values, family, tensors);
+  if (!backbone) return;
+  for (Tensor& tensor : tensors) tensor.name = backbone.to_model(tensor.name);
+  source.assumptions.push_back(fmt::format(
+      "names begin with '{}' instead of '{}': {} names the class of a backbone "
+      "by itself, or with another head",
+      backbone.model, backbone.here, config.source));
 }
 
 }  // namespace

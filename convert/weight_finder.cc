@@ -229,7 +229,7 @@ void WeightFinder::check_neighbours() {
   for (const Tensor& tensor : catalog_.tensors) {
     const std::string_view name = tensor.name;
     if (tensor.kind == Kind::optim || explained.contains(name) ||
-        name.ends_with("bias") || is_cache_scale(tensor))
+        name.ends_with("bias") || is_cache_scale(name))
       continue;
     for (std::string_view at = parent_module(name); !at.empty();
          at = parent_module(at)) {

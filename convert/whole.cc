@@ -9,6 +9,7 @@
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "containers/hf/hf.h"
+#include "containers/hf/weight_names.h"
 #include "convert/adapter_inside.h"
 #include "convert/backbone.h"
 #include "convert/check_source.h"
@@ -20,9 +21,11 @@
 #include "convert/structure.h"
 #include "convert/values.h"
 #include "convert/whole_dialect.h"
+#include "formats/options.h"
 #include "formats/peft/adapter.h"
 #include "formats/peft/settings.h"
 #include "formats/traits.h"
+#include "lib/io/file.h"
 #include "lib/text/format.h"
 #include "lib/text/number.h"
 #include "lib/text/suggest.h"
@@ -64,6 +67,7 @@ class Question {
   Question(const Catalog& source, const TranslateOptions& options)
       : names_(names_of(source)),
         codes_(source),
+        by_name_(formats::is_named_for_library(source)),
         options_(options),
         allow_(options.allow_missing) {}
 
@@ -125,9 +129,13 @@ class Question {
     // What reads safetensors takes names as they are. Without a likely family,
     // all of them would be read.
     const auto likely = Family::for_config(config_.values);
-    if (likely && !formats::traits_of(names_.format).unwraps_names)
+    const std::string first = names_.tensors.front().name;
+    const bool found = likely && folder() && by_name_ &&
+                       has_layers_of(*likely, names_.tensors);
+    if (likely && !found && !formats::traits_of(names_.format).unwraps_names)
       unwrap(names_, likely.get(), Words::kKnown);
     if (dialect_of(names_).empty()) take_off(foreign_prefix(names_));
+    if (names_.tensors.front().name != first) wrapped(first);
     const std::string from(dialect_of(names_));
     const auto family = find_family(names_, options_);
     if (!family && from == "mcore" && !values_of(names_, from).source.empty())
@@ -152,6 +160,18 @@ class Question {
   bool of_own_sizes() const {
     return !names_.run && !formats::traits_of(names_.format).any_tensors &&
            dialect_of(names_) == "hf";
+  }
+
+  // A library that looks for the file asks for the names without a wrapper's
+  // words before them, and makes a model of random numbers.
+  void wrapped(const std::string& first) {
+    const std::string& name = names_.tensors.front().name;
+    if (!folder() || !by_name_ || !first.ends_with(name) || allow_.match(first))
+      return;
+    add(damage("wrapped_names", {names_.path, {}},
+               "the names begin with \"{}\", and its loader asks for them "
+               "without",
+               text::printable(first.substr(0, first.size() - name.size()))));
   }
 
   Whole unknown(std::string why) {
@@ -199,18 +219,19 @@ class Question {
       if (!codes_.is_part(tensor.name))
         shapes.emplace(tensor.name, tensor.shape);
     backbone_alone_ = is_other_class(config_.values, family);
-    prefix_ = backbone_prefix(config_.values, family, names_.tensors);
-    if (prefix_.empty()) return shapes;
+    backbone_ = find_backbone(config_.values, family, names_.tensors);
+    if (!backbone_) return shapes;
     families::Shapes within;
     for (const auto& [name, shape] : shapes)
-      within.emplace(prefix_ + name, shape);
+      within.emplace(backbone_.to_model(name), shape);
     return within;
   }
 
   // For a class of its own, what is around its backbone is not known.
   bool around(std::string_view name) const {
     return backbone_alone_ && !is_of_layer(name) &&
-           name.find("embed") == name.npos && !name.ends_with("norm.weight");
+           (name == "embed_out.weight" || (name.find("embed") == name.npos &&
+                                           !name.ends_with("norm.weight")));
   }
 
   // "encoder.block.1.layer.0.SelfAttention.q.weight"
@@ -266,7 +287,7 @@ class Question {
     if (std::ranges::any_of(names_.tensors, [&](const Tensor& tensor) {
           return tensor.name != "lm_head.weight" &&
                  !tensor.name.ends_with("inv_freq") &&
-                 around(prefix_ + tensor.name);
+                 around(backbone_.to_model(tensor.name));
         }))
       return;
     const std::string name = fmt::format("{}.weight", module);
@@ -279,8 +300,11 @@ class Question {
   // An encoder that was saved by itself (T5EncoderModel, of diffusers'
   // pipelines) has the configuration of both.
   bool is_of_decoder(std::string_view name) const {
-    return (name.starts_with("decoder.") || name == "lm_head.weight") &&
-           class_of(config_.values).ends_with("EncoderModel");
+    const std::string_view of = class_of(config_.values);
+    const std::string at = backbone_.to_model(name);
+    return (at.starts_with("decoder.") || at == "lm_head.weight") &&
+           (of.ends_with("EncoderModel") ||
+            of.ends_with("T5ForTokenClassification"));
   }
 
   // transformers ties T5's head wherever a file lacks it; the family's rules
@@ -344,14 +368,13 @@ class Question {
     const bool tied = ties(numbers);
     // T5's encoder and decoder have the one embedding, tied head or not.
     const bool shared =
-        std::ranges::find(names_.tensors, "shared.weight", &Tensor::name) !=
-        names_.tensors.end();
+        std::ranges::find(names_.tensors, backbone_.to_here("shared.weight"),
+                          &Tensor::name) != names_.tensors.end();
     std::vector<std::string> missing;
     for (const Finding& finding : findings)
       if (finding.kind == "missing") missing.push_back(finding.tensor);
     for (Finding finding : findings) {
-      if (!prefix_.empty() && finding.tensor.starts_with(prefix_))
-        finding.tensor.erase(0, prefix_.size());
+      finding.tensor = backbone_.to_here(finding.tensor);
       if (finding.kind != "misshapen" && around(finding.tensor)) {
         if (finding.kind == "unknown")
           answer_.open = fmt::format(
@@ -376,7 +399,8 @@ class Question {
         if (states_.contains(finding.tensor) ||
             Globs(options_.drop).match(finding.tensor) ||
             (codes_ &&
-             (codes_.belongs(finding.tensor) || !answer_.open.empty())) ||
+             (codes_.belongs(finding.tensor) ||
+              is_cache_scale(finding.tensor) || !answer_.open.empty())) ||
             (tied && is_second_copy(finding.tensor)) ||
             (shared && finding.tensor.ends_with(".embed_tokens.weight")))
           continue;
@@ -516,11 +540,12 @@ class Question {
 
   Catalog names_;
   const Codes codes_;
+  const bool by_name_;  // of a library's files
   const TranslateOptions& options_;
   const Globs allow_;
   Values config_;
   bool backbone_alone_ = false;
-  std::string prefix_;                         // that names lack
+  Backbone backbone_;
   std::set<std::string, std::less<>> shaped_;  // told
   // Random states beside the model, in a file of everything.
   std::set<std::string, std::less<>> states_;
@@ -536,7 +561,9 @@ bool Whole::sound() const {
   });
 }
 
-Whole check_whole(const Catalog& source, const TranslateOptions& options) {
+namespace {
+
+Whole check_model(const Catalog& source, const TranslateOptions& options) {
   Whole whole = Question(source, options).run();
   if (whole.sound() || dialect_of(source) != "hf") return whole;
   // The rules know the Hub's names; transformers loads its modules', too.
@@ -550,6 +577,60 @@ Whole check_whole(const Catalog& source, const TranslateOptions& options) {
   }
   Whole renamed = Question(names, options).run();
   return renamed.sound() ? renamed : whole;
+}
+
+// The folder of one of a pipeline's models as its loader opens it: by itself.
+// sentence-transformers' first module is in the folder of the whole.
+Catalog folder_of(const Component& component, const Catalog& source) {
+  const auto is_of_another = [&](const std::string& name) {
+    return std::ranges::any_of(
+        source.run->components, [&](const Component& other) {
+          return other.prefix.size() > component.prefix.size() &&
+                 name.starts_with(other.prefix);
+        });
+  };
+  const std::string place =
+      component.folder.empty() ? "" : component.folder + "/";
+  Catalog folder;
+  folder.path = io::join(source.path, component.folder);
+  folder.files = source.files;
+  for (const Tensor& tensor : source.tensors) {
+    if (!tensor.name.starts_with(component.prefix) ||
+        is_of_another(tensor.name))
+      continue;
+    folder.tensors.push_back(tensor);
+    folder.tensors.back().name.erase(0, component.prefix.size());
+  }
+  if (!folder.tensors.empty() && !folder.tensors.front().pieces.empty())
+    folder.format = formats::format_of_name(
+        source.files[folder.tensors.front().pieces.front().extent.file].path);
+  for (const Sidecar& sidecar : source.sidecars)
+    if (sidecar.name.starts_with(place)) {
+      folder.sidecars.push_back(sidecar);
+      folder.sidecars.back().name.erase(0, place.size());
+    }
+  return folder;
+}
+
+}  // namespace
+
+Whole check_whole(const Catalog& source, const TranslateOptions& options) {
+  if (!source.run || source.run->components.empty())
+    return check_model(source, options);
+  Whole all{.basis = Whole::Basis::kRules};
+  for (const Component& component : source.run->components) {
+    Whole one = check_model(folder_of(component, source), options);
+    for (Problem& problem : one.problems) {
+      if (!problem.tensor.empty()) problem.tensor.insert(0, component.prefix);
+      all.problems.push_back(std::move(problem));
+    }
+    all.basis = std::min(all.basis, one.basis);
+    if (all.open.empty() && !one.open.empty())
+      all.open = component.folder.empty()
+                     ? one.open
+                     : fmt::format("{}: {}", component.folder, one.open);
+  }
+  return all;
 }
 
 std::vector<DialectCheck> check_family(

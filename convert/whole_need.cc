@@ -59,6 +59,7 @@ std::string hint_of(const std::vector<Problem>& problems) {
         "has no place";
   if (has("missing_tensor"))
     hint += "; --allow-missing GLOB does without what is missing";
+  if (has("wrapped_names")) hint += "; --to hf writes the names without";
   return hint;
 }
 
@@ -75,7 +76,7 @@ void need_whole(const Catalog& source, const TranslateOptions& options) {
         std::pair("dtype", "of another kind of dtype"),
         std::pair("empty_tensor", "without elements"),
         std::pair("missing_tensor", "missing"), std::pair("layer_gap", ""),
-        std::pair("configuration", "")})
+        std::pair("wrapped_names", ""), std::pair("configuration", "")})
     add_kind(whole.problems, kind, what, text);
   throw unfaithful_error({source.path, {}},
                          "is not the whole model that its configuration "

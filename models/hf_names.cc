@@ -125,8 +125,24 @@ const Json* table_of(const Json& config) {
   if (!config.is_object()) return nullptr;
   const Json classes = config.value("architectures", Json());
   if (!classes.is_array() || classes.empty()) return nullptr;
-  for (const Json& table : all)
-    if (std::ranges::count(table.at("classes"), classes[0]) > 0) return &table;
+  const auto find = [&](const Json& name) -> const Json* {
+    for (const Json& table : all)
+      if (std::ranges::count(table.at("classes"), name) > 0) return &table;
+    return nullptr;
+  };
+  const Json* own = find(classes[0]);
+  if (own || !classes[0].is_string()) return own;
+  // transformers renames by the model, whatever head is on it. A list of single
+  // names is of one class.
+  const std::string name = classes[0];
+  constexpr std::string_view kTasks[] = {"ForSequenceClassification",
+                                         "ForTokenClassification"};
+  for (const std::string_view task : kTasks)
+    if (name.ends_with(task)) {
+      const Json* other =
+          find(name.substr(0, name.size() - task.size()) + "ForCausalLM");
+      return other && !other->contains("kept") ? other : nullptr;
+    }
   return nullptr;
 }
 

@@ -28,30 +28,6 @@ constexpr size_t kMostWords = 8;
 
 using Patterns = std::unordered_set<std::string>;
 
-// "model.layers.3.x" and "model.layers.{l}.x" as "model.layers.#.x".
-std::string numberless(std::string_view name) {
-  std::string text;
-  size_t depth = 0;
-  for (size_t i = 0; i < name.size(); ++i) {
-    const char c = name[i];
-    if (c == '{' && depth++ == 0) text += '#';
-    const bool digit = c >= '0' && c <= '9';
-    const bool starts = i == 0 || name[i - 1] == '.';
-    if (depth == 0 && digit && starts) {
-      size_t end = i;
-      while (end < name.size() && name[end] >= '0' && name[end] <= '9') ++end;
-      if (end == name.size() || name[end] == '.') {
-        text += '#';
-        i = end - 1;
-        continue;
-      }
-    }
-    if (depth == 0) text += c;
-    if (c == '}' && depth > 0) --depth;
-  }
-  return text;
-}
-
 Patterns patterns_of(const Family& family) {
   Patterns patterns;
   for (const Dialect& dialect : family.dialects())
@@ -178,6 +154,29 @@ void leave_counter(Catalog& catalog) {
 }
 
 }  // namespace
+
+std::string numberless(std::string_view name) {
+  std::string text;
+  size_t depth = 0;
+  for (size_t i = 0; i < name.size(); ++i) {
+    const char c = name[i];
+    if (c == '{' && depth++ == 0) text += '#';
+    const bool digit = c >= '0' && c <= '9';
+    const bool starts = i == 0 || name[i - 1] == '.';
+    if (depth == 0 && digit && starts) {
+      size_t end = i;
+      while (end < name.size() && name[end] >= '0' && name[end] <= '9') ++end;
+      if (end == name.size() || name[end] == '.') {
+        text += '#';
+        i = end - 1;
+        continue;
+      }
+    }
+    if (depth == 0) text += c;
+    if (c == '}' && depth > 0) --depth;
+  }
+  return text;
+}
 
 std::string without_wrappers(std::string name) {
   for (const std::string_view word : kInner)

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "ckpt/catalog.h"
 #include "models/family.h"
@@ -14,6 +15,9 @@ namespace ckpt::families {
 // The name without the words that wrappers of any module add:
 // "_fsdp_wrapped_module." and its like.
 std::string without_wrappers(std::string name);
+
+// "model.layers.3.x" and "model.layers.{l}.x" as "model.layers.#.x".
+std::string numberless(std::string_view name);
 
 enum class Words : uint8_t {
   kKnown,  // those that trainers are known to use: what a loader may expect

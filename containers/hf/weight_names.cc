@@ -64,9 +64,30 @@ bool has_dtype_of(const Catalog& catalog, std::string_view variant) {
   });
 }
 
+// The files of the model's tensors, if a library gives all of them one name.
+std::optional<Parsed> find_names(const Catalog& source) {
+  std::set<uint32_t> files;
+  for (const Tensor& tensor : source.tensors)
+    if (tensor.kind == Kind::model)
+      for (const Piece& piece : tensor.pieces) files.insert(piece.extent.file);
+  std::optional<Parsed> found;
+  for (const uint32_t file : files) {
+    const auto one = parse(io::base_name(source.files[file].path));
+    const bool same = one && (!found || (one->names == found->names &&
+                                         one->variant == found->variant));
+    if (!same) return std::nullopt;
+    found = one;
+  }
+  return found;
+}
+
 }  // namespace
 
 std::span<const WeightNames> weight_names() { return kAll; }
+
+bool is_named_for_library(const Catalog& source) {
+  return find_names(source).has_value();
+}
 
 std::string Stem::file(uint64_t number, uint64_t count) const {
   const std::string full = variant.empty() ? name : name + "." + variant;
@@ -81,21 +102,7 @@ std::string Stem::index() const {
 
 Stem stem_like(const Catalog& source, std::string_view ending) {
   const bool safe = ending == kSafetensors;
-  std::optional<Parsed> found;
-  std::set<uint32_t> files;
-  for (const Tensor& tensor : source.tensors)
-    if (tensor.kind == Kind::model)
-      for (const Piece& piece : tensor.pieces) files.insert(piece.extent.file);
-  for (const uint32_t file : files) {
-    const auto one = parse(io::base_name(source.files[file].path));
-    const bool same = one && (!found || (one->names == found->names &&
-                                         one->variant == found->variant));
-    if (!same) {
-      found.reset();
-      break;
-    }
-    found = one;
-  }
+  const auto found = find_names(source);
   Stem stem{std::string(safe ? kAll[0].safetensors : kAll[0].torch),
             {},
             std::string(ending)};

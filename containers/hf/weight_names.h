@@ -40,6 +40,10 @@ struct Stem {
   std::string index() const;
 };
 
+// True if every file of the model's tensors is one that a library looks for: it
+// takes the names in them as they are.
+bool is_named_for_library(const Catalog& source);
+
 // The names for `source`'s tensors: those of its own files if a library looks
 // for them, as that library spells them with this ending; else transformers'. A
 // variant that says a dtype is kept while the tensors have it.

@@ -510,6 +510,134 @@ def a_lost_head(folder):
         check(verdict(path)["ok"], f"{name}: with its head")
 
 
+def classes(transformers, model_type):
+    """A tiny model of each class that transformers has for a type."""
+    import model_types
+    import torch
+
+    model, _ = model_types.small_config(model_type)
+    kinds = {}
+    for task in ("", "ForSequenceClassification", "ForTokenClassification",
+                 "ForQuestionAnswering", "ForPreTraining"):
+        mapping = getattr(transformers, "AutoModel" + task)._model_mapping
+        if type(model.config) in mapping:
+            kind = mapping[type(model.config)]
+            kinds.setdefault(kind[0] if isinstance(kind, tuple) else kind)
+    for kind in kinds:
+        torch.manual_seed(0)
+        config = type(model.config).from_dict(model.config.to_dict())
+        try:
+            yield kind(config)
+        except (AttributeError, ValueError):  # the class asks for other numbers
+            continue
+
+
+def each_head(folder, model_type):
+    """Whatever class a model is saved by, verify does not call it incomplete;
+    without a layer's tensor it does."""
+    import torch
+
+    transformers = peer()
+    found = 0
+    for model in classes(transformers, model_type):
+        name = type(model).__name__
+        found += 1
+        path = folder / name
+        model.save_pretrained(path)
+        check(verdict(path)["ok"], name)
+        live = folder / f"{name}_live"
+        model.config.save_pretrained(live)
+        tensors = model.state_dict()
+        torch.save(tensors, live / "pytorch_model.bin")
+        if name == "MixtralForQuestionAnswering":  # no table has its live names
+            continue
+        check(verdict(live)["ok"], f"{name}, .bin")
+        lost = next(n for n in sorted(tensors)
+                    if ".1." in n and tensors[n].dim() == 2)
+        torch.save({n: t for n, t in tensors.items() if n != lost},
+                   live / "pytorch_model.bin")
+        check(not verdict(live)["ok"], f"{name} without {lost}")
+    check(found > 1, f"{found} classes")
+
+
+def wrapped_names(folder):
+    """transformers finds nothing in a pytorch_model.bin whose names have a
+    wrapper's words before them, and makes up the whole model."""
+    import torch
+
+    tensors = llama(folder / "hf")
+    (folder / "hf" / "model.safetensors").unlink()
+    path = folder / "hf" / "pytorch_model.bin"
+    for words in ("module.", "_orig_mod.", "module._orig_mod.", "state_dict",
+                  "pretrained_model."):
+        torch.save({words: tensors} if words == "state_dict" else
+                   {words + name: one for name, one in tensors.items()}, path)
+        if PEER.is_dir():
+            check(complaint(peer().LlamaForCausalLM, folder / "hf"), words)
+        report = verdict(folder / "hf")
+        check_equal((report["verdict"], [p["kind"] for p in report["problems"]]),
+                    ("mismatch", ["wrapped_names"]), words)
+        said = CKPT.run("convert", folder / "hf", folder / "out").want(5)
+        check("--to hf" in said.err, f"{words}: {said}")
+        CKPT.ok("convert", folder / "hf", folder / "out", "--to", "hf")
+        check_equal(verdict(folder / "out")["verdict"], "ok", words)
+        shutil.rmtree(folder / "out")
+
+
+def parts_of_a_pipeline(folder):
+    """Each model of a diffusers pipeline is judged like its folder."""
+    from safetensors.torch import load_file, save_file
+
+    transformers = peer()
+    config = transformers.T5Config(vocab_size=32, d_model=16, d_kv=4, d_ff=24,
+                                   num_layers=2, num_heads=4)
+    pipe = folder / "pipe"
+    for name in ("text_encoder", "text_encoder_2"):
+        transformers.T5EncoderModel(config).save_pretrained(pipe / name)
+    (pipe / "model_index.json").write_text(json.dumps({
+        "_class_name": "StableDiffusion3Pipeline", "_diffusers_version": "0.31.0",
+        "text_encoder": ["transformers", "T5EncoderModel"],
+        "text_encoder_2": ["transformers", "T5EncoderModel"]}))
+    check_equal(verdict(pipe)["verdict"], "ok", "the pipeline")
+    path = pipe / "text_encoder_2" / "model.safetensors"
+    tensors = load_file(path)
+    for name in tensors:
+        save_file({n: t for n, t in tensors.items() if n != name}, path,
+                  {"format": "pt"})
+        report = verdict(pipe)
+        check_equal((report["verdict"], [p["tensor"] for p in report["problems"]]),
+                    ("incomplete", [f"text_encoder_2.{name}"]), name)
+        CKPT.run("convert", pipe, folder / "out").want(5)
+    shutil.rmtree(path.parent)
+    check_equal(verdict(pipe)["verdict"], "incomplete", "without its folder")
+
+
+def files_of_epochs(folder):
+    """torchtune's checkpointers numbered files by shard and epoch once."""
+    import torch
+
+    tensors = llama(folder / "hf")
+    names = sorted(tensors)
+    (folder / "hf" / "model.safetensors").unlink()
+    for epoch in (0, 1):
+        for number, half in enumerate((names[:9], names[9:]), 1):
+            torch.save({n: tensors[n] + epoch for n in half},
+                       folder / "hf" / f"hf_model_{number:04}_{epoch}.pt")
+    check_equal(verdict(folder / "hf")["verdict"], "ok", "two epochs")
+    CKPT.ok("convert", folder / "hf", folder / "out", "--to", "safetensors")
+    from safetensors.torch import load_file
+    back = load_file(folder / "out" / "model.safetensors")
+    check(set(back) == set(names) and
+          all(torch.equal(back[n], tensors[n] + 1) for n in names),
+          "the last epoch's")
+    (folder / "hf" / "hf_model_0002_1.pt").unlink()
+    check_equal(verdict(folder / "hf")["verdict"], "incomplete", "a lost file")
+    (folder / "hf" / "hf_model_0002_0.pt").rename(
+        folder / "hf" / "hf_model_0003_1.pt")
+    check_equal(verdict(folder / "hf")["verdict"], "damaged", "a gap")
+    CKPT.run("convert", folder / "hf", folder / "no").want(4)
+
+
 def second_copies(folder):
     """A tensor in two files is the same in both, or no answer is certain:
     transformers keeps the last, whatever the index says."""
@@ -717,7 +845,11 @@ def prepare(suite, ckpt):
         suite.add(f"each tensor of {case} spoilt", spoil_files, case)
     for case in NAMED:
         suite.add(f"a lost file of {case}", lost_file, case)
-    for case in (encoders_and_copies, a_manifest_of_a_part,
+    heads = ("llama", "gpt_neox", "t5", "mixtral", "opt", "qwen3_5")
+    for model_type in types if FULL else heads:
+        suite.add(f"each head of {model_type}", each_head, model_type)
+    for case in (wrapped_names, parts_of_a_pipeline, files_of_epochs,
+                 encoders_and_copies, a_manifest_of_a_part,
                  an_adapter_beside_its_base, class_of_losses, class_of_mismatches, a_tied_head_of_its_own,
                  arrays_of_numpy,
                  verdicts, without_rules,
