@@ -219,6 +219,10 @@ class Question {
       if (!codes_.is_part(tensor.name))
         shapes.emplace(tensor.name, tensor.shape);
     backbone_alone_ = is_other_class(config_.values, family);
+    for (const Dialect& dialect : family.dialects())
+      for (const Rule& rule : dialect.rules)
+        if (rule.to.starts_with("embedding."))
+          embeddings_.insert(rule.hf.begin(), rule.hf.end());
     backbone_ = find_backbone(config_.values, family, names_.tensors);
     if (!backbone_) return shapes;
     families::Shapes within;
@@ -230,6 +234,7 @@ class Question {
   // For a class of its own, what is around its backbone is not known.
   bool around(std::string_view name) const {
     return backbone_alone_ && !is_of_layer(name) &&
+           !embeddings_.contains(name) &&
            (name == "embed_out.weight" || (name.find("embed") == name.npos &&
                                            !name.ends_with("norm.weight")));
   }
@@ -545,6 +550,7 @@ class Question {
   const Globs allow_;
   Values config_;
   bool backbone_alone_ = false;
+  std::set<std::string, std::less<>> embeddings_;  // as Megatron has them
   Backbone backbone_;
   std::set<std::string, std::less<>> shaped_;  // told
   // Random states beside the model, in a file of everything.

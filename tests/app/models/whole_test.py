@@ -568,8 +568,7 @@ def wrapped_names(folder):
     tensors = llama(folder / "hf")
     (folder / "hf" / "model.safetensors").unlink()
     path = folder / "hf" / "pytorch_model.bin"
-    for words in ("module.", "_orig_mod.", "module._orig_mod.", "state_dict",
-                  "pretrained_model."):
+    for words in ("module.", "_orig_mod.", "module._orig_mod.", "state_dict"):
         torch.save({words: tensors} if words == "state_dict" else
                    {words + name: one for name, one in tensors.items()}, path)
         if PEER.is_dir():
