@@ -111,9 +111,11 @@ Backbone find_backbone(const Json& config, const Family& family,
     });
   };
   // The one that most names fit; of equals, that which takes the fewest words.
+  // Where some fit as they are, the words of others are another module's.
   Backbone best;
   auto most = known_by(best);
-  for (size_t words = 0; words <= kMostWords; ++words) {
+  const size_t taken = most == 0 ? kMostWords : 0;
+  for (size_t words = 0; words <= taken; ++words) {
     std::set<std::string_view> heres;
     for (const std::string& name : names)
       if (const auto here = beginnings(name); here.size() > words)

@@ -100,7 +100,7 @@ lib: 33040
 containers: 11440
 models: 6650
 formats: 78430
-convert: 18035
+convert: 18045
 reshard: 23660
 api: 27640
 app: 19230

@@ -844,7 +844,8 @@ def prepare(suite, ckpt):
         suite.add(f"each tensor of {case} spoilt", spoil_files, case)
     for case in NAMED:
         suite.add(f"a lost file of {case}", lost_file, case)
-    heads = ("llama", "gpt_neox", "t5", "mixtral", "opt", "qwen3_5")
+    heads = ("llama", "gpt_neox", "t5", "mixtral", "opt", "qwen3_5",
+             "gemma3")
     for model_type in types if FULL else heads:
         suite.add(f"each head of {model_type}", each_head, model_type)
     for case in (wrapped_names, parts_of_a_pipeline, files_of_epochs,
