@@ -234,7 +234,7 @@ class Question {
   // For a class of its own, what is around its backbone is not known.
   bool around(std::string_view name) const {
     return backbone_alone_ && !is_of_layer(name) &&
-           !embeddings_.contains(name) &&
+           !embeddings_.contains(backbone_.to_model(name)) &&
            (name == "embed_out.weight" || (name.find("embed") == name.npos &&
                                            !name.ends_with("norm.weight")));
   }
@@ -291,8 +291,7 @@ class Question {
     if (module.empty()) return;
     if (std::ranges::any_of(names_.tensors, [&](const Tensor& tensor) {
           return tensor.name != "lm_head.weight" &&
-                 !tensor.name.ends_with("inv_freq") &&
-                 around(backbone_.to_model(tensor.name));
+                 !tensor.name.ends_with("inv_freq") && around(tensor.name);
         }))
       return;
     const std::string name = fmt::format("{}.weight", module);

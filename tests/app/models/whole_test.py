@@ -552,11 +552,15 @@ def each_head(folder, model_type):
         if name == "MixtralForQuestionAnswering":  # no table has its live names
             continue
         check(verdict(live)["ok"], f"{name}, .bin")
-        lost = next(n for n in sorted(tensors)
-                    if ".1." in n and tensors[n].dim() == 2)
-        torch.save({n: t for n, t in tensors.items() if n != lost},
-                   live / "pytorch_model.bin")
-        check(not verdict(live)["ok"], f"{name} without {lost}")
+        embedding = model.get_input_embeddings().weight.data_ptr()
+        for what, lost in (
+                ("an embedding", {n for n, t in tensors.items()
+                                  if t.data_ptr() == embedding}),
+                ("a matrix", {next(n for n in sorted(tensors) if ".1." in n and
+                                   tensors[n].dim() == 2)})):
+            torch.save({n: t for n, t in tensors.items() if n not in lost},
+                       live / "pytorch_model.bin")
+            check(not verdict(live)["ok"], f"{name} without {what}: {lost}")
     check(found > 1, f"{found} classes")
 
 
