@@ -626,13 +626,20 @@ def files_of_epochs(folder):
         for number, half in enumerate((names[:9], names[9:]), 1):
             torch.save({n: tensors[n] + epoch for n in half},
                        folder / "hf" / f"hf_model_{number:04}_{epoch}.pt")
-    check_equal(verdict(folder / "hf")["verdict"], "ok", "two epochs")
-    CKPT.ok("convert", folder / "hf", folder / "out", "--to", "safetensors")
     from safetensors.torch import load_file
-    back = load_file(folder / "out" / "model.safetensors")
-    check(set(back) == set(names) and
-          all(torch.equal(back[n], tensors[n] + 1) for n in names),
-          "the last epoch's")
+    for state in (False, True):  # that training goes on from
+        if state:
+            torch.save({"optimizer": {}, "epochs_run": 2, "seed": 1},
+                       folder / "hf" / "recipe_state.pt")
+        check_equal(verdict(folder / "hf")["verdict"], "ok", "two epochs")
+        CKPT.ok("convert", folder / "hf", folder / "out", "--to", "hf",
+                "--model-only")
+        back = load_file(folder / "out" / "model.safetensors")
+        check(set(back) == set(names) and
+              all(torch.equal(back[n], tensors[n] + 1) for n in names),
+              "the last epoch's")
+        shutil.rmtree(folder / "out")
+    (folder / "hf" / "recipe_state.pt").unlink()
     (folder / "hf" / "hf_model_0002_1.pt").unlink()
     check_equal(verdict(folder / "hf")["verdict"], "incomplete", "a lost file")
     (folder / "hf" / "hf_model_0002_0.pt").rename(
