@@ -21,11 +21,9 @@
 #include "convert/structure.h"
 #include "convert/values.h"
 #include "convert/whole_dialect.h"
-#include "formats/options.h"
 #include "formats/peft/adapter.h"
 #include "formats/peft/settings.h"
 #include "formats/traits.h"
-#include "lib/io/file.h"
 #include "lib/text/format.h"
 #include "lib/text/number.h"
 #include "lib/text/suggest.h"
@@ -566,8 +564,6 @@ bool Whole::sound() const {
   });
 }
 
-namespace {
-
 Whole check_model(const Catalog& source, const TranslateOptions& options) {
   Whole whole = Question(source, options).run();
   if (whole.sound() || dialect_of(source) != "hf") return whole;
@@ -582,60 +578,6 @@ Whole check_model(const Catalog& source, const TranslateOptions& options) {
   }
   Whole renamed = Question(names, options).run();
   return renamed.sound() ? renamed : whole;
-}
-
-// The folder of one of a pipeline's models as its loader opens it: by itself.
-// sentence-transformers' first module is in the folder of the whole.
-Catalog folder_of(const Component& component, const Catalog& source) {
-  const auto is_of_another = [&](const std::string& name) {
-    return std::ranges::any_of(
-        source.run->components, [&](const Component& other) {
-          return other.prefix.size() > component.prefix.size() &&
-                 name.starts_with(other.prefix);
-        });
-  };
-  const std::string place =
-      component.folder.empty() ? "" : component.folder + "/";
-  Catalog folder;
-  folder.path = io::join(source.path, component.folder);
-  folder.files = source.files;
-  for (const Tensor& tensor : source.tensors) {
-    if (!tensor.name.starts_with(component.prefix) ||
-        is_of_another(tensor.name))
-      continue;
-    folder.tensors.push_back(tensor);
-    folder.tensors.back().name.erase(0, component.prefix.size());
-  }
-  if (!folder.tensors.empty() && !folder.tensors.front().pieces.empty())
-    folder.format = formats::format_of_name(
-        source.files[folder.tensors.front().pieces.front().extent.file].path);
-  for (const Sidecar& sidecar : source.sidecars)
-    if (sidecar.name.starts_with(place)) {
-      folder.sidecars.push_back(sidecar);
-      folder.sidecars.back().name.erase(0, place.size());
-    }
-  return folder;
-}
-
-}  // namespace
-
-Whole check_whole(const Catalog& source, const TranslateOptions& options) {
-  if (!source.run || source.run->components.empty())
-    return check_model(source, options);
-  Whole all{.basis = Whole::Basis::kRules};
-  for (const Component& component : source.run->components) {
-    Whole one = check_model(folder_of(component, source), options);
-    for (Problem& problem : one.problems) {
-      if (!problem.tensor.empty()) problem.tensor.insert(0, component.prefix);
-      all.problems.push_back(std::move(problem));
-    }
-    all.basis = std::min(all.basis, one.basis);
-    if (all.open.empty() && !one.open.empty())
-      all.open = component.folder.empty()
-                     ? one.open
-                     : fmt::format("{}: {}", component.folder, one.open);
-  }
-  return all;
 }
 
 std::vector<DialectCheck> check_family(

@@ -45,6 +45,9 @@ inline constexpr std::string_view kNearestMissing =
 // Reads no payload. Throws input_error for a configuration that can't be read.
 Whole check_whole(const Catalog& source, const TranslateOptions& options = {});
 
+// The same of a catalog that is one model, whatever its run's components are.
+Whole check_model(const Catalog& source, const TranslateOptions& options = {});
+
 // The same as an error: throws unfaithful_error for a source that is not whole.
 // options.allow_missing lets tensors be missing.
 void need_whole(const Catalog& source, const TranslateOptions& options = {});

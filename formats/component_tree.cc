@@ -36,18 +36,11 @@ class TreeBuilder {
   }
 
  private:
-  // The longest prefix says whose a tensor is: the component of the folder
-  // itself has none.
   void sort() {
     const std::vector<Component>& all = source_.run->components;
     for (uint32_t t = 0; t < source_.tensors.size(); ++t) {
       const std::string& name = source_.tensors[t].name;
-      size_t best = all.size();
-      for (size_t i = 0; i < all.size(); ++i)
-        if (name.starts_with(all[i].prefix) &&
-            (best == all.size() ||
-             all[i].prefix.size() > all[best].prefix.size()))
-          best = i;
+      const size_t best = component_of(all, name);
       if (best == all.size())
         throw unfaithful_error({source_.path, text::printable(name)},
                                "is of none of the folders that the loader of "
@@ -112,6 +105,15 @@ class WithComponents : public Writer {
 };
 
 }  // namespace
+
+size_t component_of(const std::vector<Component>& all, std::string_view name) {
+  size_t best = all.size();
+  for (size_t i = 0; i < all.size(); ++i)
+    if (name.starts_with(all[i].prefix) &&
+        (best == all.size() || all[i].prefix.size() > all[best].prefix.size()))
+      best = i;
+  return best;
+}
 
 std::unique_ptr<Writer> with_components(std::unique_ptr<Writer> container) {
   return std::make_unique<WithComponents>(std::move(container));

@@ -135,15 +135,10 @@ const Json* table_of(const Json& config) {
   // transformers renames by the model, whatever head is on it. A list of single
   // names is of one class.
   const std::string name = classes[0];
-  constexpr std::string_view kTasks[] = {"ForSequenceClassification",
-                                         "ForTokenClassification"};
-  for (const std::string_view task : kTasks)
-    if (name.ends_with(task)) {
-      const Json* other =
-          find(name.substr(0, name.size() - task.size()) + "ForCausalLM");
-      return other && !other->contains("kept") ? other : nullptr;
-    }
-  return nullptr;
+  const size_t task = name.rfind("For");
+  const Json* other =
+      task == name.npos ? nullptr : find(name.substr(0, task) + "ForCausalLM");
+  return other && !other->contains("kept") ? other : nullptr;
 }
 
 class Taking {

@@ -99,8 +99,8 @@ budgets='
 lib: 33040
 containers: 11440
 models: 6650
-formats: 78430
-convert: 18045
+formats: 78440
+convert: 18050
 reshard: 23660
 api: 27640
 app: 19230
