@@ -25,19 +25,30 @@ bool is_other_class(const Json& config, const Family& family) {
   return !name.empty() && std::ranges::find(known, name) == known.end();
 }
 
-std::string_view task_head(const Json& config) {
-  struct Task {
-    std::string_view ending, module;
-  };
+namespace {
+
+// PretrainedConfig.num_labels: as many as id2label has, and two without.
+uint64_t labels(const Json& config) {
+  const auto names = config.find("id2label");
+  if (names != config.end() && names->is_object()) return names->size();
+  const auto count = config.find("num_labels");
+  return count != config.end() && count->is_number_unsigned()
+             ? count->get<uint64_t>()
+             : 2;
+}
+
+}  // namespace
+
+std::optional<TaskHead> task_head(const Json& config) {
   // The Generic… classes in transformers' modeling_layers.py.
-  constexpr auto kTasks =
-      std::to_array<Task>({{"ForSequenceClassification", "score"},
-                           {"ForTokenClassification", "score"},
-                           {"ForQuestionAnswering", "qa_outputs"}});
   const std::string_view name = class_of(config);
-  const auto task = std::ranges::find_if(
-      kTasks, [&](const Task& one) { return name.ends_with(one.ending); });
-  return task == kTasks.end() ? std::string_view() : task->module;
+  if (name.ends_with("ForSequenceClassification"))
+    return TaskHead{"score", false, labels(config)};
+  if (name.ends_with("ForTokenClassification"))
+    return TaskHead{"score", true, labels(config)};
+  if (name.ends_with("ForQuestionAnswering"))
+    return TaskHead{"qa_outputs", true, 2};  // a beginning and an end
+  return std::nullopt;
 }
 
 namespace {

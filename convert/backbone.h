@@ -6,6 +6,8 @@
 //   LlamaForQuestionAnswering  transformer.layers.0.…
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,10 +24,15 @@ std::string_view class_of(const Json& config);
 // family's rules are for: a bare backbone, a classifier.
 bool is_other_class(const Json& config, const Family& family);
 
-// The module that a class of config.json adds to its backbone for a task, as
-// transformers' generic classes call it: "score" of XForSequenceClassification.
-// "" if the class is none of these.
-std::string_view task_head(const Json& config);
+// What a class of config.json adds to its backbone for a task, as transformers'
+// generic classes do: a Linear, "score" of XForSequenceClassification.
+struct TaskHead {
+  std::string_view module;
+  bool bias = false;
+  uint64_t rows = 0;  // labels
+};
+
+std::optional<TaskHead> task_head(const Json& config);
 
 // What these names have before them, and what the family's model has instead.
 struct Backbone {

@@ -285,18 +285,48 @@ class Question {
   // A classifier's head, whatever it is called: transformers makes one of
   // random numbers where a file has none.
   void head() {
-    const std::string_view module = task_head(config_.values);
-    if (module.empty()) return;
+    const auto head = task_head(config_.values);
+    if (!head) return;
+    const std::string name = fmt::format("{}.weight", head->module);
+    if (has(name)) {
+      const std::string bias = fmt::format("{}.bias", head->module);
+      if (head->bias && !has(bias) && !allow_.match(bias)) lacks_head(bias);
+      return;
+    }
     if (std::ranges::any_of(names_.tensors, [&](const Tensor& tensor) {
           return tensor.name != "lm_head.weight" &&
                  !tensor.name.ends_with("inv_freq") && around(tensor.name);
         }))
       return;
-    const std::string name = fmt::format("{}.weight", module);
-    if (!allow_.match(name))
-      add(damage("missing_tensor", {names_.path, name},
-                 "{} asks for it (architectures), or for another head",
-                 config_.source));
+    if (!allow_.match(name)) lacks_head(name);
+  }
+
+  void lacks_head(const std::string& name) {
+    add(damage("missing_tensor", {names_.path, name},
+               "{} asks for it (architectures), or for another head",
+               config_.source));
+  }
+
+  bool has(std::string_view name) const { return find(name) != nullptr; }
+  const Tensor* find(std::string_view name) const {
+    const auto found = std::ranges::find(names_.tensors, name, &Tensor::name);
+    return found == names_.tensors.end() ? nullptr : &*found;
+  }
+
+  // A tensor of the head that the class is known to have. OPT's may have other
+  // columns than the hidden size, so of those it can't be told.
+  bool is_of_head(const std::string& name, const Numbers& numbers) {
+    const auto head = task_head(config_.values);
+    if (!head) return false;
+    const bool weight = name == fmt::format("{}.weight", head->module);
+    const bool bias =
+        head->bias && name == fmt::format("{}.bias", head->module);
+    if (!weight && !bias) return false;
+    const Shape& dims = find(name)->shape;
+    if (dims.size() != (weight ? 2 : 1) || dims[0] != head->rows)
+      shape(name, fmt::format("has shape {}, and {} asks for {} labels",
+                              to_string(dims), config_.source, head->rows));
+    return bias || dims.size() != 2 || numbers.eval("$H") == Json(dims[1]);
   }
 
   // An encoder that was saved by itself (T5EncoderModel, of diffusers'
@@ -378,7 +408,7 @@ class Question {
     for (Finding finding : findings) {
       finding.tensor = backbone_.to_here(finding.tensor);
       if (finding.kind != "misshapen" && around(finding.tensor)) {
-        if (finding.kind == "unknown")
+        if (finding.kind == "unknown" && !is_of_head(finding.tensor, numbers))
           answer_.open = fmt::format(
               "no rule knows {}, which is beside the "
               "model's layers",

@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "ckpt/error.h"
+#include "convert/mismatches.h"
 #include "convert/whole.h"
+#include "lib/io/file.h"
 #include "lib/text/format.h"
 
 namespace ckpt::families {
@@ -57,16 +59,36 @@ std::string hint_of(const std::vector<Problem>& problems) {
     hint +=
         "; --rename brings names to others, --exclude GLOB leaves out what "
         "has no place";
-  if (has("missing_tensor"))
+  if (has("missing_tensor") || has("missing_part"))
     hint += "; --allow-missing GLOB does without what is missing";
   if (has("wrapped_names")) hint += "; --to hf writes the names without";
   return hint;
 }
 
+// What the list of a pipeline's models names and its folder lacks.
+std::vector<Problem> lost_components(const Catalog& source,
+                                     const TranslateOptions& options) {
+  std::vector<Problem> lost;
+  if (!source.run || source.run->components.empty()) return lost;
+  const Globs allowed(options.allow_missing);
+  for (Problem problem : source.problems) {
+    const std::string folder(io::base_name(problem.file));
+    if (problem.kind != "missing_part" ||
+        problem.severity != Problem::Severity::kDamage ||
+        allowed.match(folder + "."))
+      continue;
+    problem.tensor = folder + ":";
+    lost.push_back(std::move(problem));
+  }
+  return lost;
+}
+
 }  // namespace
 
 void need_whole(const Catalog& source, const TranslateOptions& options) {
-  const Whole whole = check_whole(source, options);
+  Whole whole = check_whole(source, options);
+  for (Problem& lost : lost_components(source, options))
+    whole.problems.push_back(std::move(lost));
   if (whole.sound()) return;
   // What claims to be of the model explains what is missing.
   std::string text;
@@ -76,7 +98,8 @@ void need_whole(const Catalog& source, const TranslateOptions& options) {
         std::pair("dtype", "of another kind of dtype"),
         std::pair("empty_tensor", "without elements"),
         std::pair("missing_tensor", "missing"), std::pair("layer_gap", ""),
-        std::pair("wrapped_names", ""), std::pair("configuration", "")})
+        std::pair("wrapped_names", ""), std::pair("configuration", ""),
+        std::pair("missing_part", "")})
     add_kind(whole.problems, kind, what, text);
   throw unfaithful_error({source.path, {}},
                          "is not the whole model that its configuration "

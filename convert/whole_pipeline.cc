@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The question about several models in one tree: each by itself.
+// The question about several models in one tree, or step: each by itself.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <string>
 #include <utility>
 
+#include "containers/hf/hf.h"
 #include "convert/whole.h"
 #include "formats/component_tree.h"
 #include "formats/options.h"
@@ -14,9 +15,39 @@
 namespace ckpt::families {
 namespace {
 
-// The folder of one of a pipeline's models as its loader opens it.
-Catalog folder_of(size_t at, const Catalog& source) {
-  const std::vector<Component>& all = source.run->components;
+// The first folder with a config.json: `folder`, or one up to two below it.
+std::string configured(const std::string& step, const std::string& folder,
+                       int depth) {
+  const std::string path = io::join(step, folder);
+  if (!io::is_directory(path)) return {};
+  if (io::is_file(io::join(path, "config.json"))) return folder;
+  if (depth == 0) return {};
+  for (const std::string& name : io::list_directory(path))
+    if (std::string found = configured(step, io::join(folder, name), depth - 1);
+        !found.empty())
+      return found;
+  return {};
+}
+
+// A pipeline's models, or those of a trainer's step: "actor.", "critic.".
+std::vector<Component> parts_of(const Catalog& source) {
+  if (!source.run) return {};
+  if (!source.run->components.empty()) return source.run->components;
+  std::vector<Component> parts;
+  for (const std::string& prefix : source.run->models) {
+    const std::string role = prefix.substr(0, prefix.find('.'));
+    std::string folder = configured(source.path, role, 2);
+    if (folder.empty()) folder = configured(source.path, "_" + role, 2);
+    parts.push_back({prefix, std::move(folder)});
+  }
+  // The first of several in one folder may have no word before its names.
+  if (!parts.empty()) parts.push_back({});
+  return parts;
+}
+
+// The folder of one of the models as its loader opens it.
+Catalog folder_of(size_t at, const std::vector<Component>& all,
+                  const Catalog& source) {
   const std::string place = all[at].folder.empty() ? "" : all[at].folder + "/";
   Catalog folder;
   folder.path = io::join(source.path, all[at].folder);
@@ -29,6 +60,14 @@ Catalog folder_of(size_t at, const Catalog& source) {
   if (!folder.tensors.empty() && !folder.tensors.front().pieces.empty())
     folder.format = formats::format_of_name(
         source.files[folder.tensors.front().pieces.front().extent.file].path);
+  if (source.run->components.empty()) {
+    folder.format = source.format;
+    folder.run = source.run;
+    folder.run->models.clear();
+    if (io::is_directory(folder.path))
+      formats::add_sidecars(folder.path, folder);
+    return folder;
+  }
   for (const Sidecar& sidecar : source.sidecars)
     if (sidecar.name.starts_with(place)) {
       folder.sidecars.push_back(sidecar);
@@ -40,12 +79,11 @@ Catalog folder_of(size_t at, const Catalog& source) {
 }  // namespace
 
 Whole check_whole(const Catalog& source, const TranslateOptions& options) {
-  if (!source.run || source.run->components.empty())
-    return check_model(source, options);
-  const std::vector<Component>& all = source.run->components;
+  const std::vector<Component> all = parts_of(source);
+  if (all.empty()) return check_model(source, options);
   Whole whole{.basis = Whole::Basis::kRules};
   for (size_t at = 0; at < all.size(); ++at) {
-    Whole one = check_model(folder_of(at, source), options);
+    Whole one = check_model(folder_of(at, all, source), options);
     for (Problem& problem : one.problems) {
       if (!problem.tensor.empty()) problem.tensor.insert(0, all[at].prefix);
       whole.problems.push_back(std::move(problem));

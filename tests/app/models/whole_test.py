@@ -505,9 +505,19 @@ def a_lost_head(folder):
         check_equal((report["verdict"], [p["tensor"] for p in report["problems"]]),
                     ("incomplete", [head[0]]), name)
         CKPT.run("convert", path, folder / "out", "--to", "torch").want(5)
-        write(path, whole | {one: torch.ones(2, 16) if "weight" in one
-                             else torch.ones(2) for one in head})
-        check(verdict(path)["ok"], f"{name}: with its head")
+        whole |= {one: torch.ones(2, 16) if "weight" in one else torch.ones(2)
+                  for one in head}
+        write(path, whole)
+        check_equal(verdict(path)["verdict"], "ok", f"{name}: with its head")
+        for one, wrong in ((head[-1], torch.ones(3, 16)[:, 0] if "bias" in head[-1]
+                            else torch.ones(3, 16)), (head[-1], None)):
+            write(path, {n: t for n, t in whole.items() if n != one} |
+                  ({one: wrong} if wrong is not None else {}))
+            if PEER.is_dir():
+                check(complaint(getattr(peer(), name), path), f"{name}: {one}")
+            check_equal(verdict(path)["verdict"],
+                        "incomplete" if wrong is None else "mismatch",
+                        f"{name}: {one}")
 
 
 def classes(transformers, model_type):
@@ -613,6 +623,26 @@ def parts_of_a_pipeline(folder):
         CKPT.run("convert", pipe, folder / "out").want(5)
     shutil.rmtree(path.parent)
     check_equal(verdict(pipe)["verdict"], "incomplete", "without its folder")
+    said = CKPT.run("convert", pipe, folder / "out").want(5).err
+    check("text_encoder_2" in said and "--allow-missing" in said, said)
+    CKPT.ok("convert", pipe, folder / "out", "--allow-missing", "text_encoder_2.*")
+
+
+def roles_of_a_step(folder):
+    """The models of verl's step are judged by their own configurations."""
+    step = folder / "global_step_10"
+    shutil.copytree(DATA / "runs" / "verl_fsdp2_w2" / "ckpt" / "global_step_10", step)
+    check_equal(verdict(step)["verdict"], "ok", "both roles")
+    for role in ("actor", "critic"):
+        path = step / role / "huggingface" / "config.json"
+        config = json.loads(path.read_text())
+        path.write_text(json.dumps(config | {"num_hidden_layers": 2}))
+        report = verdict(step)
+        check_equal(report["verdict"], "incomplete", role)
+        check(all(p["tensor"].startswith(f"{role}.model.layers.1.")
+                  for p in report["problems"]), f"{report['problems']}")
+        CKPT.run("convert", step, folder / "out").want(5)
+        path.write_text(json.dumps(config))
 
 
 def files_of_epochs(folder):
@@ -866,7 +896,7 @@ def prepare(suite, ckpt):
                  verdicts, without_rules,
                  a_scripts_optimizer, an_average,
                  a_configuration_that_means_others, holes, stale_index,
-                 a_lost_head, second_copies, unfinished_downloads,
+                 a_lost_head, roles_of_a_step, second_copies, unfinished_downloads,
                  an_index_beside_one_file, a_file_of_its_own):
         suite.add(case.__name__.replace("_", " "), case)
 
