@@ -24,13 +24,23 @@ std::string with_layer(const std::string& name, uint32_t layer) {
          name.substr(place->end);
 }
 
-// With encoder and decoder, the list can apply to only one of them.
+// With encoder and decoder, the list can apply to only one of them. (A tower's
+// layers are not counted, but a decoder's encoder is none.)
 void check_one_stack(const Catalog& catalog, const LayerCount& count) {
-  std::set<std::string> stacks;
+  std::set<std::string> stacks, all;
   for (const Tensor& tensor : catalog.tensors)
     if (const auto place = layer_place(tensor.name);
-        place && count.layer_of(tensor) && tensor.kind == Kind::model)
-      stacks.insert(tensor.name.substr(0, place->begin));
+        place && tensor.kind == Kind::model) {
+      const std::string stack = tensor.name.substr(0, place->begin);
+      if (count.layer_of(tensor)) stacks.insert(stack);
+      all.insert(stack);
+    }
+  for (const std::string& stack : std::set(stacks))
+    if (const size_t at = stack.find("decoder."); at != stack.npos)
+      if (const auto encoder =
+              all.find(std::string(stack).replace(at, 2, "en"));
+          encoder != all.end())
+        stacks.insert(*encoder);
   if (stacks.size() > 1)
     throw unfaithful_error({catalog.path, {}},
                            "--layers: {} are counted each for themselves",

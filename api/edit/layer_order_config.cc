@@ -18,11 +18,21 @@ namespace {
 
 using Fields = ConfigTable;
 
-constexpr std::string_view kDepths[] = {"num_hidden_layers", "num_layers",
-                                        "n_layer", "n_layers",
-                                        "encoder_num_layers"};
-constexpr std::string_view kStackDepths[] = {"encoder_num_layers",
-                                             "decoder_num_layers"};
+// Encoder and decoder may have numbers of their own, also in the configuration
+// of a decoder alone.
+constexpr std::string_view kDepths[] = {"num_hidden_layers",
+                                        "num_layers",
+                                        "n_layer",
+                                        "n_layers",
+                                        "encoder_num_layers",
+                                        "decoder_num_layers",
+                                        "decoder_layers",
+                                        "encoder_layers",
+                                        "num_decoder_layers",
+                                        "num_encoder_layers",
+                                        "decoder_num_hidden_layers",
+                                        "encoder_num_hidden_layers",
+                                        "num_blocks"};
 // Every so many layers one is of another kind. Where a list says the same,
 // the list counts.
 struct Period {
@@ -251,8 +261,6 @@ class Follower {
     // Checked: all layers are kept, or none of them.
     if (key == kShared && !is_whole(before)) value = 0;
     if (is_among(kDepths, key) && value == before) value = order_.size();
-    // An encoder's and a decoder's layers are cut alike.
-    if (is_among(kStackDepths, key) && value > 0) value = order_.size();
     if (is_among(kSwitches, key) || (windows && key == "max_window_layers"))
       value = below(value.get<int64_t>());
     else if (key == "moe_layer_end_index" && value >= 0)
@@ -360,7 +368,11 @@ void follow_order(Catalog& catalog, const std::vector<uint32_t>& order) {
   for (Sidecar& sidecar : catalog.sidecars) {
     if (is_config_file(sidecar))
       edit_config(sidecar, [&](Fields& table) {
-        return Follower(order, sidecar.path).follow(table);
+        if (Follower(order, sidecar.path).follow(table)) return true;
+        throw unfaithful_error({sidecar.path, {}},
+                               "--layers: no number of layers that would "
+                               "follow is known in it")
+            .with_hint("num_hidden_layers in config.json is one");
       });
     if (sidecar.name == "model.yaml")
       throw unfaithful_error({catalog.path, {}},

@@ -59,9 +59,14 @@ size_t count_of(const Json& table) {
 }
 
 // Encoder and decoder are cut alike, and may have had numbers of their own.
-constexpr const char* kStacks[] = {"encoder_layers",     "decoder_layers",
-                                   "num_encoder_layers", "num_decoder_layers",
-                                   "encoder_num_layers", "decoder_num_layers"};
+constexpr const char* kStacks[] = {"encoder_layers",
+                                   "decoder_layers",
+                                   "num_encoder_layers",
+                                   "num_decoder_layers",
+                                   "encoder_num_layers",
+                                   "decoder_num_layers",
+                                   "encoder_num_hidden_layers",
+                                   "decoder_num_hidden_layers"};
 
 bool follow_stacks(Json& table, size_t kept) {
   bool changed = false;

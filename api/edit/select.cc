@@ -15,6 +15,7 @@
 #include "api/edit/parts.h"
 #include "api/edit/towers.h"
 #include "ckpt/error.h"
+#include "convert/whole.h"
 #include "formats/traits.h"
 #include "lib/text/format.h"
 #include "lib/text/glob.h"
@@ -262,9 +263,34 @@ void leave_out_options(Catalog& catalog, const Selection& options,
       before));
 }
 
+// True for a model that its family's rules find whole, of which layers or
+// experts alone are left out: what is left has to be a model again.
+bool stays_a_model(const Catalog& catalog, const Selection& options) {
+  if (options.layers.empty() || !options.keys.empty() ||
+      !options.exclude.empty() || !options.blocks.empty())
+    return false;
+  const families::Whole whole = families::check_whole(catalog);
+  return whole.sound() && whole.basis == families::Whole::Basis::kRules;
+}
+
+// Whatever its configuration says by the number of a layer has followed, or
+// could not.
+void need_model(const Catalog& catalog, const std::vector<uint32_t>& order) {
+  const families::Whole whole = families::check_whole(catalog);
+  const auto found = std::ranges::find(
+      whole.problems, Problem::Severity::kDamage, &Problem::severity);
+  if (found == whole.problems.end()) return;
+  throw unfaithful_error({catalog.path, found->tensor},
+                         "--layers: as layers 0-{}, these are not the model "
+                         "that the configuration describes: {}",
+                         order.size() - 1, found->message)
+      .with_hint("--keys '*' beside --layers writes a part of the model");
+}
+
 }  // namespace
 
 Chosen choose(Catalog& catalog, const Selection& options) {
+  const bool model = stays_a_model(catalog, options);
   std::string part;
   if (!options.part.empty()) part = keep_part(catalog, options.part);
   const bool predicted = !options.layers.empty() && predicts(catalog);
@@ -322,6 +348,9 @@ Chosen choose(Catalog& catalog, const Selection& options) {
       chosen.warning += "; ";
     chosen.warning += experts.warning;
   }
+  if (model && (counts_anew(order) || last_layers(options.layers) ||
+                order.back() + 1 == order.size()))
+    need_model(catalog, order);
   tidy(chosen.edits);
   for (const std::string& note : chosen.notes)
     catalog.assumptions.push_back(note);
