@@ -5,11 +5,14 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 
 #include "api/check/compare.h"
+#include "api/check/sums.h"
 #include "api/manifests.h"
 #include "ckpt/error.h"
 #include "reshard/crc_check.h"
@@ -67,7 +70,45 @@ std::string difference_of(const Prepared& prepared,
   return plain;
 }
 
+// The target's tensors of which anything is read from these files. Those that
+// are computed (merge) have no places of their own: all of them.
+std::set<uint32_t> tensors_of(const Prepared& prepared,
+                              const std::set<std::string>& files) {
+  Catalog places;
+  std::vector<uint32_t> which;
+  for (uint32_t i = 0; i < prepared.source.files.size(); ++i)
+    if (files.contains(prepared.source.files[i].path)) {
+      which.push_back(static_cast<uint32_t>(which.size()));
+      places.crcs.push_back(
+          {.file = i, .begin = 0, .end = std::numeric_limits<uint64_t>::max()});
+    }
+  std::set<uint32_t> tensors =
+      reshard::tensors_of(prepared.plan, places, which);
+  if (tensors.empty())
+    for (uint32_t i = 0; i < prepared.target.catalog.tensors.size(); ++i)
+      tensors.insert(i);
+  return tensors;
+}
+
 }  // namespace
+
+void check_lists(Prepared& prepared, const SaveOptions& options) {
+  const std::vector<Problem> wrong = wrong_sums(
+      prepared.source, {.threads = options.threads, .max_mem = options.max_mem},
+      prepared.sums);
+  if (wrong.empty()) return;
+  const Problem& first = wrong.front();
+  if (!options.ignore_checksums)
+    throw input_error({first.file, first.tensor}, "{}", first.message)
+        .with_hint(
+            "`ckpt verify` lists all; --ignore-checksums copies what is there");
+  std::set<std::string> files;
+  for (const Problem& problem : wrong) files.insert(problem.file);
+  for (const uint32_t tensor : tensors_of(prepared, files))
+    prepared.unproven.tensors.try_emplace(
+        prepared.target.catalog.tensors.at(tensor).name,
+        "a list of checksums contradicts the file that it was read from");
+}
 
 void check_copies(Prepared& prepared, const reshard::RunResult& result,
                   const SaveOptions& options) {

@@ -12,6 +12,9 @@
 
 namespace ckpt::library {
 
+// Before anything is read: the lists of checksums beside the source.
+void check_lists(Prepared& prepared, const SaveOptions& options);
+
 // After tensors were read: throws input_error or notes in prepared.unproven,
 // as options.ignore_checksums and options.allow_replica_mismatch say.
 void check_read(Prepared& prepared, const reshard::RunResult& result,

@@ -430,6 +430,7 @@ reshard::RunResult execute(Prepared& prepared, const SaveOptions& options,
   Session::current()->flush_failed = false;
   io::Watch& watch = Session::current()->watch;
   check_target(prepared, options);
+  check_lists(prepared, options);
   io::Staging staging(prepared.path, staging_options(prepared, options));
   const WatchEnd watch_end;
   watch_source(prepared, staging.root());

@@ -159,6 +159,25 @@ std::set<std::string> check_sums(const std::vector<sums::Sum>& sums,
   return proven;
 }
 
+std::vector<Problem> wrong_sums(const Catalog& source, const Engine& engine,
+                                bool all) {
+  const bool single = io::is_file(source.path);
+  std::vector<sums::Sum> found =
+      sums::beside(files_of(source, true),
+                   single ? io::parent(source.path) : source.path)
+          .sums;
+  if (!all)
+    std::erase_if(
+        found, [](const sums::Sum& sum) { return !sums::is_list(sum.source); });
+  if (found.empty()) return {};
+  Report report;
+  check_sums(found, engine, report);
+  std::erase_if(report.problems, [](const Problem& problem) {
+    return problem.severity != Problem::Severity::kDamage;
+  });
+  return std::move(report.problems);
+}
+
 uint64_t without_checksum(const Catalog& catalog,
                           const std::set<std::string>& proven) {
   using Place = std::pair<uint32_t, uint64_t>;

@@ -26,6 +26,12 @@ std::vector<std::string> files_of(const Catalog& catalog, bool tensors);
 std::set<std::string> check_sums(const std::vector<sums::Sum>& sums,
                                  const Engine& engine, Report& report);
 
+// Of the files that tensors are read from, those that SHA256SUMS or the like
+// contradicts; with `all`, that anything beside them does. (The hub cache's
+// names are not compared unasked: that would read each file twice.)
+std::vector<Problem> wrong_sums(const Catalog& source, const Engine& engine,
+                                bool all);
+
 // A list of checksums, or a manifest of ckpt's, from elsewhere. Each file that
 // a list names must be there.
 struct Against {

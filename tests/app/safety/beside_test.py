@@ -157,6 +157,45 @@ def test_single_file(folder):
     sound(files[1], "SHA-256", count=1)
 
 
+def test_not_copied(folder):
+    """What a list beside the source contradicts is no model to write: one flipped
+    bit of each file, in each verb that writes."""
+    path, files = model(folder)
+    (path / "SHA256SUMS").write_text(sums("sha256sum", files))
+    whole = folder / "whole"
+    shutil.copytree(path, whole)
+    for file in files:
+        flip(file, -1)
+        for verb in (("convert", path), ("convert", file), ("reshard", path),
+                     ("unshard", path), ("merge", whole, path)):
+            out = folder / "out"
+            done = CKPT.run(*verb, out).want(4)
+            check(file.name in done.err and "SHA256SUMS" in done.err, done.err)
+            check(not out.exists(), f"{verb}")
+            CKPT.ok(*verb, out, "--ignore-checksums")
+            done = CKPT.run("verify", out).want(1)
+            check("unproven" in done.out, f"{verb}: {done}")
+            shutil.rmtree(out) if out.is_dir() else out.unlink()
+        flip(file, -1)
+    CKPT.ok("convert", path, folder / "out")
+
+
+def test_hub_names_by_verify(folder):
+    """--verify compares what the hub's cache names a file by, too."""
+    path, files = model(folder)
+    download = path / ".cache/huggingface/download"
+    download.mkdir(parents=True)
+    for file in files:
+        (download / f"{file.name}.metadata").write_text(
+            "\n".join([40 * "a", hashlib.sha256(file.read_bytes()).hexdigest(),
+                       "1700000000.0"]) + "\n")
+    CKPT.ok("convert", path, folder / "sound", "--verify")
+    flip(files[0], -1)
+    CKPT.ok("convert", path, folder / "unasked")
+    done = CKPT.run("convert", path, folder / "out", "--verify").want(4)
+    check(files[0].name in done.err and "SHA-256" in done.err, done.err)
+
+
 def test_not_a_list(folder):
     """What can't be read as a list is said, and proves nothing."""
     path, files = model(folder)
@@ -454,6 +493,8 @@ def prepare(suite, ckpt):
         suite.add(f"not carried to {target}", test_not_carried, target)
     suite.add("checklist.chk", test_meta)
     suite.add("a single file", test_single_file)
+    suite.add("not copied", test_not_copied)
+    suite.add("hub: by --verify", test_hub_names_by_verify)
     suite.add("no list", test_not_a_list)
     suite.add("against", test_against)
     suite.add("quick", test_quick)
