@@ -59,7 +59,7 @@ std::string hint_of(const std::vector<Problem>& problems) {
     hint +=
         "; --rename brings names to others, --exclude GLOB leaves out what "
         "has no place";
-  if (has("missing_tensor") || has("missing_part"))
+  if (has("missing_tensor") || has("missing_part") || has("layer_gap"))
     hint += "; --allow-missing GLOB does without what is missing";
   if (has("wrapped_names")) hint += "; --to hf writes the names without";
   return hint;

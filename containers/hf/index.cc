@@ -27,12 +27,19 @@ using text::printable;
 
 constexpr uint64_t kMaxIndex = uint64_t{512} << 20;
 
-void check_plain_name(const Index& index, const std::string& tensor,
-                      std::string_view file) {
-  constexpr std::string_view kForbidden("/\\\0", 3);
-  if (!file.empty() && file != "." && file != ".." &&
-      file.find_first_of(kForbidden) == file.npos)
-    return;
+// Files beside the index or in folders below it, as transformers joins them.
+void check_inside(const Index& index, const std::string& tensor,
+                  std::string_view file) {
+  constexpr std::string_view kForbidden("\\\0", 2);
+  bool inside = file.find_first_of(kForbidden) == file.npos;
+  for (std::string_view rest = file; inside;) {
+    const size_t end = rest.find('/');
+    const std::string_view part = rest.substr(0, end);
+    inside = !part.empty() && part != "." && part != "..";
+    if (end == rest.npos) break;
+    rest.remove_prefix(end + 1);
+  }
+  if (inside) return;
   throw unsafe_error({index.path, tensor},
                      "\"{}\" is not a plain file name, and may lead out of the "
                      "directory",
@@ -79,10 +86,11 @@ class Parser {
     scan_.enter_object();
     while (const auto key = scan_.next_key()) {
       std::string tensor(*key);
-      const std::string_view file = scan_.string();
+      std::string_view file = scan_.string();
+      if (file.starts_with("./")) file.remove_prefix(2);
       auto found = files_.find(file);
       if (found == files_.end()) {
-        check_plain_name(index_, tensor, in_folder(file));
+        check_inside(index_, tensor, in_folder(file));
         const auto id = static_cast<uint32_t>(files_.size());
         found = files_.emplace(file, id).first;
       }

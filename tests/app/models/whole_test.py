@@ -595,6 +595,30 @@ def layers_anew(folder, model_type):
             made.want(5)
 
 
+def an_index_of_a_folder(folder):
+    """transformers joins what weight_map names: ./FILE and FOLDER/FILE load."""
+    llama(folder / "one")
+    CKPT.ok("convert", folder / "one", folder / "hf", "--max-shard-size", "10KB",
+            "--no-manifest")
+    index = folder / "hf" / "model.safetensors.index.json"
+    named = index.read_text()
+    (folder / "hf" / "weights").mkdir()
+    for words in ("./", "weights/"):
+        index.write_text(named.replace('"model-', f'"{words}model-'))
+        if words == "weights/":
+            for shard in (folder / "hf").glob("model-*"):
+                shard.rename(folder / "hf" / "weights" / shard.name)
+        if PEER.is_dir():
+            check_equal(complaint(peer().LlamaForCausalLM, folder / "hf"), "", words)
+        check_equal(verdict(folder / "hf")["verdict"], "ok", words)
+        for verb, *options in (("convert",), ("convert", "--to", "torch"),
+                               ("reshard",), ("salvage",)):
+            out = folder / "out"
+            CKPT.ok(verb, folder / "hf", out, *options)
+            CKPT.ok("verify", folder / "one", out)
+            shutil.rmtree(out)
+
+
 def wrapped_names(folder):
     """transformers finds nothing in a pytorch_model.bin whose names have a
     wrapper's words before them, and makes up the whole model."""
@@ -921,7 +945,7 @@ def prepare(suite, ckpt):
                  verdicts, without_rules,
                  a_scripts_optimizer, an_average,
                  a_configuration_that_means_others, holes, stale_index,
-                 a_lost_head, roles_of_a_step, second_copies, unfinished_downloads,
+                 a_lost_head, an_index_of_a_folder, roles_of_a_step, second_copies, unfinished_downloads,
                  an_index_beside_one_file, a_file_of_its_own):
         suite.add(case.__name__.replace("_", " "), case)
 
