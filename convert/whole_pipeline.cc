@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "containers/hf/hf.h"
+#include "convert/models_of.h"
 #include "convert/whole.h"
 #include "formats/component_tree.h"
 #include "formats/options.h"
@@ -27,22 +28,6 @@ std::string configured(const std::string& step, const std::string& folder,
         !found.empty())
       return found;
   return {};
-}
-
-// A pipeline's models, or those of a trainer's step: "actor.", "critic.".
-std::vector<Component> parts_of(const Catalog& source) {
-  if (!source.run) return {};
-  if (!source.run->components.empty()) return source.run->components;
-  std::vector<Component> parts;
-  for (const std::string& prefix : source.run->models) {
-    const std::string role = prefix.substr(0, prefix.find('.'));
-    std::string folder = configured(source.path, role, 2);
-    if (folder.empty()) folder = configured(source.path, "_" + role, 2);
-    parts.push_back({prefix, std::move(folder)});
-  }
-  // The first of several in one folder may have no word before its names.
-  if (!parts.empty()) parts.push_back({});
-  return parts;
 }
 
 // The folder of one of the models as its loader opens it.
@@ -78,9 +63,24 @@ Catalog folder_of(size_t at, const std::vector<Component>& all,
 
 }  // namespace
 
+std::vector<Component> models_of(const Catalog& source) {
+  if (!source.run) return {};
+  if (!source.run->components.empty()) return source.run->components;
+  std::vector<Component> models;
+  for (const std::string& prefix : source.run->models) {
+    const std::string role = prefix.substr(0, prefix.find('.'));
+    std::string folder = configured(source.path, role, 2);
+    if (folder.empty()) folder = configured(source.path, "_" + role, 2);
+    models.push_back({prefix, std::move(folder)});
+  }
+  return models;
+}
+
 Whole check_whole(const Catalog& source, const TranslateOptions& options) {
-  const std::vector<Component> all = parts_of(source);
+  std::vector<Component> all = models_of(source);
   if (all.empty()) return check_model(source, options);
+  // The first of several in one folder may have no word before its names.
+  if (source.run->components.empty()) all.push_back({});
   Whole whole{.basis = Whole::Basis::kRules};
   for (size_t at = 0; at < all.size(); ++at) {
     Whole one = check_model(folder_of(at, all, source), options);

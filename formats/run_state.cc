@@ -252,15 +252,6 @@ bool has_foreign_optimizer(const Catalog& source, std::string_view format) {
 
 namespace {
 
-// A role may have a folder of its own; models of one folder have not.
-std::string how_alone(const Catalog& source, const std::string& role) {
-  for (const std::string& folder : {role, "_" + role})
-    if (const std::string path = io::join(source.path, folder);
-        io::is_directory(path))
-      return text::printable(path);
-  return fmt::format("--keys '{}.*'", text::printable(role));
-}
-
 // With the role in front, a loader finds none of its model's names.
 void note_roles(Catalog& source) {
   std::vector<std::string> roles;
@@ -274,8 +265,8 @@ void note_roles(Catalog& source) {
       "several_models", {source.path, {}},
       "{} models ({}) in one directory, each with its role before its "
       "names, which transformers and vLLM don't load: convert a role "
-      "by itself ({})",
-      roles.size(), fmt::join(roles, ", "), how_alone(source, roles[0])));
+      "by itself (--part {})",
+      roles.size(), fmt::join(roles, ", "), text::printable(roles[0])));
 }
 
 // The name of an adapter is in its names in a live model, and not in PEFT's

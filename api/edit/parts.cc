@@ -9,10 +9,12 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "api/edit/model_part.h"
 #include "ckpt/ckpt.h"
 #include "ckpt/error.h"
 #include "containers/hf/numbered.h"
 #include "containers/torch/walk.h"
+#include "convert/models_of.h"
 #include "formats/traits.h"
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"
@@ -262,9 +264,11 @@ std::string part_word(const StateDict& part) {
 }
 
 std::string keep_part(Catalog& catalog, const std::string& name) {
+  if (const auto models = families::models_of(catalog); !models.empty())
+    return keep_model(catalog, models, name);
+  const size_t before = catalog.tensors.size();
   const std::vector<StateDict> parts = parts_of(catalog);
   const StateDict part = find_part(catalog, parts, name);
-  const size_t before = catalog.tensors.size();
   leave_others(catalog, part, parts);
   std::erase_if(catalog.tensors, [](const Tensor& tensor) {
     return tensor.kind == Kind::optim;

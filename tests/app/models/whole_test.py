@@ -657,6 +657,9 @@ def parts_of_a_pipeline(folder):
         "text_encoder": ["transformers", "T5EncoderModel"],
         "text_encoder_2": ["transformers", "T5EncoderModel"]}))
     check_equal(verdict(pipe)["verdict"], "ok", "the pipeline")
+    CKPT.ok("convert", pipe, folder / "alone", "--part", "text_encoder_2")
+    CKPT.ok("verify", pipe / "text_encoder_2", folder / "alone")
+    check_equal(complaint(transformers.T5EncoderModel, folder / "alone"), "", "alone")
     path = pipe / "text_encoder_2" / "model.safetensors"
     tensors = load_file(path)
     for name in tensors:
@@ -688,6 +691,17 @@ def roles_of_a_step(folder):
                   for p in report["problems"]), f"{report['problems']}")
         CKPT.run("convert", step, folder / "out").want(5)
         path.write_text(json.dumps(config))
+    for role in ("actor", "critic"):
+        for target in ("safetensors", "torch", "dcp"):
+            out = folder / f"{role}_{target}"
+            CKPT.ok("convert", step, out, "--part", role, "--to", target)
+            check_equal(json.loads((out / "config.json").read_text()),
+                        json.loads((step / role / "huggingface/config.json")
+                                   .read_text()), role)
+            check_equal(verdict(out)["verdict"], "ok", f"{role}, {target}")
+            CKPT.ok("verify", step / role, out, "--model-only")
+    said = CKPT.run("convert", step, folder / "out", "--part", "ref").want(5).err
+    check("there are actor, critic" in said, said)
 
 
 def files_of_epochs(folder):
