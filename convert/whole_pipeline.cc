@@ -63,6 +63,11 @@ Catalog folder_of(size_t at, const std::vector<Component>& all,
 
 }  // namespace
 
+std::string word_of(const Component& model) {
+  return model.prefix.empty() ? "."
+                              : model.prefix.substr(0, model.prefix.size() - 1);
+}
+
 std::vector<Component> models_of(const Catalog& source) {
   if (!source.run) return {};
   if (!source.run->components.empty()) return source.run->components;

@@ -15,6 +15,7 @@
 #include "containers/hf/numbered.h"
 #include "containers/torch/walk.h"
 #include "convert/models_of.h"
+#include "formats/component_tree.h"
 #include "formats/traits.h"
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"
@@ -257,6 +258,22 @@ std::vector<StateDict> parts_of(const Catalog& catalog) {
   for (Group& group : groups)
     if (group.dotted || !any) parts.push_back(std::move(group.part));
   return parts;
+}
+
+std::vector<StateDict> choices_of(const Catalog& catalog) {
+  const auto models = families::models_of(catalog);
+  if (models.empty()) return parts_of(catalog);
+  std::vector<Group> groups(models.size());
+  for (const Tensor& tensor : catalog.tensors)
+    if (const size_t at = formats::component_of(models, tensor.name);
+        at < groups.size() && tensor.kind != Kind::optim)
+      groups[at].add(tensor);
+  std::vector<StateDict> choices;
+  for (size_t i = 0; i < models.size(); ++i) {
+    choices.push_back(std::move(groups[i].part));
+    choices.back().name = families::word_of(models[i]);
+  }
+  return choices;
 }
 
 std::string part_word(const StateDict& part) {

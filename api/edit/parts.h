@@ -26,6 +26,9 @@ struct StateDict {
 // no nesting, or one that does not tell a module's name from a dict's key.
 std::vector<StateDict> parts_of(const Catalog& catalog);
 
+// What --part can take: these, or the models of a pipeline or of a step.
+std::vector<StateDict> choices_of(const Catalog& catalog);
+
 // What --part calls it: its name, "." for the top.
 std::string part_word(const StateDict& part);
 

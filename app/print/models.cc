@@ -13,7 +13,7 @@ namespace ckpt::app {
 
 std::string models_text(const Catalog& catalog) {
   constexpr size_t kMost = 4;
-  const std::vector<library::StateDict> parts = library::parts_of(catalog);
+  const std::vector<library::StateDict> parts = library::choices_of(catalog);
   if (parts.size() < 2) return "";
   std::string line;
   for (size_t p = 0; p < parts.size() && p < kMost; ++p)
@@ -26,7 +26,7 @@ std::string models_text(const Catalog& catalog) {
 }
 
 void write_models(JsonWriter& json, const Catalog& catalog) {
-  const auto parts = library::parts_of(catalog);
+  const auto parts = library::choices_of(catalog);
   if (parts.size() < 2) return;
   json.key("models").begin_array();
   for (const library::StateDict& part : parts) {

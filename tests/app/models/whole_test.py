@@ -700,6 +700,9 @@ def roles_of_a_step(folder):
                                    .read_text()), role)
             check_equal(verdict(out)["verdict"], "ok", f"{role}, {target}")
             CKPT.ok("verify", step / role, out, "--model-only")
+    found = CKPT.ok("inspect", step, "--json").json()["models"]
+    check_equal([(one["name"], one["parameters"]) for one in found],
+                [("actor", 3664), ("critic", 2833)], "inspect")
     said = CKPT.run("convert", step, folder / "out", "--part", "ref").want(5).err
     check("there are actor, critic" in said, said)
 
