@@ -239,7 +239,8 @@ void add_select_options(CLI::App& app, Selection& options) {
       ->allow_extra_args(false)
       ->group("Selection");
   app.add_option("--part", options.part,
-                 "Only this state dict of several in a file: ema")
+                 "Only this model of several in a file, pipeline or "
+                 "step: ema, unet, critic")
       ->type_name("NAME")
       ->group("Selection");
   CLI::Option* model = app.add_flag("--model-only", options.model_only,
@@ -351,7 +352,8 @@ void add_target_options(CLI::App& app, WriteOptions& options) {
                "--resume does not read back what was written")
       ->group(kWriting);
   app.add_flag("--verify", options.verify,
-               "Read back and compare after writing")
+               "Compare the source with what lies beside it, and "
+               "read back what was written")
       ->group(kWriting);
 }
 

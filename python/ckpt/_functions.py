@@ -52,7 +52,8 @@ def inspect(path: Path, *, all: bool = False, tree: bool = False,
     experts: Only these experts (0-31,40), renumbered from 0
     blocks: Only tensors owned by these blocks (0-3,8); for modelopt once for
         each rank
-    part: Only this state dict of several in a file: ema
+    part: Only this model of several in a file, pipeline or step: ema, unet,
+        critic
     model_only: The model alone: no state of training
     optim_only: Only optimizer state
     from_: Format of the source, instead of detecting it
@@ -98,7 +99,8 @@ def ls(path: Path, *glob: str, long: bool = False, regex: Words = None,
     experts: Only these experts (0-31,40), renumbered from 0
     blocks: Only tensors owned by these blocks (0-3,8); for modelopt once for
         each rank
-    part: Only this state dict of several in a file: ema
+    part: Only this model of several in a file, pipeline or step: ema, unet,
+        critic
     model_only: The model alone: no state of training
     optim_only: Only optimizer state
     from_: Format of the source, instead of detecting it
@@ -136,7 +138,8 @@ def view(path: Path, *, port: Union[int, str, None] = None, keys: Words = None,
     experts: Only these experts (0-31,40), renumbered from 0
     blocks: Only tensors owned by these blocks (0-3,8); for modelopt once for
         each rank
-    part: Only this state dict of several in a file: ema
+    part: Only this model of several in a file, pipeline or step: ema, unet,
+        critic
     model_only: The model alone: no state of training
     optim_only: Only optimizer state
     from_: Format of the source, instead of detecting it
@@ -244,7 +247,8 @@ def convert(source: Path, target: Path, *, keys: Words = None,
     experts: Only these experts (0-31,40), renumbered from 0
     blocks: Only tensors owned by these blocks (0-3,8); for modelopt once for
         each rank
-    part: Only this state dict of several in a file: ema
+    part: Only this model of several in a file, pipeline or step: ema, unet,
+        critic
     model_only: The model alone: no state of training
     optim_only: Only optimizer state
     from_: Format of the source, instead of detecting it
@@ -262,7 +266,8 @@ def convert(source: Path, target: Path, *, keys: Words = None,
     if_exists: If DST exists: fail (default), skip, replace (as --overwrite)
     resume: Resume an interrupted run
     trust_staging: --resume does not read back what was written
-    verify: Read back and compare after writing
+    verify: Compare the source with what lies beside it, and read back what was
+        written
     dtype: Cast floating-point tensors: f32, f16, bf16 ...; dequantize
         quantized ones
     quantize: Quantize weights: fp8-block (fp8 with 128x128 block scales); to
@@ -376,7 +381,8 @@ def reshard(source: Path, target: Path, *, keys: Words = None,
     experts: Only these experts (0-31,40), renumbered from 0
     blocks: Only tensors owned by these blocks (0-3,8); for modelopt once for
         each rank
-    part: Only this state dict of several in a file: ema
+    part: Only this model of several in a file, pipeline or step: ema, unet,
+        critic
     model_only: The model alone: no state of training
     optim_only: Only optimizer state
     from_: Format of the source, instead of detecting it
@@ -394,7 +400,8 @@ def reshard(source: Path, target: Path, *, keys: Words = None,
     if_exists: If DST exists: fail (default), skip, replace (as --overwrite)
     resume: Resume an interrupted run
     trust_staging: --resume does not read back what was written
-    verify: Read back and compare after writing
+    verify: Compare the source with what lies beside it, and read back what was
+        written
     dtype: Cast floating-point tensors: f32, f16, bf16 ...; dequantize
         quantized ones
     quantize: Quantize weights: fp8-block (fp8 with 128x128 block scales); to
@@ -476,7 +483,8 @@ def unshard(source: Path, target: Path, *, keys: Words = None,
     experts: Only these experts (0-31,40), renumbered from 0
     blocks: Only tensors owned by these blocks (0-3,8); for modelopt once for
         each rank
-    part: Only this state dict of several in a file: ema
+    part: Only this model of several in a file, pipeline or step: ema, unet,
+        critic
     model_only: The model alone: no state of training
     optim_only: Only optimizer state
     from_: Format of the source, instead of detecting it
@@ -494,7 +502,8 @@ def unshard(source: Path, target: Path, *, keys: Words = None,
     if_exists: If DST exists: fail (default), skip, replace (as --overwrite)
     resume: Resume an interrupted run
     trust_staging: --resume does not read back what was written
-    verify: Read back and compare after writing
+    verify: Compare the source with what lies beside it, and read back what was
+        written
     dtype: Cast floating-point tensors: f32, f16, bf16 ...; dequantize
         quantized ones
     quantize: Quantize weights: fp8-block (fp8 with 128x128 block scales); to
@@ -596,7 +605,8 @@ def merge(source: Union[Path, list[Path]], target: Path, *,
     experts: Only these experts (0-31,40), renumbered from 0
     blocks: Only tensors owned by these blocks (0-3,8); for modelopt once for
         each rank
-    part: Only this state dict of several in a file: ema
+    part: Only this model of several in a file, pipeline or step: ema, unet,
+        critic
     model_only: The model alone: no state of training
     optim_only: Only optimizer state
     from_: Format of the source, instead of detecting it
@@ -614,7 +624,8 @@ def merge(source: Union[Path, list[Path]], target: Path, *,
     if_exists: If DST exists: fail (default), skip, replace (as --overwrite)
     resume: Resume an interrupted run
     trust_staging: --resume does not read back what was written
-    verify: Read back and compare after writing
+    verify: Compare the source with what lies beside it, and read back what was
+        written
     dtype: Cast floating-point tensors: f32, f16, bf16 ...; dequantize
         quantized ones
     quantize: Quantize weights: fp8-block (fp8 with 128x128 block scales); to
@@ -714,7 +725,8 @@ def verify(path: Path, other: Optional[Path] = None, *, against: Words = None,
     experts: Only these experts (0-31,40), renumbered from 0
     blocks: Only tensors owned by these blocks (0-3,8); for modelopt once for
         each rank
-    part: Only this state dict of several in a file: ema
+    part: Only this model of several in a file, pipeline or step: ema, unet,
+        critic
     model_only: The model alone: no state of training
     optim_only: Only optimizer state
     from_: Format of the source, instead of detecting it
@@ -773,7 +785,8 @@ def diff(left: Path, right: Path, *, html: Words = None, write: Words = None,
     experts: Only these experts (0-31,40), renumbered from 0
     blocks: Only tensors owned by these blocks (0-3,8); for modelopt once for
         each rank
-    part: Only this state dict of several in a file: ema
+    part: Only this model of several in a file, pipeline or step: ema, unet,
+        critic
     model_only: The model alone: no state of training
     optim_only: Only optimizer state
     from_: Format of the source, instead of detecting it
