@@ -130,9 +130,9 @@ void check_copies(Prepared& prepared, const reshard::RunResult& result,
 
 void check_read(Prepared& prepared, const reshard::RunResult& result,
                 const reshard::RunOptions& run, const SaveOptions& options) {
-  const auto note = [&](size_t tensor, std::string why) {
+  const auto note = [&](size_t tensor, const std::string& why) {
     prepared.unproven.tensors.try_emplace(
-        prepared.target.catalog.tensors.at(tensor).name, std::move(why));
+        prepared.target.catalog.tensors.at(tensor).name, why);
   };
   check_copies(prepared, result, options);
   if (options.ignore_checksums) {

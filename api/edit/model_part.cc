@@ -65,6 +65,7 @@ std::string keep_model(Catalog& catalog, const std::vector<Component>& all,
   const auto found = std::ranges::find(all, name, families::word_of);
   if (found == all.end()) {
     std::vector<std::string> words;
+    words.reserve(all.size());
     for (const Component& one : all) words.push_back(families::word_of(one));
     throw unfaithful_error({catalog.path, {}},
                            "--part {}: no model has this name; there are {}",
@@ -72,7 +73,7 @@ std::string keep_model(Catalog& catalog, const std::vector<Component>& all,
         .with_hint("`ckpt inspect` lists them with their sizes");
   }
   const size_t before = catalog.tensors.size();
-  const Component model = *found;
+  const Component& model = *found;
   const auto at = static_cast<size_t>(found - all.begin());
   std::erase_if(catalog.tensors, [&](const Tensor& tensor) {
     return tensor.kind == Kind::optim ||
