@@ -93,6 +93,8 @@ std::set<std::string> patterns_of(const std::vector<Tensor>& tensors) {
 }  // namespace
 
 std::string Backbone::to_model(std::string_view name) const {
+  // A head is beside the base model.
+  if (here.empty() && name.starts_with("lm_head.")) return std::string(name);
   return instead(name, here, model);
 }
 
@@ -110,9 +112,22 @@ bool has_layers_of(const Family& family, const std::vector<Tensor>& tensors) {
 
 Backbone find_backbone(const Json& config, const Family& family,
                        const std::vector<Tensor>& tensors) {
-  if (!is_other_class(config, family)) return {};
   const std::set<std::string> layers = layers_of(family);
   const std::set<std::string> names = patterns_of(tensors);
+  if (!is_other_class(config, family)) {
+    // The base model alone, which the class with a head takes, too.
+    const Backbone base{"", "model."};
+    const auto fits = [&](const std::string& name) {
+      return layers.contains(family.normal_name(base.to_model(name)));
+    };
+    const auto fits_now = [&](const std::string& name) {
+      return layers.contains(family.normal_name(name));
+    };
+    return std::ranges::none_of(names, fits_now) &&
+                   std::ranges::any_of(names, fits)
+               ? base
+               : Backbone();
+  }
   std::set<std::string_view> models;
   for (const std::string& layer : layers)
     for (const std::string_view words : beginnings(layer)) models.insert(words);

@@ -178,8 +178,8 @@ void name_backbone(Catalog& source, const TranslateOptions& options,
   if (!backbone) return;
   for (Tensor& tensor : tensors) tensor.name = backbone.to_model(tensor.name);
   source.assumptions.push_back(fmt::format(
-      "names begin with '{}' instead of '{}': {} names the class of a backbone "
-      "by itself, or with another head",
+      "names begin with '{}' instead of '{}': those of a backbone by itself, "
+      "or of another class ({})",
       backbone.model, backbone.here, config.source));
 }
 

@@ -47,6 +47,11 @@ constexpr std::string_view kSecondCopies =
     "cls.predictions.decoder.weight cls.predictions.decoder.bias "
     ".embed_tokens.weight";
 
+// T5's first files have a table of positions that no module reads
+// (_keys_to_ignore_on_load_unexpected).
+constexpr std::string_view kUnusedTable =
+    ".EncDecAttention.relative_attention_bias.weight";
+
 // A second copy of what the model shares.
 bool is_second_copy(std::string_view name) {
   return text::ends_with_any(name, kSecondCopies);
@@ -427,8 +432,12 @@ class Question {
           add(damage("missing_tensor", {names_.path, finding.tensor},
                      "{} asks for it ({})", config_.source,
                      numbers.family().name()));
+      } else if (finding.kind == "unknown" && predicts(finding.tensor)) {
+        answer_.open = fmt::format(
+            "no rule knows {}, which predicts further tokens", finding.tensor);
       } else if (finding.kind == "unknown") {
         if (states_.contains(finding.tensor) ||
+            finding.tensor.ends_with(kUnusedTable) ||
             Globs(options_.drop).match(finding.tensor) ||
             (codes_ &&
              (codes_.belongs(finding.tensor) ||
@@ -450,6 +459,25 @@ class Question {
                    finding.message));
       }
     }
+  }
+
+  // Of layers for the tokens after the next, which transformers leaves aside:
+  // "mtp.", or numbered after the model's own as config.json announces.
+  bool predicts(std::string_view name) const {
+    if (fmt::format(".{}", name).find(".mtp") != std::string::npos) return true;
+    const auto number = [&](const char* key) -> uint64_t {
+      const auto found = config_.values.find(key);
+      return found != config_.values.end() && found->is_number_unsigned()
+                 ? found->get<uint64_t>()
+                 : 0;
+    };
+    const uint64_t own = number("num_hidden_layers");
+    for (uint64_t i = 0;
+         i < std::min<uint64_t>(number("num_nextn_predict_layers"), 8); ++i)
+      if (own != 0 &&
+          name.starts_with(fmt::format("model.layers.{}.", own + i)))
+        return true;
+    return false;
   }
 
   // The shape of codes that no rule reads is not that of their weight.

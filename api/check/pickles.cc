@@ -8,7 +8,7 @@
 #include <span>
 
 #include "ckpt/note.h"
-#include "formats/scan/scan.h"
+#include "containers/foreign.h"
 #include "lib/io/file.h"
 #include "lib/io/remote.h"
 
@@ -24,6 +24,7 @@ void PickleCheck::begin(const Catalog& catalog, bool reads,
     files_.assign(paths.begin(), paths.end());
   }
   folder_ = catalog.path;
+  in_run_ = catalog.run.has_value();
   at_ = problems.size();
   std::vector<Problem> found = this->found();
   count_ = found.size();
@@ -47,6 +48,13 @@ reshard::Passed PickleCheck::passed(const Catalog& catalog) {
       };
 }
 
+bool PickleCheck::is_foreign(const scan::FileScan& file) const {
+  if (!file.unknown) return false;
+  const auto known = formats::recognise_file(file.path);
+  return (known && known->stands_in) ||
+         (!in_run_ && io::parent(file.path) != folder_);
+}
+
 std::vector<Problem> PickleCheck::found() {
   scan::Heads* const heads = heads_ ? &*heads_ : nullptr;
   std::vector<Problem> found;
@@ -63,7 +71,10 @@ std::vector<Problem> PickleCheck::found() {
                                "loading it elsewhere runs {}",
                                scan::describe(global)));
     // Dead links and FIFOs are named where the checkpoint is read.
-    if (!file.problem.empty() && !file.absent)
+    if (!file.problem.empty() && !file.absent && is_foreign(file))
+      found.push_back(warning("unreadable_pickle", {file.path, {}},
+                              "is not read: {}", file.problem));
+    else if (!file.problem.empty() && !file.absent)
       found.push_back(damage("unreadable_pickle", {file.path, {}},
                              "{}; what loading it would run is not known",
                              file.problem));

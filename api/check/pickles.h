@@ -8,6 +8,7 @@
 
 #include "ckpt/catalog.h"
 #include "formats/scan/heads.h"
+#include "formats/scan/scan.h"
 #include "reshard/run_options.h"
 
 namespace ckpt::library {
@@ -26,9 +27,13 @@ class PickleCheck {
 
  private:
   std::vector<Problem> found();
+  // Another program's, in a folder of its own (openvino/, coreml/), or a
+  // pointer of git-lfs: nothing that this checkpoint's loader opens.
+  bool is_foreign(const scan::FileScan& file) const;
 
   std::optional<scan::Heads> heads_;
   std::string folder_;              // what is looked at
+  bool in_run_ = false;             // whose folders are its own
   std::vector<std::string> files_;  // or else the files of the catalog
   size_t at_ = 0;                   // its problems among the others
   size_t count_ = 0;

@@ -151,6 +151,7 @@ FileScan scan_one(const Found& file, bool asked, const Items& items,
     const io::Handle handle = io::Handle::open_read(file.path);
     Scanner scanner(file.path);
     scanner.leave(heads, handle.base());
+    bool unknown = false;
     const auto listed = items.find(file.path);
     if (listed != items.end()) {
       scan_items(scanner, handle, listed->second, !heads);
@@ -158,11 +159,15 @@ FileScan scan_one(const Found& file, bool asked, const Items& items,
       scanner.part(handle, {.raw = file.raw, .brief = file.raw});
       if (!scanner.known() && !file.raw && handle.size() > 0 &&
           (asked || ends_like_pickle(file.path)) &&
-          !is_harmless_content(handle))
+          !is_harmless_content(handle)) {
+        unknown = true;
         scanner.problem({}, "no content that is known here");
+      }
       if (scanner.old_torch()) check_old_torch(file.path, scanner);
     }
-    return scanner.take();
+    FileScan scan = scanner.take();
+    scan.unknown = unknown;
+    return scan;
   } catch (const Error& error) {
     if (error.code() == ExitCode::kBug) throw;
     if (asked && error.code() == ExitCode::kMissing) throw;

@@ -58,6 +58,7 @@ struct FileScan {
   std::vector<Global> globals;  // each once, in order of appearance
   std::string problem;          // kUnreadable, kExecutes: what can't be parsed
   bool absent = false;          // a link that leads to no file, a FIFO
+  bool unknown = false;  // no loader of pickles gets beyond its first byte
 };
 
 // Scans several files, many at a time where they are on a server. An unknown

@@ -595,6 +595,62 @@ def layers_anew(folder, model_type):
             made.want(5)
 
 
+def what_transformers_leaves_aside(folder):
+    """Names of the base model, layers for tokens after the next, files of other
+    programs beside: transformers loads all of these."""
+    import torch
+
+    path = folder / "hf"
+    whole = llama(path, tie_word_embeddings=True)
+    del whole["lm_head.weight"]
+    base = {n.removeprefix("model."): t for n, t in whole.items()}
+    untied = llama(folder / "untied")
+    loads = {"base": (base, "ok"),
+             "mtp": (whole | {"model.mtp_proj.weight": torch.ones(16, 32)}, "cant_tell"),
+             "next": (whole | {"model.layers.4.eh_proj.weight": torch.ones(16, 32)},
+                      "cant_tell")}
+    for what, (tensors, wanted) in loads.items():
+        llama(path, tie_word_embeddings=True,
+              num_nextn_predict_layers=int(what == "next"))
+        write(path, tensors)
+        check_equal(verdict(path)["verdict"], wanted, what)
+        if what == "base" and PEER.is_dir():
+            check_equal(complaint(peer().LlamaForCausalLM, path), "", what)
+        CKPT.ok("convert", path, folder / what, "--dtype", "bf16")
+    for name in base:
+        write(path, {n: t for n, t in base.items() if n != name})
+        check_equal(verdict(path)["verdict"], "incomplete", name)
+    llama(path)
+    write(path, {n.removeprefix("model."): t for n, t in untied.items()})
+    check_equal(verdict(path)["verdict"], "ok", "untied")
+    if PEER.is_dir():
+        check_equal(complaint(peer().LlamaForCausalLM, path), "", "untied")
+    write(path, base)
+    check_equal(verdict(path)["verdict"], "incomplete", "without its head")
+
+    transformers = peer()
+    t5 = transformers.T5ForConditionalGeneration(transformers.T5Config(
+        vocab_size=32, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_heads=4))
+    t5.config.save_pretrained(folder / "t5")
+    torch.save(t5.state_dict() | {
+        "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight":
+        torch.ones(32, 4)}, folder / "t5" / "pytorch_model.bin")
+    check_equal(complaint(type(t5), folder / "t5"), "", "t5")
+    check_equal(verdict(folder / "t5")["verdict"], "ok", "t5")
+
+    llama(path)
+    (path / "openvino").mkdir()
+    (path / "openvino" / "openvino_model.bin").write_bytes(b"\x13\x37" * 500)
+    (path / "optimizer.pt").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:" + 64 * "a" +
+        "\nsize 9\n")
+    report = verdict(path)
+    check_equal((report["ok"], report["verdict"], len(report["problems"])),
+                (True, "warnings", 2), f"{report}")
+    (path / "openvino" / "openvino_model.bin").rename(path / "training_args.bin")
+    check_equal(verdict(path)["verdict"], "unsafe", "a pickle that is none")
+
+
 def an_index_of_a_folder(folder):
     """transformers joins what weight_map names: ./FILE and FOLDER/FILE load."""
     llama(folder / "one")
@@ -962,6 +1018,7 @@ def prepare(suite, ckpt):
                  verdicts, without_rules,
                  a_scripts_optimizer, an_average,
                  a_configuration_that_means_others, holes, stale_index,
+                 what_transformers_leaves_aside,
                  a_lost_head, an_index_of_a_folder, roles_of_a_step, second_copies, unfinished_downloads,
                  an_index_beside_one_file, a_file_of_its_own):
         suite.add(case.__name__.replace("_", " "), case)
