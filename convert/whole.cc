@@ -139,6 +139,7 @@ class Question {
       unwrap(names_, likely.get(), Words::kKnown);
     if (dialect_of(names_).empty()) take_off(foreign_prefix(names_));
     if (names_.tensors.front().name != first) wrapped(first);
+    if (!likely && !class_of(config_.values).empty()) all_wrapped();
     const std::string from(dialect_of(names_));
     const auto family = find_family(names_, options_);
     if (!family && from == "mcore" && !values_of(names_, from).source.empty())
@@ -175,6 +176,20 @@ class Question {
                "the names begin with \"{}\", and its loader asks for them "
                "without",
                text::printable(first.substr(0, first.size() - name.size()))));
+  }
+
+  // The same of a class without rules: no module of transformers is called so.
+  void all_wrapped() {
+    for (const std::string_view words :
+         {"module.", "_orig_mod.", "module._orig_mod.",
+          "_fsdp_wrapped_module."})
+      if (std::ranges::all_of(names_.tensors, [&](const Tensor& tensor) {
+            return tensor.kind != Kind::model || tensor.name.starts_with(words);
+          })) {
+        const std::string first = names_.tensors.front().name;
+        take_off(std::string(words));
+        return wrapped(first);
+      }
   }
 
   Whole unknown(std::string why) {

@@ -99,10 +99,10 @@ budgets='
 lib: 33040
 containers: 11450
 models: 6650
-formats: 78430
-convert: 18190
+formats: 78440
+convert: 18250
 reshard: 23660
-api: 27900
+api: 27920
 app: 19230
 '
 while IFS=: read -r room most; do

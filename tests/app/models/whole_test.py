@@ -696,6 +696,23 @@ def wrapped_names(folder):
         CKPT.ok("convert", folder / "hf", folder / "out", "--to", "hf")
         check_equal(verdict(folder / "out")["verdict"], "ok", words)
         shutil.rmtree(folder / "out")
+    if not PEER.is_dir():
+        return
+    bert = peer().BertModel(peer().BertConfig(
+        vocab_size=32, hidden_size=16, num_hidden_layers=2, intermediate_size=24,
+        num_attention_heads=4, max_position_embeddings=16))
+    path = folder / "bert" / "pytorch_model.bin"
+    bert.config.architectures = ["BertModel"]
+    bert.config.save_pretrained(path.parent)
+    for words in ("", "module.", "_orig_mod."):
+        torch.save({words + name: one for name, one in bert.state_dict().items()},
+                   path)
+        check_equal(bool(complaint(type(bert), path.parent)), bool(words), words)
+        report = verdict(path.parent)
+        check_equal([p["kind"] for p in report["problems"]],
+                    ["wrapped_names"] if words else [], words)
+        if words:
+            CKPT.run("convert", path.parent, folder / "out").want(5)
 
 
 def parts_of_a_pipeline(folder):
