@@ -261,12 +261,12 @@ void note_roles(Catalog& source) {
         }))
       roles.push_back(prefix.substr(0, prefix.size() - 1));
   if (roles.size() < 2) return;
-  source.problems.push_back(warning(
-      "several_models", {source.path, {}},
-      "{} models ({}) in one directory, each with its role before its "
-      "names, which transformers and vLLM don't load: convert a role "
-      "by itself (--part {})",
-      roles.size(), fmt::join(roles, ", "), text::printable(roles[0])));
+  source.problems.push_back(
+      warning("several_models", {source.path, {}},
+              "{} models ({}) in one directory, each with its role before its "
+              "names, which transformers and vLLM don't load: convert a role "
+              "by itself (--part {})",
+              roles.size(), fmt::join(roles, ", "), text::printable(roles[0])));
 }
 
 // The name of an adapter is in its names in a live model, and not in PEFT's

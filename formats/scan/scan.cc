@@ -259,6 +259,7 @@ std::vector<FileScan> scan_all(const std::vector<Found>& files,
                                const Items& items, Heads* heads) {
   std::vector<FileScan> scans(files.size());
   std::vector<std::string> paths;
+  paths.reserve(files.size());
   for (const Found& file : files) paths.push_back(file.path);
   const bool there = std::ranges::any_of(
       paths, [](const auto& one) { return io::is_url(one); });
@@ -291,6 +292,7 @@ std::vector<FileScan> scan_path(const std::string& path, Heads* heads) {
 std::vector<FileScan> scan_files(const std::vector<std::string>& paths,
                                  Heads* heads) {
   std::vector<Found> files;
+  files.reserve(paths.size());
   for (const std::string& path : paths) files.push_back({path, false, {}});
   return scan_all(files, {}, heads);
 }
