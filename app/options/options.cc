@@ -352,8 +352,7 @@ void add_target_options(CLI::App& app, WriteOptions& options) {
                "--resume does not read back what was written")
       ->group(kWriting);
   app.add_flag("--verify", options.verify,
-               "Compare the source with what lies beside it, and "
-               "read back what was written")
+               "Check source checksums, read the target back")
       ->group(kWriting);
 }
 

@@ -266,8 +266,7 @@ def convert(source: Path, target: Path, *, keys: Words = None,
     if_exists: If DST exists: fail (default), skip, replace (as --overwrite)
     resume: Resume an interrupted run
     trust_staging: --resume does not read back what was written
-    verify: Compare the source with what lies beside it, and read back what was
-        written
+    verify: Check source checksums, read the target back
     dtype: Cast floating-point tensors: f32, f16, bf16 ...; dequantize
         quantized ones
     quantize: Quantize weights: fp8-block (fp8 with 128x128 block scales); to
@@ -400,8 +399,7 @@ def reshard(source: Path, target: Path, *, keys: Words = None,
     if_exists: If DST exists: fail (default), skip, replace (as --overwrite)
     resume: Resume an interrupted run
     trust_staging: --resume does not read back what was written
-    verify: Compare the source with what lies beside it, and read back what was
-        written
+    verify: Check source checksums, read the target back
     dtype: Cast floating-point tensors: f32, f16, bf16 ...; dequantize
         quantized ones
     quantize: Quantize weights: fp8-block (fp8 with 128x128 block scales); to
@@ -502,8 +500,7 @@ def unshard(source: Path, target: Path, *, keys: Words = None,
     if_exists: If DST exists: fail (default), skip, replace (as --overwrite)
     resume: Resume an interrupted run
     trust_staging: --resume does not read back what was written
-    verify: Compare the source with what lies beside it, and read back what was
-        written
+    verify: Check source checksums, read the target back
     dtype: Cast floating-point tensors: f32, f16, bf16 ...; dequantize
         quantized ones
     quantize: Quantize weights: fp8-block (fp8 with 128x128 block scales); to
@@ -624,8 +621,7 @@ def merge(source: Union[Path, list[Path]], target: Path, *,
     if_exists: If DST exists: fail (default), skip, replace (as --overwrite)
     resume: Resume an interrupted run
     trust_staging: --resume does not read back what was written
-    verify: Compare the source with what lies beside it, and read back what was
-        written
+    verify: Check source checksums, read the target back
     dtype: Cast floating-point tensors: f32, f16, bf16 ...; dequantize
         quantized ones
     quantize: Quantize weights: fp8-block (fp8 with 128x128 block scales); to
