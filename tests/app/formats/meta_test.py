@@ -4,6 +4,7 @@
 that share key/value heads, proven by attention itself; breakages.
 """
 
+import hashlib
 import json
 import random
 import zipfile
@@ -305,7 +306,11 @@ def test_files_beside(folder):
     source = model.write(folder / "a", 2)
     (source / "params.json").write_text(json.dumps({"model": model.params}))
     (source / "tokenizer.model").write_bytes(b"\0\1")
-    (source / "checklist.chk").write_text("0" * 32 + "  consolidated.00.pth\n")
+    lists = source / "checklist.chk"
+    lists.write_text("0" * 32 + "  consolidated.00.pth\n")
+    CKPT.run("reshard", source, folder / "b", "--tp", 8).want(4)
+    lists.write_text(hashlib.md5((source / "consolidated.00.pth").read_bytes())
+                     .hexdigest() + "  consolidated.00.pth\n")
     result = CKPT.ok("reshard", source, folder / "b", "--tp", 8, "-v")
     check("MD5" in result.err, "checklist.chk was left out in silence")
     model.check(folder / "b", 8)

@@ -321,11 +321,12 @@ def test_roles(folder):
     """Actor and critic in one directory of weights, which nothing loads."""
     root = root_of("verl_fsdp2_w2")
     said = CKPT.ok("convert", root, folder / "out", "--to", "safetensors")
-    check("2 models" in said.err and "global_step_10/actor" in said.err,
-          f"{said}")
-    said = CKPT.ok("convert", root / "global_step_10/actor", folder / "one",
-                   "--to", "safetensors")
-    check("2 models" not in said.err, f"{said}")
+    check("2 models" in said.err and "--part actor" in said.err, f"{said}")
+    for name, at, *options in (("one", root / "global_step_10/actor"),
+                               ("part", root, "--part", "actor")):
+        said = CKPT.ok("convert", at, folder / name, "--to", "safetensors", *options)
+        check("2 models" not in said.err, f"{said}")
+    CKPT.ok("verify", folder / "one", folder / "part")
 
 
 def test_hole(folder):
