@@ -22,6 +22,7 @@
 #include "api/check/meet.h"
 #include "api/edit/towers.h"
 #include "api/manifests.h"
+#include "api/unproven.h"
 #include "ckpt/ckpt.h"
 #include "ckpt/error.h"
 #include "ckpt/merge.h"
@@ -516,19 +517,9 @@ void Merging::leave_optimizer() {
 // The elements of a merged tensor pass no checksum on their way.
 void Merging::check_stored() const {
   if (options_.only_planned || options_.ignore_checksums) return;
-  reshard::RunOptions run;
-  run.threads = options_.threads;
-  run.max_mem = options_.max_mem / 2;
-  for (const Catalog& source : sources_) {
-    if (source.crcs.empty()) continue;
-    const std::vector<Problem> wrong = reshard::check_crcs(source, run);
-    if (wrong.empty()) continue;
-    throw input_error({wrong.front().file, wrong.front().tensor}, "{}",
-                      wrong.front().message)
-        .with_hint(
-            "`ckpt verify` lists all; --ignore-checksums takes what is "
-            "there");
-  }
+  const library::Engine engine{.threads = options_.threads,
+                               .max_mem = options_.max_mem};
+  for (const Catalog& source : sources_) library::need_crcs(source, engine);
 }
 
 void Merging::join_files() {

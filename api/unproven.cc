@@ -70,6 +70,19 @@ std::string difference_of(const Prepared& prepared,
   return plain;
 }
 
+Error contradicted(const Problem& problem) {
+  return input_error({problem.file, problem.tensor}, "{}", problem.message)
+      .with_hint(
+          "`ckpt verify` lists all; --ignore-checksums copies what is there");
+}
+
+reshard::RunOptions run_of(const Engine& engine) {
+  reshard::RunOptions run;
+  run.threads = engine.threads;
+  run.max_mem = engine.max_mem / 2;
+  return run;
+}
+
 // The target's tensors of which anything is read from these files. Those that
 // are computed (merge) have no places of their own: all of them.
 std::set<uint32_t> tensors_of(const Prepared& prepared,
@@ -92,16 +105,26 @@ std::set<uint32_t> tensors_of(const Prepared& prepared,
 
 }  // namespace
 
+void need_crcs(const Catalog& source, const Engine& engine) {
+  if (source.crcs.empty()) return;
+  if (const auto wrong = reshard::check_crcs(source, run_of(engine));
+      !wrong.empty())
+    throw contradicted(wrong.front());
+}
+
+void need_stored(const Catalog& source, const Engine& engine) {
+  if (const auto wrong = wrong_sums(source, engine, false); !wrong.empty())
+    throw contradicted(wrong.front());
+  need_crcs(source, engine);
+  check_against_manifest(source, run_of(engine));
+}
+
 void check_lists(Prepared& prepared, const SaveOptions& options) {
   const std::vector<Problem> wrong = wrong_sums(
       prepared.source, {.threads = options.threads, .max_mem = options.max_mem},
       prepared.sums);
   if (wrong.empty()) return;
-  const Problem& first = wrong.front();
-  if (!options.ignore_checksums)
-    throw input_error({first.file, first.tensor}, "{}", first.message)
-        .with_hint(
-            "`ckpt verify` lists all; --ignore-checksums copies what is there");
+  if (!options.ignore_checksums) throw contradicted(wrong.front());
   std::set<std::string> files;
   for (const Problem& problem : wrong) files.insert(problem.file);
   for (const uint32_t tensor : tensors_of(prepared, files))

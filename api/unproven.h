@@ -5,12 +5,19 @@
 
 #include <functional>
 
+#include "api/engine.h"
 #include "api/prepared.h"
 #include "ckpt/ckpt.h"
 #include "ckpt/layout.h"
 #include "reshard/ranks/run.h"
 
 namespace ckpt::library {
+
+// Before elements are computed with, which pass no checksum on their way:
+// throws input_error for a record whose CRC-32 is another.
+void need_crcs(const Catalog& source, const Engine& engine);
+// The same for whatever a list beside the source, or its manifest, contradicts.
+void need_stored(const Catalog& source, const Engine& engine);
 
 // Before anything is read: the lists of checksums beside the source.
 void check_lists(Prepared& prepared, const SaveOptions& options);

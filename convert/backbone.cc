@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "convert/backbone.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <set>
 #include <string>
 
+#include "lib/text/number.h"
 #include "models/wrapper.h"
 
 namespace ckpt::families {
@@ -49,6 +52,48 @@ std::optional<TaskHead> task_head(const Json& config) {
   if (name.ends_with("ForQuestionAnswering"))
     return TaskHead{"qa_outputs", true, 2};  // a beginning and an end
   return std::nullopt;
+}
+
+bool predicts_more(const Json& config, std::string_view name) {
+  if (fmt::format(".{}", name).find(".mtp") != std::string::npos) return true;
+  const auto number = [&](const char* key) -> uint64_t {
+    const auto found = config.find(key);
+    return found != config.end() && found->is_number_unsigned()
+               ? found->get<uint64_t>()
+               : 0;
+  };
+  constexpr std::string_view kLayers = "model.layers.";
+  if (!name.starts_with(kLayers)) return false;
+  name.remove_prefix(kLayers.size());
+  const auto layer = text::number<uint64_t>(name.substr(0, name.find('.')));
+  const uint64_t own = number("num_hidden_layers");
+  return layer && own != 0 && *layer >= own &&
+         *layer - own < number("num_nextn_predict_layers");
+}
+
+std::string wrapper_of(const std::vector<Tensor>& tensors) {
+  constexpr std::string_view kParallel = "module.";  // DataParallel, DDP
+  const auto bare = [&](std::string name) {
+    for (size_t before = 0; before != name.size();) {
+      before = name.size();
+      name = without_wrappers(std::move(name));
+      if (name.starts_with(kParallel)) name.erase(0, kParallel.size());
+    }
+    return name;
+  };
+  const auto first = std::ranges::find(tensors, Kind::model, &Tensor::kind);
+  if (first == tensors.end()) return {};
+  const std::string rest = bare(first->name);
+  if (!first->name.ends_with(rest)) return {};
+  const std::string words =
+      first->name.substr(0, first->name.size() - rest.size());
+  return std::ranges::all_of(tensors,
+                             [&](const Tensor& tensor) {
+                               return tensor.kind != Kind::model ||
+                                      tensor.name.starts_with(words);
+                             })
+             ? words
+             : "";
 }
 
 namespace {
@@ -114,20 +159,6 @@ Backbone find_backbone(const Json& config, const Family& family,
                        const std::vector<Tensor>& tensors) {
   const std::set<std::string> layers = layers_of(family);
   const std::set<std::string> names = patterns_of(tensors);
-  if (!is_other_class(config, family)) {
-    // The base model alone, which the class with a head takes, too.
-    const Backbone base{"", "model."};
-    const auto fits = [&](const std::string& name) {
-      return layers.contains(family.normal_name(base.to_model(name)));
-    };
-    const auto fits_now = [&](const std::string& name) {
-      return layers.contains(family.normal_name(name));
-    };
-    return std::ranges::none_of(names, fits_now) &&
-                   std::ranges::any_of(names, fits)
-               ? base
-               : Backbone();
-  }
   std::set<std::string_view> models;
   for (const std::string& layer : layers)
     for (const std::string_view words : beginnings(layer)) models.insert(words);
@@ -140,7 +171,14 @@ Backbone find_backbone(const Json& config, const Family& family,
   // Where some fit as they are, the words of others are another module's.
   Backbone best;
   auto most = known_by(best);
-  const size_t taken = most == 0 ? kMostWords : 0;
+  // A class with a head takes its base model's names, and no other's.
+  const bool base = !is_other_class(config, family);
+  if (base && most != 0) return {};
+  if (base)
+    std::erase_if(models, [](std::string_view words) {
+      return std::ranges::count(words, '.') > 1;
+    });
+  const size_t taken = most == 0 && !base ? kMostWords : 0;
   for (size_t words = 0; words <= taken; ++words) {
     std::set<std::string_view> heres;
     for (const std::string& name : names)

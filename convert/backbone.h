@@ -34,6 +34,14 @@ struct TaskHead {
 
 std::optional<TaskHead> task_head(const Json& config);
 
+// A tensor of the layers for tokens after the next, which transformers leaves
+// aside: "mtp.", or numbered after the model's own as config.json announces.
+bool predicts_more(const Json& config, std::string_view name);
+
+// What a wrapper put before all of these names ("module."), whatever model it
+// is: no module of transformers is called so.
+std::string wrapper_of(const std::vector<Tensor>& tensors);
+
 // What these names have before them, and what the family's model has instead.
 struct Backbone {
   std::string here;  // "transformer."; "": nothing, all names lack `model`
@@ -48,7 +56,8 @@ struct Backbone {
 // True if some of these are names of the family's layers as they are.
 bool has_layers_of(const Family& family, const std::vector<Tensor>& tensors);
 
-// Both are empty if no other names would be more of the family's.
+// Both are empty if no other names would be more of the family's. A class that
+// the rules are for has its own names, or all of its base model's.
 Backbone find_backbone(const Json& config, const Family& family,
                        const std::vector<Tensor>& tensors);
 

@@ -178,18 +178,11 @@ class Question {
                text::printable(first.substr(0, first.size() - name.size()))));
   }
 
-  // The same of a class without rules: no module of transformers is called so.
+  // The same of a class without rules.
   void all_wrapped() {
-    for (const std::string_view words :
-         {"module.", "_orig_mod.", "module._orig_mod.",
-          "_fsdp_wrapped_module."})
-      if (std::ranges::all_of(names_.tensors, [&](const Tensor& tensor) {
-            return tensor.kind != Kind::model || tensor.name.starts_with(words);
-          })) {
-        const std::string first = names_.tensors.front().name;
-        take_off(std::string(words));
-        return wrapped(first);
-      }
+    const std::string first = names_.tensors.front().name;
+    take_off(wrapper_of(names_.tensors));
+    if (names_.tensors.front().name != first) wrapped(first);
   }
 
   Whole unknown(std::string why) {
@@ -447,7 +440,8 @@ class Question {
           add(damage("missing_tensor", {names_.path, finding.tensor},
                      "{} asks for it ({})", config_.source,
                      numbers.family().name()));
-      } else if (finding.kind == "unknown" && predicts(finding.tensor)) {
+      } else if (finding.kind == "unknown" &&
+                 predicts_more(config_.values, finding.tensor)) {
         answer_.open = fmt::format(
             "no rule knows {}, which predicts further tokens", finding.tensor);
       } else if (finding.kind == "unknown") {
@@ -474,25 +468,6 @@ class Question {
                    finding.message));
       }
     }
-  }
-
-  // Of layers for the tokens after the next, which transformers leaves aside:
-  // "mtp.", or numbered after the model's own as config.json announces.
-  bool predicts(std::string_view name) const {
-    if (fmt::format(".{}", name).find(".mtp") != std::string::npos) return true;
-    const auto number = [&](const char* key) -> uint64_t {
-      const auto found = config_.values.find(key);
-      return found != config_.values.end() && found->is_number_unsigned()
-                 ? found->get<uint64_t>()
-                 : 0;
-    };
-    const uint64_t own = number("num_hidden_layers");
-    for (uint64_t i = 0;
-         i < std::min<uint64_t>(number("num_nextn_predict_layers"), 8); ++i)
-      if (own != 0 &&
-          name.starts_with(fmt::format("model.layers.{}.", own + i)))
-        return true;
-    return false;
   }
 
   // The shape of codes that no rule reads is not that of their weight.

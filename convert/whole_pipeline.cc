@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -17,17 +18,16 @@ namespace ckpt::families {
 namespace {
 
 // The first folder with a config.json: `folder`, or one up to two below it.
-std::string configured(const std::string& step, const std::string& folder,
-                       int depth) {
+std::optional<std::string> configured(const std::string& step,
+                                      const std::string& folder, int depth) {
   const std::string path = io::join(step, folder);
-  if (!io::is_directory(path)) return {};
+  if (!io::is_directory(path)) return std::nullopt;
   if (io::is_file(io::join(path, "config.json"))) return folder;
-  if (depth == 0) return {};
+  if (depth == 0) return std::nullopt;
   for (const std::string& name : io::list_directory(path))
-    if (std::string found = configured(step, io::join(folder, name), depth - 1);
-        !found.empty())
+    if (auto found = configured(step, io::join(folder, name), depth - 1))
       return found;
-  return {};
+  return std::nullopt;
 }
 
 // The folder of one of the models as its loader opens it.
@@ -49,8 +49,8 @@ Catalog folder_of(size_t at, const std::vector<Component>& all,
     folder.format = source.format;
     folder.run = source.run;
     folder.run->models.clear();
-    if (io::is_directory(folder.path))
-      formats::add_sidecars(folder.path, folder);
+    // A folder of several models: whose its configuration is, nobody knows.
+    if (!all[at].folder.empty()) formats::add_sidecars(folder.path, folder);
     return folder;
   }
   for (const Sidecar& sidecar : source.sidecars)
@@ -74,9 +74,10 @@ std::vector<Component> models_of(const Catalog& source) {
   std::vector<Component> models;
   for (const std::string& prefix : source.run->models) {
     const std::string role = prefix.substr(0, prefix.find('.'));
-    std::string folder = configured(source.path, role, 2);
-    if (folder.empty()) folder = configured(source.path, "_" + role, 2);
-    models.push_back({prefix, std::move(folder)});
+    Component& model = models.emplace_back(Component{prefix, {}});
+    for (const std::string& own : {role, "_" + role})
+      if (model.folder.empty() && io::is_directory(io::join(source.path, own)))
+        model.folder = configured(source.path, own, 2).value_or(own);
   }
   return models;
 }

@@ -100,9 +100,9 @@ lib: 33040
 containers: 11450
 models: 6650
 formats: 78440
-convert: 18250
+convert: 18270
 reshard: 23660
-api: 27920
+api: 27930
 app: 19230
 '
 while IFS=: read -r room most; do

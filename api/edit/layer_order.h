@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "api/edit/towers.h"
@@ -19,6 +20,20 @@
 #include "convert/facts.h"
 
 namespace ckpt::library {
+
+// Keys of a model's depth, and of an encoder's and a decoder's own: a decoder
+// alone has those of both.
+inline constexpr std::string_view kDepths[] = {
+    "num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_blocks"};
+inline constexpr std::string_view kStackDepths[] = {
+    "encoder_num_layers",
+    "decoder_num_layers",
+    "decoder_layers",
+    "encoder_layers",
+    "num_decoder_layers",
+    "num_encoder_layers",
+    "decoder_num_hidden_layers",
+    "encoder_num_hidden_layers"};
 
 bool counts_anew(const std::vector<uint32_t>& order);
 

@@ -18,21 +18,6 @@ namespace {
 
 using Fields = ConfigTable;
 
-// Encoder and decoder may have numbers of their own, also in the configuration
-// of a decoder alone.
-constexpr std::string_view kDepths[] = {"num_hidden_layers",
-                                        "num_layers",
-                                        "n_layer",
-                                        "n_layers",
-                                        "encoder_num_layers",
-                                        "decoder_num_layers",
-                                        "decoder_layers",
-                                        "encoder_layers",
-                                        "num_decoder_layers",
-                                        "num_encoder_layers",
-                                        "decoder_num_hidden_layers",
-                                        "encoder_num_hidden_layers",
-                                        "num_blocks"};
 // Every so many layers one is of another kind. Where a list says the same,
 // the list counts.
 struct Period {
@@ -107,11 +92,17 @@ class Follower {
 
  private:
   static size_t depth(const Fields& table) {
+    const auto number = [&](std::string_view key) -> size_t {
+      const auto found = table.find(key);
+      return found != table.end() && found->is_number_integer() && *found > 0 &&
+                     *found <= kMostLayers
+                 ? found->get<size_t>()
+                 : 0;
+    };
     for (const std::string_view key : kDepths)
-      if (const auto found = table.find(key);
-          found != table.end() && found->is_number_integer() && *found > 0 &&
-          *found <= kMostLayers)
-        return found->get<size_t>();
+      if (const size_t layers = number(key)) return layers;
+    for (const std::string_view key : kStackDepths)
+      if (const size_t layers = number(key)) return layers;
     return 0;
   }
 
@@ -260,7 +251,9 @@ class Follower {
                      bool windows) const {
     // Checked: all layers are kept, or none of them.
     if (key == kShared && !is_whole(before)) value = 0;
-    if (is_among(kDepths, key) && value == before) value = order_.size();
+    if ((is_among(kDepths, key) || is_among(kStackDepths, key)) &&
+        value == before)
+      value = order_.size();
     if (is_among(kSwitches, key) || (windows && key == "max_window_layers"))
       value = below(value.get<int64_t>());
     else if (key == "moe_layer_end_index" && value >= 0)
@@ -370,9 +363,11 @@ void follow_order(Catalog& catalog, const std::vector<uint32_t>& order) {
       edit_config(sidecar, [&](Fields& table) {
         if (Follower(order, sidecar.path).follow(table)) return true;
         throw unfaithful_error({sidecar.path, {}},
-                               "--layers: no number of layers that would "
-                               "follow is known in it")
-            .with_hint("num_hidden_layers in config.json is one");
+                               "--layers: ckpt knows no key in it for the "
+                               "number of layers, so it can't follow")
+            .with_hint(
+                "--keys GLOB takes layers by their names, as a part of "
+                "the model");
       });
     if (sidecar.name == "model.yaml")
       throw unfaithful_error({catalog.path, {}},

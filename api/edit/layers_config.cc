@@ -19,9 +19,6 @@ using Json = ConfigTable;
 
 constexpr uint64_t kMostYaml = uint64_t{16} << 20;
 
-constexpr const char* kCounts[] = {"num_hidden_layers", "num_layers", "n_layer",
-                                   "n_layers"};
-
 // Spells out windows of OLMo-core's that depend on which layer is the last.
 void spell_windows(Json& model, size_t before) {
   for (const char* name : {"sequence_mixer", "attention"}) {
@@ -51,7 +48,7 @@ void spell_windows(Json& model, size_t before) {
 }
 
 size_t count_of(const Json& table) {
-  for (const char* key : kCounts)
+  for (const std::string_view key : kDepths)
     if (const auto found = table.find(key); found != table.end())
       if (found->is_number_integer() && *found > 0 && *found <= kMostLayers)
         return found->get<size_t>();
@@ -59,18 +56,9 @@ size_t count_of(const Json& table) {
 }
 
 // Encoder and decoder are cut alike, and may have had numbers of their own.
-constexpr const char* kStacks[] = {"encoder_layers",
-                                   "decoder_layers",
-                                   "num_encoder_layers",
-                                   "num_decoder_layers",
-                                   "encoder_num_layers",
-                                   "decoder_num_layers",
-                                   "encoder_num_hidden_layers",
-                                   "decoder_num_hidden_layers"};
-
 bool follow_stacks(Json& table, size_t kept) {
   bool changed = false;
-  for (const char* key : kStacks)
+  for (const std::string_view key : kStackDepths)
     if (const auto found = table.find(key);
         found != table.end() && found->is_number_integer() && *found > kept) {
       *found = kept;

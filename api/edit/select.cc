@@ -284,7 +284,8 @@ void need_model(const Catalog& catalog, const std::vector<uint32_t>& order) {
                          "--layers: as layers 0-{}, these are not the model "
                          "that the configuration describes: {}",
                          order.size() - 1, found->message)
-      .with_hint("--keys '*' beside --layers writes a part of the model");
+      .with_hint(
+          "--keys GLOB takes layers by their names, as a part of the model");
 }
 
 }  // namespace

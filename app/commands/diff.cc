@@ -12,6 +12,7 @@
 #include "api/check/meet.h"
 #include "api/check/rename_rules.h"
 #include "api/edit/select.h"
+#include "api/unproven.h"
 #include "app/command.h"
 #include "app/commands/delta.h"
 #include "app/commands/engine.h"
@@ -134,6 +135,8 @@ class Diff : public Command {
     if (delta_.lossless)
       return write_lossless_delta(std::move(a), std::move(b), paths, delta_,
                                   engine_, output);
+    if (!delta_.path.empty())
+      for (const Catalog* source : {&a, &b}) need_stored_of(*source);
     library::select_both(a, b, select_);
     const library::Engine engine = engine_of(engine_, output);
     const FactDifferences facts = library::differing_facts(a, b, engine);
@@ -176,6 +179,16 @@ class Diff : public Command {
                         text::printable(text::shell_word(rename->rules))));
     }
     return same(result, facts) ? ExitCode::kDone : ExitCode::kNegative;
+  }
+
+  // What is computed of a source has to be of what was stored.
+  void need_stored_of(const Catalog& source) const {
+    try {
+      library::need_stored(source, engine_of(engine_, output));
+    } catch (const Error& error) {
+      throw error.with_hint(fmt::format("`ckpt verify {}` lists all",
+                                        text::shell_path(source.path)));
+    }
   }
 
   static void log_assumptions(const Catalog& a, const Catalog& b) {

@@ -16,11 +16,12 @@ import itertools
 import pickle
 import random
 import re
+import shutil
 import struct
 import types
 import warnings
 
-from support import Suite, check
+from support import DATA, Suite, check
 
 CKPT = None
 EVIL_BYTES = b"cos\nsystem\n(S'true'\ntR."
@@ -239,6 +240,30 @@ def test_random(folder, seed, count):
           f"{harmful} of {count} would do harm, {safe} are safe")
 
 
+def test_beside_a_model(folder, seed, count):
+    """In a folder beside a model, verify takes for another program's what no
+    unpickler gets anything out of, and nothing else."""
+    path = folder / "m"
+    shutil.copytree(DATA / "safetensors" / "hf_sharded" / "ckpt", path)
+    (path / "openvino").mkdir()
+    datas = list(pickles(random.Random(seed), count))
+    for i, data in enumerate(datas):
+        (path / "openvino" / f"{i}.bin").write_bytes(data)
+    found = CKPT.run("verify", path, "--json").want(1).json()["problems"]
+    mild, bad = ({p["file"] for p in found if (p["severity"] == "damage") == is_bad}
+                 for is_bad in (False, True))
+    harmful = 0
+    for i, data in enumerate(datas):
+        imported, called = record_of(data)
+        name = str(path / "openvino" / f"{i}.bin")
+        if called or imported:
+            harmful += 1
+            check(name in bad or (is_text(data) and not called),
+                  f"{data!r}: Python imported {imported}, called {called}")
+    check(harmful > count // 5, f"{harmful} of {count} would do harm")
+    check(mild - bad, "none is another program's")
+
+
 # ------------------------------------- callables in the state of instances
 def hidden(way):
     """A value that does harm when called."""
@@ -370,6 +395,7 @@ def prepare(suite, ckpt):
     count = 20_000 if suite.full else 600
     for seed in range(2):
         suite.add(f"random {seed}", test_random, seed, count)
+        suite.add(f"beside a model {seed}", test_beside_a_model, seed, count)
     for way in WAYS:
         every = way == "partial" or suite.full
         suite.add(f"hidden: {way}", test_hidden, way,

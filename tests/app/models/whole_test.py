@@ -593,6 +593,23 @@ def layers_anew(folder, model_type):
             check_equal(complaint(type(model), out), "", layers)
         else:
             made.want(5)
+            if "--keys" in made.err:  # the hint leads on
+                CKPT.ok("convert", folder / "hf", out, "--keys", "*.0.*")
+
+
+def a_depth_without_a_key(folder):
+    """A configuration that says its depth in a word of its own can't follow, and
+    does not stay as it was."""
+    llama(folder / "hf")
+    path = folder / "hf" / "config.json"
+    config = json.loads(path.read_text())
+    config["deepness"] = config.pop("num_hidden_layers")
+    path.write_text(json.dumps(config | {"model_type": "mine"}))
+    for layers in ("last:1", "0,0"):
+        said = CKPT.run("convert", folder / "hf", folder / "out", "--layers",
+                        layers).want(5).err
+        check("config.json" in said and "--keys" in said, said)
+    CKPT.ok("convert", folder / "hf", folder / "out", "--keys", "*layers.3.*")
 
 
 def what_transformers_leaves_aside(folder):
@@ -673,6 +690,36 @@ def an_index_of_a_folder(folder):
             CKPT.ok(verb, folder / "hf", out, *options)
             CKPT.ok("verify", folder / "one", out)
             shutil.rmtree(out)
+
+
+def two_models_of_a_folder(folder):
+    """Accelerate saves models side by side: --part takes one, and whose a
+    config.json there is nobody knows."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    step = folder / "checkpoint_3"
+    step.mkdir()
+    models = {name: {f"layers.{i}.weight": torch.full((size, size), float(size))
+                     for i in range(2)}
+              for name, size in (("model", 8), ("model_1", 4))}
+    for name, tensors in models.items():
+        save_file(tensors, step / f"{name}.safetensors", {"format": "pt"})
+    torch.save({"state": {}, "param_groups": []}, step / "optimizer.bin")
+    torch.save({"step": 3}, step / "scheduler.bin")
+    torch.save({"torch_manual_seed": torch.get_rng_state()},
+               step / "random_states_0.pkl")
+    (step / "config.json").write_text(json.dumps(
+        {"architectures": ["LlamaForCausalLM"], "model_type": "llama",
+         "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
+         "intermediate_size": 8, "vocab_size": 8}))
+    check(verdict(step)["ok"], f"{verdict(step)}")
+    (step / "config.json").unlink()
+    for name, tensors in models.items():
+        CKPT.ok("convert", step, folder / name, "--part", name)
+        got = load_file(folder / name / "model.safetensors")
+        check_equal(sorted(got), sorted(tensors), name)
+        check(all(torch.equal(got[n], t) for n, t in tensors.items()), name)
 
 
 def wrapped_names(folder):
@@ -773,6 +820,10 @@ def roles_of_a_step(folder):
                                    .read_text()), role)
             check_equal(verdict(out)["verdict"], "ok", f"{role}, {target}")
             CKPT.ok("verify", step / role, out, "--model-only")
+    shutil.copytree(step, folder / "bare")
+    shutil.rmtree(folder / "bare/critic/huggingface")
+    CKPT.ok("convert", folder / "bare", folder / "alone", "--part", "critic")
+    check(not (folder / "alone/config.json").exists(), "the actor's configuration")
     found = CKPT.ok("inspect", step, "--json").json()["models"]
     check_equal([(one["name"], one["parameters"]) for one in found],
                 [("actor", 3664), ("critic", 2833)], "inspect")
@@ -1036,6 +1087,7 @@ def prepare(suite, ckpt):
                  a_scripts_optimizer, an_average,
                  a_configuration_that_means_others, holes, stale_index,
                  what_transformers_leaves_aside,
+                 a_depth_without_a_key, two_models_of_a_folder,
                  a_lost_head, an_index_of_a_folder, roles_of_a_step, second_copies, unfinished_downloads,
                  an_index_beside_one_file, a_file_of_its_own):
         suite.add(case.__name__.replace("_", " "), case)

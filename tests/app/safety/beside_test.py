@@ -176,8 +176,27 @@ def test_not_copied(folder):
             done = CKPT.run("verify", out).want(1)
             check("unproven" in done.out, f"{verb}: {done}")
             shutil.rmtree(out) if out.is_dir() else out.unlink()
+        computed_with(path, whole, folder / "delta", "SHA256SUMS")
         flip(file, -1)
     CKPT.ok("convert", path, folder / "out")
+
+
+def computed_with(path, whole, out, *words):
+    """A difference is of what was stored, on either side, or is not written."""
+    for a, b in ((path, whole), (whole, path)):
+        for options in ((), ("--as-lora", "2")):
+            done = CKPT.run("diff", a, b, "--write", out, *options).want(4)
+            check(all(word in done.err for word in words)
+                  and "--ignore-checksums" not in done.err, done.err)
+            check(not out.exists(), f"{options}")
+
+
+def test_manifest_of_a_difference(folder):
+    path, _ = model(folder)
+    CKPT.ok("convert", path, folder / "whole")
+    shutil.copytree(folder / "whole", folder / "rotten")
+    flip(sorted((folder / "rotten").glob("*.safetensors"))[0], -1)
+    computed_with(folder / "rotten", folder / "whole", folder / "delta", "digest")
 
 
 def test_hub_names_by_verify(folder):
@@ -494,6 +513,7 @@ def prepare(suite, ckpt):
     suite.add("checklist.chk", test_meta)
     suite.add("a single file", test_single_file)
     suite.add("not copied", test_not_copied)
+    suite.add("a difference", test_manifest_of_a_difference)
     suite.add("hub: by --verify", test_hub_names_by_verify)
     suite.add("no list", test_not_a_list)
     suite.add("against", test_against)
