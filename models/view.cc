@@ -297,18 +297,39 @@ View View::stack(std::span<const View> views) {
   return concat(slices, 0);
 }
 
+namespace {
+
+uint8_t inverse_of(uint8_t transform) {
+  switch (transform) {
+    case kAddOne:
+      return kSubtractOne;
+    case kSubtractOne:
+      return kAddOne;
+    case kNegatedExp:
+      return kLogOfNegated;
+    case kLogOfNegated:
+      return kNegatedExp;
+    default:
+      return kNoTransform;
+  }
+}
+
+}  // namespace
+
 View View::transform(uint8_t bits) const {
   const bool real = dtype_ == DType::f64 || dtype_ == DType::f32 ||
                     dtype_ == DType::f16 || dtype_ == DType::bf16;
   if (!real)
     throw unfaithful_error({}, "no arithmetic on elements of {}", name(dtype_));
   View view = *this;
-  constexpr uint8_t kBoth = kAddOne | kSubtractOne;
+  constexpr uint8_t kArithmetic =
+      kAddOne | kSubtractOne | kNegatedExp | kLogOfNegated;
   for (Part& part : view.parts_) {
-    if (part.transform & bits)
-      throw unfaithful_error({}, "one is added or subtracted twice");
-    part.transform |= bits;
-    if ((part.transform & kBoth) == kBoth) part.transform &= ~kBoth;
+    // Bits have no order: one at a time, or none after its inverse.
+    const uint8_t before = part.transform & kArithmetic;
+    if (before != 0 && before != inverse_of(bits))
+      throw unfaithful_error({}, "numbers are changed twice");
+    part.transform ^= before != 0 ? before : bits;
   }
   return view;
 }

@@ -48,8 +48,9 @@ class View {
   static View concat(std::span<const View> views, uint32_t dim);
   // Along a new dimension in front.
   static View stack(std::span<const View> views);
-  // Adds a Transform to every piece (kAddOne, kSubtractOne: the one undoes the
-  // other). Throws unfaithful_error for dtypes that have no such arithmetic.
+  // Adds one Transform of numbers to every piece; kAddOne and kSubtractOne,
+  // kNegatedExp and kLogOfNegated undo each other. Throws unfaithful_error for
+  // dtypes that have no such arithmetic, and for a second one.
   View transform(uint8_t bits) const;
 
   // Sets shape, dtype, grid and pieces. The grid is left empty where that

@@ -2,6 +2,7 @@
 #include "reshard/transform.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "ckpt/error.h"
@@ -35,25 +36,27 @@ void change_each(std::span<std::byte> bytes, Add add) {
   }
 }
 
-// Adds in f32, as torch adds a number to a tensor of half precision.
-void add(DType dtype, float value, std::span<std::byte> bytes) {
+// Computes in f32, as torch does for a tensor of half precision.
+template <class Function>
+void compute(DType dtype, std::span<std::byte> bytes, Function function) {
   using namespace numbers;
-  const auto sum = [value](uint32_t bits) {
-    return bits_as<uint32_t>(bits_as<float>(bits) + value);
+  const auto narrow = [&](uint32_t bits) {
+    return bits_as<uint32_t>(function(bits_as<float>(bits)));
   };
   if (dtype == DType::bf16)
     change_each<uint16_t>(bytes, [&](uint16_t x) {
-      return float_to_bf16(sum(bf16_to_float(x)), kNanFromNarrow);
+      return float_to_bf16(narrow(bf16_to_float(x)), kNanFromNarrow);
     });
   else if (dtype == DType::f16)
-    change_each<uint16_t>(
-        bytes, [&](uint16_t x) { return float_to_f16(sum(f16_to_float(x))); });
+    change_each<uint16_t>(bytes, [&](uint16_t x) {
+      return float_to_f16(narrow(f16_to_float(x)));
+    });
   else if (dtype == DType::f32)
-    change_each<float>(bytes, [&](float x) { return x + value; });
+    change_each<float>(bytes, function);
   else if (dtype == DType::f64)
-    change_each<double>(bytes, [&](double x) { return x + value; });
+    change_each<double>(bytes, function);
   else
-    throw unfaithful_error({}, "{} added to {} elements", value, name(dtype));
+    throw unfaithful_error({}, "arithmetic on {} elements", name(dtype));
 }
 
 }  // namespace
@@ -72,8 +75,13 @@ void apply_transform(uint8_t transform, DType dtype,
     flip_signs(bytes, unit, 0, 1);
   }
   if (transform & kConjugate && complex) flip_signs(bytes, unit, 1, 2);
-  if (transform & kAddOne) add(dtype, 1, bytes);
-  if (transform & kSubtractOne) add(dtype, -1, bytes);
+  if (transform & kAddOne) compute(dtype, bytes, [](auto x) { return x + 1; });
+  if (transform & kSubtractOne)
+    compute(dtype, bytes, [](auto x) { return x - 1; });
+  if (transform & kNegatedExp)
+    compute(dtype, bytes, [](auto x) { return -std::exp(x); });
+  if (transform & kLogOfNegated)
+    compute(dtype, bytes, [](auto x) { return std::log(-x); });
 }
 
 }  // namespace ckpt::reshard

@@ -278,6 +278,10 @@ TEST_CASE("one is added and subtracted once") {
   more.transform(ckpt::kSubtractOne).into(norm);
   CHECK(norm.pieces[0].transform == ckpt::kNoTransform);
   CHECK_THROWS_AS(more.transform(ckpt::kAddOne), ckpt::Error);
+  const View decay = View::of(tensor).transform(ckpt::kNegatedExp);
+  decay.transform(ckpt::kLogOfNegated).into(norm);
+  CHECK(norm.pieces[0].transform == ckpt::kNoTransform);
+  CHECK_THROWS_AS(decay.transform(ckpt::kAddOne), ckpt::Error);
   tensor.dtype = DType::i32;
   CHECK_THROWS_AS(View::of(tensor).transform(ckpt::kAddOne), ckpt::Error);
 }

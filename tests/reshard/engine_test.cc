@@ -196,6 +196,9 @@ TEST_CASE("engine: big-endian, negated and conjugated elements") {
       {DType::bf16, kAddOne, "\0\x3b"sv, "\x80\x3f"sv},
       {DType::f16, kSubtractOne, "\0\x40"sv, "\0\x3c"sv},
       {DType::f32, kAddOne, "\0\0\x80\x3f"sv, "\0\0\0\x40"sv},
+      // log(1) is 0: a decay of -1
+      {DType::f32, kNegatedExp, "\0\0\0\0"sv, "\0\0\x80\xbf"sv},
+      {DType::bf16, kLogOfNegated, "\x80\xbf"sv, "\0\0"sv},
   };
   for (const Row& row : rows) {
     const test::TempFile file(row.stored);

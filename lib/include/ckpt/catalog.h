@@ -87,6 +87,10 @@ enum Transform : uint8_t {
   // f32, plus or minus one, rounded to the dtype again.
   kAddOne = 8,
   kSubtractOne = 16,
+  // Decays of state-space models, which one dialect stores as log(-a) and
+  // another as a: -exp(x) and log(-x) in f32, rounded to the dtype again.
+  kNegatedExp = 32,
+  kLogOfNegated = 64,
 };
 
 // A box of a tensor, or a flat range of the row-major elements of that box.
