@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/check/pickles.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <iterator>
@@ -9,8 +12,11 @@
 
 #include "ckpt/note.h"
 #include "containers/foreign.h"
+#include "containers/hf/weight_names.h"
+#include "containers/torch/container.h"
 #include "lib/io/file.h"
 #include "lib/io/remote.h"
+#include "lib/text/format.h"
 
 namespace ckpt::library {
 
@@ -55,6 +61,16 @@ bool PickleCheck::is_foreign(const scan::FileScan& file) const {
          (!in_run_ && io::parent(file.path) != folder_);
 }
 
+// "argparse.Namespace, pathlib.PosixPath": harmless, and still not weights.
+std::string PickleCheck::refused_of(const scan::FileScan& file) {
+  std::set<std::string> names;
+  for (const scan::Global& global : file.globals)
+    if (global.harmless && !torch::is_allowed_global(global.mention.module +
+                                                     ' ' + global.mention.name))
+      names.insert(global.mention.module + '.' + global.mention.name);
+  return text::printable(fmt::format("{}", fmt::join(names, ", ")));
+}
+
 std::vector<Problem> PickleCheck::found() {
   scan::Heads* const heads = heads_ ? &*heads_ : nullptr;
   std::vector<Problem> found;
@@ -70,6 +86,14 @@ std::vector<Problem> PickleCheck::found() {
         found.push_back(damage("executes", {file.path, {}},
                                "loading it elsewhere runs {}",
                                scan::describe(global)));
+    // A loader that looks for the file by its name loads weights alone.
+    if (formats::has_loader(io::base_name(file.path)))
+      if (std::string refused = refused_of(file); !refused.empty())
+        found.push_back(damage("refused_pickle", {file.path, {}},
+                               "torch.load(weights_only=True), with which its "
+                               "loader reads it, refuses {}; ckpt convert "
+                               "with --to safetensors leaves them out",
+                               refused));
     // Dead links and FIFOs are named where the checkpoint is read.
     if (!file.problem.empty() && !file.absent && is_foreign(file))
       found.push_back(warning("unreadable_pickle", {file.path, {}},

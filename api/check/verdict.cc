@@ -49,6 +49,7 @@ constexpr Meaning kMeanings[] = {
     {"no_tensors", Verdict::kIncomplete},
     {"unknown_tensor", Verdict::kMismatch},
     {"wrapped_names", Verdict::kMismatch},
+    {"refused_pickle", Verdict::kMismatch},
     {"shape", Verdict::kMismatch},
     {"dtype", Verdict::kMismatch},
     {"configuration", Verdict::kMismatch},

@@ -10,6 +10,7 @@
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
+#include "containers/hf/weight_names.h"
 #include "lib/io/file.h"
 #include "lib/lost_file.h"
 #include "lib/pickle/json.h"
@@ -379,8 +380,13 @@ bool is_in_mib(const std::string& text, uint64_t bytes) {
 
 }  // namespace
 
-void check_total_size(const Index& index, std::span<const uint64_t> sums,
-                      std::vector<Problem>& problems) {
+void check_index_metadata(const Index& index, std::span<const uint64_t> sums,
+                          std::vector<Problem>& problems) {
+  if (!index.metadata && has_index_loader(io::base_name(index.path)))
+    problems.push_back(warning(
+        "index_metadata", {index.path, {}},
+        "has no \"metadata\", and transformers fails on it (KeyError); vLLM "
+        "does without; ckpt convert with --to safetensors writes it"));
   if (index.total_text.empty()) return;
   if (index.total_size &&
       std::ranges::find(sums, *index.total_size) != sums.end())

@@ -96,11 +96,12 @@ std::vector<Located> select_indexed(
 // dtype or shape is an input_error.
 void add_copies(Catalog& catalog, std::vector<Tensor> copies);
 
-// Warns ("total_size") if the index's sum of bytes is none of `sums`, the first
-// of which is the files'. Depending on their version, writers count tied
-// weights once or under each of their names.
-void check_total_size(const Index& index, std::span<const uint64_t> sums,
-                      std::vector<Problem>& problems);
+// Warns ("index_metadata") if an index that transformers or diffusers looks for
+// has no metadata: they fail on it. Warns ("total_size") if its sum of bytes is
+// none of `sums`, the first of which is the files'. Depending on their version,
+// writers count tied weights once or under each of their names.
+void check_index_metadata(const Index& index, std::span<const uint64_t> sums,
+                          std::vector<Problem>& problems);
 
 // The text of an index: two spaces, sorted keys, ASCII, a newline at the end.
 // `metadata`: members other than total_size.

@@ -8,8 +8,10 @@
 #include <optional>
 #include <set>
 
+#include "ckpt/note.h"
 #include "containers/hf/numbered.h"
 #include "lib/io/file.h"
+#include "lib/text/format.h"
 
 namespace ckpt::formats {
 namespace {
@@ -87,6 +89,34 @@ std::span<const WeightNames> weight_names() { return kAll; }
 
 bool is_named_for_library(const Catalog& source) {
   return find_names(source).has_value();
+}
+
+bool has_loader(std::string_view file) { return parse(file).has_value(); }
+
+bool has_index_loader(std::string_view file) {
+  const std::string_view stem = file.substr(0, file.find_first_of("-."));
+  constexpr size_t kLibraries = 2;
+  return std::ranges::any_of(
+      std::span(kAll).first(kLibraries), [&](const WeightNames& names) {
+        return stem == names.safetensors || stem == names.torch;
+      });
+}
+
+void check_has_index(const std::string& directory,
+                     std::span<const std::string> names,
+                     std::vector<Problem>& problems) {
+  if (names.empty() || !parse_numbered(names[0])) return;
+  const auto found = parse(names[0]);
+  if (!found || !has_index_loader(names[0])) return;
+  const bool safe = names[0].ends_with(kSafetensors);
+  const Stem stem{
+      std::string(safe ? found->names->safetensors : found->names->torch),
+      found->variant, std::string(safe ? kSafetensors : ".bin")};
+  problems.push_back(warning(
+      "no_index", {io::join(directory, stem.index()), {}},
+      "is missing, and {} opens no {} without it; vLLM reads them all; ckpt "
+      "convert with --to safetensors writes one",
+      found->names->library, text::printable(names[0])));
 }
 
 std::string Stem::file(uint64_t number, uint64_t count) const {

@@ -44,6 +44,19 @@ struct Stem {
 // takes the names in them as they are.
 bool is_named_for_library(const Catalog& source);
 
+// True for the name of a weights' file that a library looks for.
+bool has_loader(std::string_view file);
+
+// True if transformers or diffusers looks for weights, or an index, of this
+// name.
+bool has_index_loader(std::string_view file);
+
+// Warns ("no_index") if `names` are a folder's files x of N, without an index,
+// of a library that does not open such.
+void check_has_index(const std::string& directory,
+                     std::span<const std::string> names,
+                     std::vector<Problem>& problems);
+
 // The names for `source`'s tensors: those of its own files if a library looks
 // for them, as that library spells them with this ending; else transformers'. A
 // variant that says a dtype is kept while the tensors have it.

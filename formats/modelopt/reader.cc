@@ -365,8 +365,8 @@ class Assembly {
     uint64_t once = 0;
     for (const Tensor& tensor : catalog_.tensors) once += byte_size(tensor);
     if (!index_.path.empty())
-      formats::check_total_size(index_, std::array{bytes, once},
-                                catalog_.problems);
+      formats::check_index_metadata(index_, std::array{bytes, once},
+                                    catalog_.problems);
     if (metadata_)
       catalog_.objects.push_back(
           {std::string(safetensors::kMetadata), metadata_, metadata_->root()});

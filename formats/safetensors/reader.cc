@@ -134,7 +134,7 @@ class Assembly {
     check_unique(selected);
     add_tensors(selected);
     formats::add_copies(catalog_, std::move(second));
-    formats::check_total_size(
+    formats::check_index_metadata(
         index, std::array{bytes(), bytes() + tied_bytes()}, catalog_.problems);
     keep_index_metadata(index.metadata);
   }
@@ -399,6 +399,8 @@ void read_directory(const std::string& directory,
   } else {
     assembly.read_files(io::join_each(directory, files.names));
     assembly.take_all(options);
+    formats::check_has_index(directory, files.names,
+                             assembly.catalog().problems);
   }
   Catalog& catalog = assembly.catalog();
   const std::string taken = files.index.empty() ? files.names[0] : files.index;

@@ -9,6 +9,7 @@
 #include "ckpt/note.h"
 #include "containers/hf/hf.h"
 #include "containers/hf/index.h"
+#include "containers/hf/weight_names.h"
 #include "containers/torch/container.h"
 #include "containers/torch/many.h"
 #include "containers/torch/tree.h"
@@ -181,8 +182,8 @@ class Assembly {
       catalog_.tensors.erase(tail, catalog_.tensors.end());
     }
     formats::add_copies(catalog_, std::move(second));
-    formats::check_total_size(index, std::array{bytes(true), bytes(false)},
-                              catalog_.problems);
+    formats::check_index_metadata(index, std::array{bytes(true), bytes(false)},
+                                  catalog_.problems);
   }
 
   // Takes files of ranks, with parts of the same tensors. `sets[r]` are rank
@@ -380,6 +381,8 @@ void read_directory(const std::string& directory,
     for (const auto& rank : sets)
       files->names.insert(files->names.end(), rank.begin(), rank.end());
     assembly.open(io::join_each(directory, files->names));
+    formats::check_has_index(directory, files->names,
+                             assembly.catalog().problems);
     if (files->ranks)
       assembly.take_ranks(sets);
     else if (files->names.size() == 1)
