@@ -347,6 +347,24 @@ bool is_mapping(const Document& document, Id node) {
   return false;
 }
 
+std::string key_text(const Document& document, Id key, size_t position);
+
+// "('a', 1)", as torch's DCP flattens such keys.
+std::string tuple_text(const Document& document, Id key, size_t position) {
+  std::string text;
+  const auto parts = document.items(key);
+  for (const Id part : parts) {
+    if (!text.empty()) text += ", ";
+    const std::string one = key_text(document, part, position);
+    const bool quoted = document.type(part) == Type::kString;
+    if (document.type(part) == Type::kTuple ||
+        (quoted && one.find_first_of("'\\\n") != one.npos))
+      return fmt::format("key#{}", position);
+    text += quoted ? fmt::format("'{}'", one) : one;
+  }
+  return fmt::format("({}{})", text, parts.size() == 1 ? "," : "");
+}
+
 std::string key_text(const Document& document, Id key, size_t position) {
   switch (document.type(key)) {
     case Type::kString:
@@ -361,6 +379,8 @@ std::string key_text(const Document& document, Id key, size_t position) {
       return document.boolean(key) ? "True" : "False";
     case Type::kFloat:
       return fmt::format("{}", document.real(key));
+    case Type::kTuple:
+      return tuple_text(document, key, position);
     default:
       return fmt::format("key#{}", position);
   }

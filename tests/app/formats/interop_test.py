@@ -165,6 +165,28 @@ def test_training_checkpoint(folder):
                 got["model"]["1.weight"].data_ptr(), "the tied storage")
 
 
+def test_keys_of_other_kinds(folder):
+    """Names are what torch's own flattening (DCP) makes of such keys."""
+    from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+
+    state = {("a", 1): 0, ("a",): 0, (1, None, True, 2.5): 0, (): 0, 3: 0,
+             2.5: 0, None: 0, True: 0, "b": 0}
+    state = {key: torch.tensor([i]) for i, key in enumerate(state)}
+    source = folder / "in.pt"
+    torch.save(state, source)
+    CKPT.ok("convert", source, folder / "out.safetensors")
+    CKPT.ok("convert", source, folder / "out.pt")
+    with safe_open(folder / "out.safetensors", "pt") as opened:
+        got = {name: opened.get_tensor(name) for name in opened.keys()}
+    want, _ = flatten_state_dict(state)
+    check_equal(sorted(got), sorted(want), "names")
+    for name, tensor in want.items():
+        check(torch.equal(got[name], tensor), name)
+    again = load_pt(folder / "out.pt")
+    check_equal(list(again), list(state), "keys of a .pt file")
+    check(all(torch.equal(again[key], state[key]) for key in state), "values")
+
+
 # -------------------------------------------------------------------- casts
 # Types of eight bits need scales: --dtype refuses them (asked_test.py).
 CASTS = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16,
@@ -416,6 +438,7 @@ def prepare(suite, ckpt):
     suite.add("__metadata__", test_metadata_kept)
     suite.add("2500 tensors", test_many_tensors)
     suite.add("training checkpoint", test_training_checkpoint)
+    suite.add("keys of other kinds", test_keys_of_other_kinds)
     for name in CASTS:
         suite.add(f"cast to {name}", test_cast, name)
     suite.add("manifest", test_manifest)
