@@ -100,10 +100,14 @@ class Forming {
   void settle_alpha(const Catalog& source, std::optional<double> alpha) {
     peft::Config& config = form_.config;
     if (!alpha && !config.says_alpha)
-      throw unfaithful_error({source.path, {}},
-                             "a LoRA adapter in the names of {}, and nothing "
-                             "says its alpha: there is no {}",
-                             config.owner, file_that_says(config))
+      throw unfaithful_error(
+          {source.path, {}},
+          "a LoRA adapter in the names of {}, and nothing "
+          "says its alpha: {}",
+          config.owner,
+          config.unsaid.empty()
+              ? fmt::format("there is no {}", file_that_says(config))
+              : config.unsaid)
           .with_hint(fmt::format(
               "--adapter-alpha N says it: the scale is N / rank, and the rank "
               "is {}",

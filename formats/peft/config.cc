@@ -41,6 +41,15 @@ void take(const Config& config, const Json& root, const char* key,
   value = found->get<Value>();
 }
 
+// PEFT has a default for a missing one, and fails on null.
+void take_number(const Config& config, const Json& root, const char* key,
+                 auto& value) {
+  if (const auto found = root.find(key);
+      found != root.end() && found->is_null())
+    throw wrong(config, key, *found);
+  take(config, root, key, value);
+}
+
 // A list of names, or one expression.
 std::vector<std::string> names(const Config& config, const Json& root,
                                const char* key) {
@@ -179,9 +188,9 @@ Config parse_config(const std::string& text, const std::string& path) {
   const auto root = text::parse_or_discard<Json>(text);
   take(config, root, "peft_type", config.type);
   take(config, root, "base_model_name_or_path", config.base);
-  take(config, root, "r", config.rank);
-  take(config, root, config.type == "LORA" ? "lora_alpha" : "alpha",
-       config.alpha);
+  take_number(config, root, "r", config.rank);
+  take_number(config, root, config.type == "LORA" ? "lora_alpha" : "alpha",
+              config.alpha);
   take(config, root, "use_rslora", config.rslora);
   take(config, root, "use_dora", config.dora);
   take(config, root, "fan_in_fan_out", config.fan_in_fan_out);

@@ -39,6 +39,7 @@ struct Config {
   uint64_t rank = 8;
   double alpha = 8;
   bool says_rank = true, says_alpha = true;  // false: nothing does
+  std::string unsaid = {};     // why not alpha, if not for want of a file
   bool alpha_is_rank = false;  // by definition: no file says another
   bool other_ranks = false;    // of some modules, as their factors show
   bool rslora = false;

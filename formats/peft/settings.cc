@@ -66,7 +66,9 @@ void take_rank(const families::Config& from, std::string_view key,
 }
 
 // {"fine_tune_type": "lora", "lora_parameters": {"rank": 8, "scale": 20.0}}:
-// the scale is alpha / rank.
+// the scale is alpha / rank. In the first half of 2024 mlx_lm had an alpha
+// beside the scale and multiplied them, and later ones leave it unread: which
+// of the two is meant the file does not say.
 void take_mlx(const std::string& text, const std::string& path,
               Config& config) {
   const Value root = text::parse_json(text, path);
@@ -75,8 +77,17 @@ void take_mlx(const std::string& text, const std::string& path,
   const auto rank = at->find("rank"), scale = at->find("scale");
   if (rank != at->end() && rank->is_number_unsigned())
     config.rank = rank->get<uint64_t>(), config.says_rank = true;
-  if (scale != at->end() && scale->is_number() && config.says_rank) {
-    config.alpha = scale->get<double>() * static_cast<double>(config.rank);
+  const auto alpha = at->find("alpha");
+  const auto as_number = static_cast<double>(config.rank);
+  if (scale == at->end() || !scale->is_number()) {
+    config.unsaid = "lora_parameters has no scale";
+  } else if (alpha != at->end() && *alpha != Value(config.rank)) {
+    config.unsaid = fmt::format(
+        "lora_parameters has both scale {} and alpha {}, and mlx_lm's versions "
+        "differ in whether they multiply",
+        scale->dump(), alpha->dump().substr(0, 20));
+  } else if (config.says_rank) {
+    config.alpha = scale->get<double>() * as_number;
     config.says_alpha = true;
   }
   const auto kind = root.find("fine_tune_type");

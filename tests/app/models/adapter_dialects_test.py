@@ -430,6 +430,22 @@ def mlx_itself(folder):
         apart = (got[weight] - want).abs().max().item()
         check(apart < 1e-6, f"{weight}: {apart} apart")
     check_equal(CKPT.inspect(root)["adapter"]["dialect"], "mlx", "inspect")
+    # mlx_lm of early 2024 computed scale * alpha / rank; today's, scale.
+    path = root / "adapter_config.json"
+    said = json.loads(path.read_text())
+    scale = said["lora_parameters"].pop("scale")
+    for numbers, word in (({}, "no scale"), ({"scale": scale, "alpha": 2 * RANK}, "both scale"),
+                          ({"scale": scale, "alpha": RANK}, "")):
+        path.write_text(json.dumps(
+            said | {"lora_parameters": said["lora_parameters"] | numbers}))
+        one = ("convert", base, folder / "again", "--to", "safetensors", "--adapter", root)
+        if word:
+            refused = CKPT.run(*one).want(5).err
+            check(word in refused and "--adapter-alpha" in refused, refused)
+        CKPT.ok(*one, *(("--adapter-alpha", ALPHA) if word else ()))
+        for name, tensor in read_model(folder / "again").items():
+            check(torch.equal(tensor, got[name]), f"{numbers}: {name}")
+        shutil.rmtree(folder / "again")
 
 
 # ------------------------------------------------------------------ variations
