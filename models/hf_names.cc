@@ -422,6 +422,14 @@ bool has_module_names(const Catalog& catalog, const Json& config) {
   }
 }
 
+std::string hub_name(const std::string& name, const Json& config) {
+  const Json* table = table_of(config);
+  if (!table || table->size() == 1) return name;
+  const Numbered made = numbered(name);
+  return filled(Renames(*table).other(made.text, HfNames::kModule),
+                made.numbers);
+}
+
 void take_hf_names(Catalog& catalog, const Json& config, HfNames wanted) {
   const Json* table = table_of(config);
   if (!table) {

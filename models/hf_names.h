@@ -31,6 +31,10 @@ enum class HfNames { kHub, kModule };
 void take_hf_names(Catalog& catalog, const nlohmann::json& config,
                    HfNames wanted);
 
+// The Hub's name of a module's tensor; the same where it has no other, or is a
+// part of one.
+std::string hub_name(const std::string& name, const nlohmann::json& config);
+
 // True if some tensor has a module's name, of a class whose Hub's names differ.
 bool has_module_names(const Catalog& catalog, const nlohmann::json& config);
 

@@ -4,15 +4,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
+#include <functional>
 #include <unordered_set>
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
+#include "containers/hf/hf.h"
 #include "formats/format.h"
 #include "formats/peft/names.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
+#include "models/hf_names.h"
 
 namespace ckpt::peft {
 namespace {
@@ -271,33 +273,49 @@ class Parts {
   std::vector<Problem> problems_;
 };
 
-// Turns names into the base's: as they are, or with more or less before them.
-std::string in_base(const std::string& name, int way) {
-  constexpr std::array<std::string_view, 3> kParts = {"model.", "transformer.",
-                                                      "language_model."};
-  if (way == 0) return name;
-  const std::string_view part = kParts[static_cast<size_t>(way - 1) / 2];
-  if (way % 2) return std::string(part) + name;
-  return name.starts_with(part) ? name.substr(part.size()) : name;
+// Turns a tensor's name into the base's.
+using Way = std::function<std::string(const std::string&)>;
+
+// As they are; with more or less before them; as the Hub's files name what
+// transformers' modules call otherwise.
+std::vector<Way> ways_into(const Catalog& base) {
+  std::vector<Way> ways{[](const std::string& name) { return name; }};
+  for (const std::string part : {"model.", "transformer.", "language_model."}) {
+    ways.push_back([part](const std::string& name) { return part + name; });
+    ways.push_back([part](const std::string& name) {
+      return name.starts_with(part) ? name.substr(part.size()) : name;
+    });
+  }
+  ways.push_back(
+      [config = formats::config_json_of(base)](const std::string& name) {
+        return families::hub_name(name, config);
+      });
+  return ways;
 }
-constexpr int kWays = 7;
+
+// A module's name by that of its weight.
+std::string module_in(const std::string& name, const Way& way) {
+  constexpr std::string_view kWeight = ".weight";
+  const std::string weight = way(name + std::string(kWeight));
+  return weight.substr(0, weight.size() - kWeight.size());
+}
 
 // The tensors that an adapter changes.
-std::vector<std::string> changed(const Adapter& adapter, int way) {
+std::vector<std::string> changed(const Adapter& adapter, const Way& way) {
   std::vector<std::string> names;
   for (const auto& [name, module] : adapter.modules) {
-    names.push_back(in_base(name, way) + ".weight");
-    if (module.bias) names.push_back(in_base(name, way) + ".bias");
+    names.push_back(way(name + ".weight"));
+    if (module.bias) names.push_back(way(name + ".bias"));
   }
   for (const auto* tensors : {&adapter.wholes, &adapter.bases})
-    for (const auto& item : *tensors) names.push_back(in_base(item.first, way));
+    for (const auto& item : *tensors) names.push_back(way(item.first));
   return names;
 }
 
-template <class Map>
-Map renamed(const Map& map, int way) {
+template <class Map, class Name>
+Map renamed(const Map& map, const Name& name_of) {
   Map result;
-  for (const auto& [name, value] : map) result[in_base(name, way)] = value;
+  for (const auto& [name, value] : map) result[name_of(name)] = value;
   return result;
 }
 
@@ -332,14 +350,15 @@ void meet_base(Adapter& adapter, const Catalog& base) {
   std::unordered_set<std::string_view> there;
   for (const Tensor& tensor : base.tensors) there.insert(tensor.name);
   std::vector<std::string> lacking;
-  int best = 0;
-  for (int way = 0; way < kWays; ++way) {
+  const std::vector<Way> ways = ways_into(base);
+  const Way* best = nullptr;
+  for (const Way& way : ways) {
     std::vector<std::string> missing;
     for (std::string& name : changed(adapter, way))
       if (!there.contains(name)) missing.push_back(std::move(name));
-    if (way != 0 && missing.size() >= lacking.size()) continue;
+    if (best != nullptr && missing.size() >= lacking.size()) continue;
     lacking = std::move(missing);
-    best = way;
+    best = &way;
   }
   if (!lacking.empty())
     throw unfaithful_error(
@@ -353,10 +372,11 @@ void meet_base(Adapter& adapter, const Catalog& base) {
                                          : adapter.config.base) +
             "; a head that is tied to the embedding is not in a checkpoint: "
             "--untie gives the base one of its own");
-  if (best == 0) return;
-  adapter.modules = renamed(adapter.modules, best);
-  adapter.wholes = renamed(adapter.wholes, best);
-  adapter.bases = renamed(adapter.bases, best);
+  adapter.modules = renamed(adapter.modules, [&](const std::string& name) {
+    return module_in(name, *best);
+  });
+  adapter.wholes = renamed(adapter.wholes, *best);
+  adapter.bases = renamed(adapter.bases, *best);
 }
 
 }  // namespace ckpt::peft

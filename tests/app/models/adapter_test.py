@@ -563,6 +563,35 @@ def holes(folder):
     check(not (folder / "out").exists(), "written all the same")
 
 
+def hubs_names(folder, model_type, saved):
+    """peft names what transformers' modules are called; save_pretrained wrote
+    the base in the names that the Hub has."""
+    torch, transformers, peft = peers()
+    import model_types
+
+    model, _ = model_types.small_config(model_type)
+    model.save_pretrained(folder / "base")
+    tuned = peft.get_peft_model(model, peft.LoraConfig(
+        r=4, target_modules=["q_proj", "v_proj"], modules_to_save=saved))
+    with torch.no_grad():
+        for parameter in tuned.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(std=0.1)
+    tuned.save_pretrained(folder / "adapter")
+    tuned.merge_and_unload().save_pretrained(folder / "merged")
+    out = folder / "out"
+    CKPT.ok("convert", folder / "base", out, "--to", "safetensors", "--adapter",
+            folder / "adapter", "--no-fsync")
+    got, want = read_model(out), read_model(folder / "merged")
+    check_equal(sorted(got), sorted(want), "names")
+    before = read_model(folder / "base")
+    changed = {n for n in want if not torch.equal(want[n], before[n])}
+    check(len(changed) > 2, f"{changed}")
+    for name, tensor in want.items():
+        check(torch.allclose(got[name], tensor, atol=1e-6), name)
+        check_equal(torch.equal(got[name], before[name]), name not in changed, name)
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -626,6 +655,9 @@ def prepare(suite, ckpt):
         suite.add(f"a base in {kind}", quantized, kind, arguments)
     suite.add("refusals", refusals)
     suite.add("untied", untied)
+    for model_type, saved in (("qwen2_5_vl", None), ("qwen2_vl", ["lm_head"]),
+                              ("mixtral", ["gate"])):
+        suite.add(f"the Hub's names of {model_type}", hubs_names, model_type, saved)
 
 
 if __name__ == "__main__":
