@@ -3,17 +3,21 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "api/gone.h"
 #include "ckpt/error.h"
 #include "containers/hf/index.h"
+#include "containers/hf/numbered.h"
+#include "containers/hf/weight_names.h"
 #include "containers/torch/container.h"
 #include "lib/io/file.h"
 #include "lib/io/listing.h"
 #include "lib/io/remote.h"
 #include "lib/pickle/decode.h"
+#include "lib/text/format.h"
 #include "lib/text/json.h"
 
 namespace ckpt::library {
@@ -319,12 +323,40 @@ void SalvageFiles::give_up_others(const std::string& file,
     report_.lost.push_back({file, "its values are those of " + other, true});
 }
 
+// Another step of this run has as many shards. Of any other folder the files
+// would be "missing" here, and take the place of those that are sound.
+void SalvageFiles::check_like(const std::set<std::string>& others) const {
+  std::map<std::string, std::string> shards;  // by folder and ending
+  const auto kind_of = [](const std::string& name) {
+    return io::join(io::parent(name), fs::path(name).extension().string());
+  };
+  const auto count_of = [](const std::string& name) {
+    const auto numbered = formats::parse_numbered(io::base_name(name));
+    return numbered ? numbered->count : 1;
+  };
+  for (const std::string& name : names_)
+    if (formats::has_loader(io::base_name(name)))
+      shards.emplace(kind_of(name), name);
+  for (const std::string& name : others) {
+    const auto own = shards.find(kind_of(name));
+    if (own == shards.end() || !formats::has_loader(io::base_name(name)) ||
+        count_of(own->second) == count_of(name))
+      continue;
+    throw usage_error(
+        {options_.like, {}}, "has {}, and {} has {}: no step of the same run",
+        text::printable(name), source_, text::printable(own->second))
+        .with_hint(
+            "leave --like out: --partial zeros (or nan) writes what is left");
+  }
+}
+
 // Finds what another step has or the manifest lists, but this one lacks.
 void SalvageFiles::find_missing() {
   std::set<std::string> missing;
   if (!options_.like.empty() && io::is_directory(options_.like))
     for (const std::string& name : files_below(options_.like))
       missing.insert(name);
+  check_like(missing);
   const std::string manifest = manifest_path(source_);
   if (io::is_file(manifest)) {
     try {

@@ -5,6 +5,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -54,6 +55,7 @@ class SalvageFiles {
   void take(const std::string& file, const salvage::Repair& repair);
   void give_up(const std::string& file, const std::string& why);
   void give_up_others(const std::string& file, const std::string& why);
+  void check_like(const std::set<std::string>& others) const;
   void find_missing();
   bool take_unrenamed(const std::string& file, const std::string& why);
   void take_twins();

@@ -502,6 +502,25 @@ def test_layers_of_config(folder):
                 f"{report}")
 
 
+def test_like_of_another_layout(folder):
+    """One file of a whole model is no file that a sharded one lost."""
+    shards = DATA / "safetensors" / "hf_sharded" / "ckpt"
+    CKPT.ok("convert", shards, folder / "one", "--max-shard-size", "1GB", "--no-manifest")
+    broken = folder / "broken"
+    for source, like in ((shards, folder / "one"), (folder / "one", shards)):
+        shutil.copytree(source, broken)
+        file = max(broken.glob("*.safetensors"))
+        os.truncate(file, file.stat().st_size - 8)
+        result = CKPT.run("salvage", broken, folder / "out", "--like", like,
+                          "--partial", "nan")
+        said = result.want(2).err
+        check("of the same run" in said and "--partial" in said, said)
+        check(not (folder / "out").exists(), "written nevertheless")
+        CKPT.run("salvage", broken, folder / "out", "--partial", "nan").want(1)
+        shutil.rmtree(folder / "out")
+        shutil.rmtree(broken)
+
+
 def test_like_is_a_fifo(folder):
     source = copy(DATA / "hf/llama/ckpt", folder / "source")
     os.mkfifo(folder / "pipe")
@@ -885,6 +904,7 @@ def prepare(suite, ckpt):
     CKPT, FULL = ckpt, suite.full
     for test in (test_last_line, test_cut_safetensors, test_lost_directory, test_lost_pickle,
                  test_index, test_layers_of_config, test_like_is_a_fifo,
+                 test_like_of_another_layout,
                  test_manifest, test_own_manifest, test_tied,
                  test_link_to_nothing, test_bad, test_dry_run,
                  test_other_grid, test_linked_directory, test_killed,
