@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ckpt/catalog.h"
@@ -35,6 +36,9 @@ DialectCheck check_dialect(const Numbers& numbers, const Shapes& tensors,
 // model's numbers.
 Shape shape_of(const Instance& instance, const Numbers& numbers,
                const std::vector<Shape>& sources);
+
+// In messages about an embedding or head, before the rows that it should have.
+inline constexpr std::string_view kVocabularyHas = ", the vocabulary has ";
 
 // True for a dialect with rules for every model of a family. llama.cpp's
 // architectures have fewer: other model types, dense layers among experts.

@@ -224,7 +224,7 @@ class Shaper {
   void check_vocabulary(const Shape& shape) const {
     const uint64_t rows = numbers_.whole("$V", {}, "vocabulary");
     if (shape.empty() || shape[0] != rows)
-      fail("{}, the vocabulary has {}", to_string(shape), rows);
+      fail("{}{}{}", to_string(shape), kVocabularyHas, rows);
   }
 
   Shape without_first(const Op& op, const Shape& shape) const {

@@ -145,9 +145,9 @@ std::optional<Error> contradiction(const Tensor& tensor, const Extents& extents,
                             text::printable(said_of(*how, scope, facts)))
         .with_hint(
             extents.vocabulary && i == 0
-                ? fmt::format("if these are all, the configuration's "
-                              "vocab_size is to be {}; else it is another "
-                              "model's",
+                ? fmt::format("if these are all, --vocab-size {0} first (ckpt "
+                              "convert SRC DST --vocab-size {0}); else the "
+                              "configuration is another model's",
                               tensor.shape[0])
                 : "the configuration is another model's: `ckpt family check` "
                   "prints its numbers, --set NAME=VALUE changes one");

@@ -61,6 +61,11 @@ std::string hint_of(const std::vector<Problem>& problems) {
         "has no place";
   if (has("missing_tensor") || has("missing_part") || has("layer_gap"))
     hint += "; --allow-missing GLOB does without what is missing";
+  if (std::ranges::any_of(problems, [](const Problem& problem) {
+        return problem.kind == "shape" &&
+               problem.message.find(kVocabularyHas) != problem.message.npos;
+      }))
+    hint += "; --vocab-size N takes either number of rows";
   if (has("wrapped_names")) hint += "; --to hf writes the names without";
   return hint;
 }

@@ -107,8 +107,15 @@ std::set<uint64_t> sizes_said(const Catalog& catalog) {
   return sizes;
 }
 
-// Rows before; all vocabularies of a model have as many.
-uint64_t rows_before(Catalog& catalog) {
+// What config.json says, and what the tables have.
+struct Rows {
+  uint64_t said = 0;
+  uint64_t stored = 0;
+};
+
+// Rows before; all vocabularies of a model have as many. Where config.json says
+// others than the tables have, `rows` has to be either.
+Rows rows_before(Catalog& catalog, uint64_t rows) {
   const std::set<uint64_t> sizes = sizes_said(catalog);
   if (sizes.size() != 1)
     throw unfaithful_error(
@@ -116,12 +123,25 @@ uint64_t rows_before(Catalog& catalog) {
         sizes.empty() ? std::string("has no vocab_size that could follow")
                       : fmt::format("says vocabularies of {}",
                                     fmt::join(sizes, " and of ")));
-  if (!has_table_of(catalog, *sizes.begin()))
-    throw unfaithful_error({catalog.path, {}},
-                           "--vocab-size: no embedding and no head has the {} "
-                           "rows of config.json's vocab_size",
-                           *sizes.begin());
-  return *sizes.begin();
+  const uint64_t said = *sizes.begin();
+  if (has_table_of(catalog, said)) return {said, said};
+  std::set<uint64_t> stored;
+  for (const Tensor& tensor : catalog.tensors)
+    if (tensor.kind == Kind::model && tensor.shape.size() > 1 &&
+        has_rows(tensor.name))
+      stored.insert(tensor.shape[0]);
+  if (stored.size() == 1 && (rows == said || rows == *stored.begin()))
+    return {said, *stored.begin()};
+  throw unfaithful_error({catalog.path, {}},
+                         "--vocab-size: no embedding and no head has the {} "
+                         "rows of config.json's vocab_size",
+                         said)
+      .with_hint(stored.size() != 1
+                     ? ""
+                     : fmt::format("--vocab-size {} takes all their rows, "
+                                   "--vocab-size {} as many as config.json "
+                                   "says",
+                                   *stored.begin(), said));
 }
 
 // Checks codes of a quantized head and embeddings of each layer: nobody knows
@@ -216,18 +236,18 @@ std::string follow_vocabulary(Catalog& catalog, uint64_t rows) {
 
 NewVocabulary set_vocabulary(Catalog& catalog, uint64_t rows) {
   take_config(catalog);
-  const uint64_t before = rows_before(catalog);
-  if (rows == before) return {};
+  const auto [said, before] = rows_before(catalog, rows);
+  if (rows == said && rows == before) return {};
   check_others(catalog, before);
   locate(catalog);
   for (size_t i = 0; i < catalog.tensors.size(); ++i) {
     Tensor& tensor = catalog.tensors[i];
-    if (!tensor.shape.empty() && tensor.shape[0] == before &&
+    if (!tensor.shape.empty() && tensor.shape[0] == before && rows != before &&
         has_rows(parameter_of(tensor)))
       set_rows(catalog, tensor, rows);
   }
   NewVocabulary done;
-  const std::string lost = follow_rows(catalog, {before}, rows);
+  const std::string lost = follow_rows(catalog, {said}, rows);
   if (rows > before)
     done.warnings.push_back(fmt::format(
         "--vocab-size: new rows {} to {} are zeros: their logits are 0 and can "
@@ -241,6 +261,11 @@ NewVocabulary set_vocabulary(Catalog& catalog, uint64_t rows) {
                                                       "behind them",
                                                       rows - before)
                                         : std::string());
+  if (rows == before)
+    done.note = fmt::format(
+        "vocabulary: config.json's vocab_size is {}, for "
+        "{} rows",
+        rows, before);
   catalog.assumptions.push_back(done.note);
   return done;
 }

@@ -23,8 +23,8 @@ struct NewVocabulary {
 
 // Cuts or pads the embeddings, the heads and their optimizer state;
 // config.json's vocab_size follows. No byte moves. Throws unfaithful_error if
-// config.json disagrees with the rows, and for a tensor of unknown name with a
-// dimension of that size.
+// config.json disagrees with the rows, unless `rows` is what either says, and
+// for a tensor of unknown name with a dimension of that size.
 NewVocabulary set_vocabulary(Catalog& catalog, uint64_t rows);
 
 // The tables have `rows` rows already, and had `before`: config.json's

@@ -225,13 +225,27 @@ def not_followed(folder):
     refused("no vocab_size", vocab_size=None)
     refused("has the 71 rows", vocab_size=71)
     refused("of 71 and of 72", text_config={"vocab_size": 71})
+    # Either number may be the right one: who asks for it gets it.
+    from safetensors.torch import load_file, save_file
+    for said in (OWN_ROWS - 1, OWN_ROWS + 1):
+        path.write_text(json.dumps({**config, "vocab_size": said}))
+        hint = CKPT.run("convert", source, folder / "no", "--to", "dcp").want(5).err
+        check("--vocab-size N" in hint, hint)
+        for rows in (OWN_ROWS, said):
+            out = folder / f"{said}_{rows}"
+            CKPT.ok("convert", source, out, "--to", "safetensors", "--vocab-size", rows)
+            CKPT.ok("verify", out, "--strict")
+            table = load_file(out / "model.safetensors")["lm_head.weight"]
+            check_equal(table.shape[0], rows, f"{said}")
+            least = min(rows, OWN_ROWS)
+            check(bool((table[:least] == load_file(source / "model.safetensors")
+                        ["lm_head.weight"][:least]).all()), f"{said}, {rows}")
     path.write_text(json.dumps({**config, "eos_token_id": 71}))
     run = CKPT.ok("convert", source, folder / "out", "--to", "safetensors",
                   "--vocab-size", FEWER)
     check("eos_token_id" in run.err, run.err)
     path.write_text(json.dumps(config))
     # A tensor with as many elements that is not an embedding.
-    from safetensors.torch import load_file, save_file
     import torch
     file = source / "model.safetensors"
     tensors = load_file(file)
