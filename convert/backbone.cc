@@ -54,7 +54,8 @@ std::optional<TaskHead> task_head(const Json& config) {
   return std::nullopt;
 }
 
-bool predicts_more(const Json& config, std::string_view name) {
+bool is_left_aside(const Json& config, std::string_view name) {
+  if (name.starts_with("v_head.")) return true;
   if (fmt::format(".{}", name).find(".mtp") != std::string::npos) return true;
   const auto number = [&](const char* key) -> uint64_t {
     const auto found = config.find(key);

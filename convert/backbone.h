@@ -34,9 +34,10 @@ struct TaskHead {
 
 std::optional<TaskHead> task_head(const Json& config);
 
-// A tensor of the layers for tokens after the next, which transformers leaves
-// aside: "mtp.", or numbered after the model's own as config.json announces.
-bool predicts_more(const Json& config, std::string_view name);
+// A tensor that others put beside the model and transformers leaves aside: of
+// TRL's value head ("v_head."), or of the layers for tokens after the next
+// ("mtp.", or numbered after the model's own as config.json announces).
+bool is_left_aside(const Json& config, std::string_view name);
 
 // What a wrapper put before all of these names ("module."), whatever model it
 // is: no module of transformers is called so.

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <map>
-#include <optional>
 #include <set>
 #include <string_view>
 #include <unordered_map>
@@ -92,8 +91,11 @@ class StructureCheck {
     check_gaps(name, of, regular);
     check_sets(name, of, sets, regular);
     check_shapes(stack);
-    for (const auto& [set, count] : sets)
+    for (const auto& [set, count] : sets) {
       found_.repeats = found_.repeats || (count > 1 && is_deep(set));
+      found_.uneven =
+          found_.uneven || (count == 1 && stack.size() > 1 && is_deep(set));
+    }
     if (std::ranges::any_of(
             sets, [&](const auto& one) { return is_deep(one.first); }))
       counts_.insert(stack.size());
@@ -181,37 +183,41 @@ class StructureCheck {
     }
   }
 
-  // The first of `keys` that is a whole number, in config.json or the part of
-  // it that is about the language model.
-  std::optional<uint64_t> number(const std::vector<const char*>& keys) const {
+  // Those of `keys` that are whole numbers, in config.json or the part of it
+  // that is about the language model.
+  std::vector<uint64_t> numbers(const std::vector<const char*>& keys) const {
     const nlohmann::json* at = &config_;
     for (const char* inner : {"text_config", "llm_config", "language_config"})
       if (const auto found = config_.find(inner);
           found != config_.end() && found->is_object())
         at = &*found;
+    std::vector<uint64_t> all;
     for (const char* key : keys)
       if (const auto found = at->find(key);
           found != at->end() && found->is_number_unsigned())
-        return found->get<uint64_t>();
-    return std::nullopt;
+        all.push_back(found->get<uint64_t>());
+    return all;
   }
 
   // Albert and others use one layer many times, so one alone says nothing; nor
   // does a count where the configuration has several ("H_cycles").
   void check_layers() {
     if (counts_.empty() || *counts_.rbegin() == 1) return;
-    const uint64_t further =
-        number({"num_nextn_predict_layers", "num_mtp_layers"}).value_or(0);
+    const auto more = numbers({"num_nextn_predict_layers", "num_mtp_layers"});
+    const uint64_t further = more.empty() ? 0 : more.front();
     for (const auto& keys :
          {std::vector{"num_hidden_layers", "n_layer", "n_layers", "num_layers"},
           std::vector{"encoder_layers"}, std::vector{"decoder_layers"}})
-      check_count(number(keys), further);
+      check_count(numbers(keys), further);
   }
 
-  void check_count(std::optional<uint64_t> wanted, uint64_t further) {
-    if (!wanted) return;
+  // LongCat's layers have two halves each, and num_hidden_layers counts those.
+  void check_count(const std::vector<uint64_t>& wanted, uint64_t further) {
+    if (wanted.empty()) return;
     found_.compared = true;
-    if (counts_.contains(*wanted) || counts_.contains(*wanted + further))
+    if (std::ranges::any_of(wanted, [&](uint64_t one) {
+          return counts_.contains(one) || counts_.contains(one + further);
+        }))
       return;
     const uint64_t most = *counts_.rbegin();
     for (const auto& [key, value] : config_.items())
@@ -222,7 +228,7 @@ class StructureCheck {
       }
     found_.problems.push_back(damage("configuration", {path_, {}},
                                      "has {} layers, and config.json says {}",
-                                     most, *wanted));
+                                     most, wanted.front()));
   }
 
   const nlohmann::json& config_;

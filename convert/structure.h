@@ -25,6 +25,9 @@ struct Structure {
   // A number of the configuration (layers, vocabulary …) was compared, and held
   // or is a problem.
   bool compared = false;
+  // A layer has other tensors than each of its siblings: as a hybrid's does,
+  // or one that lost some.
+  bool uneven = false;
 };
 
 // `names` are shown in messages as they are. `config`: config.json, or null.

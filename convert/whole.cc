@@ -381,12 +381,13 @@ class Question {
 
   // False for a config.json that is a note and no model's: it has no heads.
   bool says_sizes(const Numbers& numbers) {
-    for (const char* number : {"$L", "$H", "$nh"}) {
+    for (const auto& [number, what] : {std::pair("$L", "how many layers"),
+                                       {"$H", "the hidden size"},
+                                       {"$nh", "how many heads"}}) {
       if (!numbers.dialect().vars.contains(number)) continue;
       try {
         if (!numbers.eval(number).is_null()) continue;
-        answer_.open =
-            fmt::format("{} does not say {}", config_.source, number);
+        answer_.open = fmt::format("{} does not say {}", config_.source, what);
       } catch (const Error& error) {
         answer_.open = error.problem();
       }
@@ -441,9 +442,10 @@ class Question {
                      "{} asks for it ({})", config_.source,
                      numbers.family().name()));
       } else if (finding.kind == "unknown" &&
-                 predicts_more(config_.values, finding.tensor)) {
-        answer_.open = fmt::format(
-            "no rule knows {}, which predicts further tokens", finding.tensor);
+                 is_left_aside(config_.values, finding.tensor)) {
+        answer_.open =
+            fmt::format("no rule knows {}, which transformers leaves aside",
+                        finding.tensor);
       } else if (finding.kind == "unknown") {
         if (states_.contains(finding.tensor) ||
             finding.tensor.ends_with(kUnusedTable) ||
@@ -582,10 +584,12 @@ class Question {
       std::ranges::move(found.problems, std::back_inserter(answer_.problems));
     if (found.compared) answer_.basis = Whole::Basis::kStructure;
     if (answer_.open.empty())
-      answer_.open = found.compared
-                         ? "the layers are all there; no rules say what else "
-                           "the model has"
-                         : "no rules say what the whole model is";
+      answer_.open = !found.compared ? "no rules say what the whole model is"
+                     : found.uneven
+                         ? "the layers are as many as config.json says, but "
+                           "they differ; no rules say what each of them has"
+                         : "the layers are all there; no rules say what else "
+                           "the model has";
   }
 
   Catalog names_;

@@ -87,6 +87,10 @@ def complaint(kind, folder):
     return "; ".join(f"{what} {names[:2]}" for what, names in said.items() if names)
 
 
+def complaint_of(folder):
+    return complaint(peer().LlamaForCausalLM, folder)
+
+
 def spoilt(tensors, name, way):
     """The tensors with one changed; None where the change is none."""
     import torch
@@ -624,6 +628,8 @@ def what_transformers_leaves_aside(folder):
     untied = llama(folder / "untied")
     loads = {"base": (base, "ok"),
              "mtp": (whole | {"model.mtp_proj.weight": torch.ones(16, 32)}, "cant_tell"),
+             "value": (whole | {"v_head.summary.weight": torch.ones(1, 16),
+                                "v_head.summary.bias": torch.ones(1)}, "cant_tell"),
              "next": (whole | {"model.layers.4.eh_proj.weight": torch.ones(16, 32)},
                       "cant_tell")}
     for what, (tensors, wanted) in loads.items():
@@ -666,6 +672,87 @@ def what_transformers_leaves_aside(folder):
                 (True, "warnings", 2), f"{report}")
     (path / "openvino" / "openvino_model.bin").rename(path / "training_args.bin")
     check_equal(verdict(path)["verdict"], "unsafe", "a pickle that is none")
+
+
+def what_its_loader_refuses(folder):
+    """transformers unpickles weights alone, opens no set of files without an
+    index, and asks the index for its metadata."""
+    import argparse
+    import pathlib
+
+    import numpy
+    import torch
+
+    tensors = llama(folder / "hf")
+    (folder / "hf" / "model.safetensors").unlink()
+    for value in (numpy.float64(1), argparse.Namespace(a=1), pathlib.PurePosixPath("x")):
+        what = type(value).__name__
+        torch.save(tensors | {"args": value}, folder / "hf" / "pytorch_model.bin")
+        if PEER.is_dir():
+            check("Weights only" in complaint_of(folder / "hf"), what)
+        report = verdict(folder / "hf")
+        check_equal((report["verdict"], [p["kind"] for p in report["problems"]]),
+                    ("mismatch", ["refused_pickle"]), what)
+        CKPT.ok("convert", folder / "hf", folder / "out", "--to", "safetensors")
+        check_equal(verdict(folder / "out")["verdict"], "ok", what)
+        shutil.rmtree(folder / "out")
+        # A file that its owner opens with other options.
+        (folder / "hf" / "pytorch_model.bin").rename(folder / "state.pt")
+        check_equal(verdict(folder / "state.pt")["verdict"], "cant_tell", what)
+
+    llama(folder / "hf")
+    for form, stem in (("safetensors", "model"), ("torch", "pytorch_model")):
+        for size in ("10KB", "1GB"):
+            out = folder / "out"
+            CKPT.ok("convert", folder / "hf", out, "--to", form,
+                    "--max-shard-size", size, "--no-manifest")
+            alone = [*out.glob("model.safetensors"), *out.glob("pytorch_model.bin")]
+            for one in alone:
+                one.rename(out / f"{stem}-00001-of-00001{one.suffix}")
+            for index in out.glob("*.index.json"):
+                said = json.loads(index.read_text())
+                for metadata in ({}, None):
+                    index.write_text(json.dumps(
+                        {"weight_map": said["weight_map"]} |
+                        ({} if metadata is None else {"metadata": metadata})))
+                    if PEER.is_dir():
+                        check_equal("KeyError" in complaint_of(out),
+                                    metadata is None, index.name)
+                    kinds = [p["kind"] for p in verdict(out)["problems"]]
+                    check_equal(kinds, ["index_metadata"] * (metadata is None), form)
+                index.unlink()
+            if PEER.is_dir():
+                check("OSError" in complaint_of(out), f"{form} {size}")
+            report = verdict(out)
+            check_equal((report["verdict"], [p["kind"] for p in report["problems"]]),
+                        ("warnings", ["no_index"]), f"{form} {size}")
+            CKPT.ok("convert", out, folder / "again", "--to", "safetensors")
+            check_equal(verdict(folder / "again")["verdict"], "ok", form)
+            shutil.rmtree(out)
+            shutil.rmtree(folder / "again")
+
+
+def layers_that_differ(folder):
+    """Two layers are no rule for each other: that is what is said."""
+    path = folder / "hf"
+    tensors = llama(path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(
+        config | {"model_type": "mine", "architectures": ["Mine"],
+                  "num_hidden_layers": 2}))
+    two = {n: t for n, t in tensors.items() if ".layers." not in n or
+           n.split(".")[2] in "01"}
+    write(path, two)
+    check("the layers are all there" in verdict(path)["cant_tell"], "as it was")
+    # Two keys count, and one of them layers of two halves.
+    (path / "config.json").write_text(json.dumps(
+        json.loads((path / "config.json").read_text()) |
+        {"num_hidden_layers": 4, "num_layers": 2}))
+    check("the layers are all there" in verdict(path)["cant_tell"], "halves")
+    for name in two:
+        if ".layers." in name:
+            write(path, {n: t for n, t in two.items() if n != name})
+            check("differ" in verdict(path)["cant_tell"], name)
 
 
 def an_index_of_a_folder(folder):
@@ -1088,6 +1175,7 @@ def prepare(suite, ckpt):
                  a_configuration_that_means_others, holes, stale_index,
                  what_transformers_leaves_aside,
                  a_depth_without_a_key, two_models_of_a_folder,
+                 what_its_loader_refuses, layers_that_differ,
                  a_lost_head, an_index_of_a_folder, roles_of_a_step, second_copies, unfinished_downloads,
                  an_index_beside_one_file, a_file_of_its_own):
         suite.add(case.__name__.replace("_", " "), case)
