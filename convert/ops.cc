@@ -446,6 +446,34 @@ View rolled(const Op& op, const View& view, uint64_t rows, bool forward) {
   return View::concat(parts, 0);
 }
 
+// Heads in groups that share something, [groups, each, size], in the order in
+// which ggml repeats what they share: [each, groups, size]. What is before
+// `from` stays.
+View tiled(const Op& op, const Params& params, const View& view, bool forward) {
+  const uint32_t dim = params.dim();
+  const uint64_t from = params("from", "0");
+  const uint64_t groups = params("groups", "1");
+  const uint64_t size = params("size", "1");
+  const uint64_t all = dim < view.shape().size() ? view.shape()[dim] : 0;
+  const uint64_t unit = checked_mul(groups, size).value_or(0);
+  if (unit == 0 || from >= all || (all - from) % unit != 0)
+    throw unfaithful_error({}, "{}: {} groups of {} past {} in shape {}",
+                           op.name, groups, size, from,
+                           to_string(view.shape()));
+  const uint64_t each = (all - from) / unit;
+  const View heads = view.slice(dim, from, all - from);
+  const GroupParts outer{dim, forward ? groups : each, 0, {}};
+  const GroupParts inner{dim + 1, forward ? each : groups, 0, {}};
+  const Shape apart =
+      cut_in(cut_in(heads.shape(), outer, inner.groups * size, false), inner,
+             size, false);
+  const View turned =
+      swap(heads.reshape(apart), dim, dim + 1).reshape(heads.shape());
+  if (from == 0) return turned;
+  const std::vector<View> parts{view.slice(dim, 0, from), turned};
+  return View::concat(parts, dim);
+}
+
 // Turns the rows of q and k between halves of a head and pairs, if the rule
 // says that the dialect's are pairs.
 void turn_pairs(const Op& op, const Params& params, std::vector<View>& qkv,
@@ -484,7 +512,9 @@ std::vector<View> step(const Op& op, const Params& params,
   // Rows 0, 2, 4 … then 1, 3, 5 …: pairs apart.
   if (name == "deinterleave") return {swap_rows(op, view, 1, false)};
   if (name == "roll") return {rolled(op, view, params("rows", "0"), true)};
+  if (name == "tile") return {tiled(op, params, view, true)};
   if (name == "add") return {view.transform(arithmetic(op, true))};
+  if (name == "decay") return {view.transform(kNegatedExp)};
   if (name == "index") return {index_of(op, instance, view)};
   if (name == "part") return {part_of(op, params, view)};
   if (name == "upright") return {upright(op, params, view)};
@@ -525,7 +555,9 @@ std::vector<View> undo(const Op& op, const Params& params, const View& view,
     return {swap_rows(op, view, params("heads", "$nh"), false)};
   if (name == "deinterleave") return {swap_rows(op, view, 1, true)};
   if (name == "roll") return {rolled(op, view, params("rows", "0"), false)};
+  if (name == "tile") return {tiled(op, params, view, false)};
   if (name == "add") return {view.transform(arithmetic(op, false))};
+  if (name == "decay") return {view.transform(kLogOfNegated)};
   if (name == "reshape") return {view.reshape(Shape(params.list("from")))};
   throw bug_error({}, "no operation {}", name);
 }

@@ -6,10 +6,11 @@
 //   cat               [gate; up]
 //   qkv               Q, K, V ─► for each group of heads: its q heads, k, v
 //   rope_interleave   half-split rotary rows ─► pairs
-//   add               w ─► w + 1, the one step that computes
+//   add               w ─► w + 1
+//   decay             log(-a) ─► a; only these two compute
 //   …
 //
-// All are invertible; `add` up to rounding.
+// All are invertible; `add` and `decay` up to rounding.
 #pragma once
 
 #include <optional>

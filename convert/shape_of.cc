@@ -56,6 +56,7 @@ class Shaper {
     if (op.name == "rope_interleave") check_pairs(op, shape);
     if (op.name == "deinterleave") check_rows(shape, 2, "pairs of rows");
     if (op.name == "roll") check_rolled(op, shape);
+    if (op.name == "tile") check_tiled(op, shape);
     if (op.name == "index") return without_first(op, shape);
     if (op.name == "part") return part(op, shape);
     if (op.name == "reshape") return reshape(op, shape);
@@ -219,6 +220,17 @@ class Shaper {
     const uint64_t rows = size(op, "rows", "0");
     if (shape.empty() || rows == 0 || rows >= shape[0])
       fail("{} has no {} rows to go behind the others", to_string(shape), rows);
+  }
+
+  void check_tiled(const Op& op, const Shape& shape) const {
+    const uint64_t dim = size(op, "dim", "0");
+    const uint64_t from = size(op, "from", "0");
+    const uint64_t unit =
+        product(size(op, "groups", "1"), size(op, "size", "1"));
+    if (dim >= shape.size() || unit == 0 || from >= shape[dim] ||
+        (shape[dim] - from) % unit != 0)
+      fail("{} where dimension {} has heads in groups of {} past {}",
+           to_string(shape), dim, unit, from);
   }
 
   void check_vocabulary(const Shape& shape) const {

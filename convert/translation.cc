@@ -171,8 +171,15 @@ void Translation::refuse_constant(const Instance& one) const {
 void Translation::settle(Tensor& made, const Rule& rule) const {
   if (weights() && rule.dtype) made.pinned = rule.dtype;
   if (of_ != Of::kMoments) return;
-  for (Piece& piece : made.pieces)
+  for (Piece& piece : made.pieces) {
+    // A sum has the moments of what one is added to; no other function has.
+    if (piece.transform & (kNegatedExp | kLogOfNegated))
+      throw unfaithful_error({source_.path, made.name},
+                             "is stored as another function of what is "
+                             "trained: its moments have no place there")
+          .with_hint("--model-only converts the model alone");
     piece.transform &= static_cast<uint8_t>(~(kAddOne | kSubtractOne));
+  }
 }
 
 std::vector<std::string> Translation::names_of(const NamedTensors& tensors) {

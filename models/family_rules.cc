@@ -34,11 +34,13 @@ const std::vector<Shape>& shapes() {
       {"ungroup", {"groups", "sizes[][]"}, {}},
       {"rope_interleave", {}, {"heads"}},
       {"add", {"value#"}, {}},
+      {"decay", {}, {}},
       {"const", {"value#", "shape[]"}, {}},
       {"index", {"index@"}, {}},
       {"part", {"sizes[]", "at"}, {"dim", "groups"}},
       {"deinterleave", {}, {}},
       {"roll", {"rows"}, {}},
+      {"tile", {"groups"}, {"dim", "size", "from"}},
       {"reshape", {"to[]", "from[]"}, {}},
       {"upright", {"rows", "columns"}, {}},
   };
@@ -261,7 +263,8 @@ class RuleReader {
       hf.fail("\"each\" needs cat or stack as the first operation");
     for (size_t i = 1; i < rule_.ops.size(); ++i) {
       const std::string& name = rule_.ops[i].name;
-      if (joins(name) || name == "const" || name == "part")
+      const bool alone = name == "ungroup" && rule_.hf.size() == 1;
+      if ((joins(name) && !alone) || name == "const" || name == "part")
         value_.member("op").fail(name + " can only be the first operation");
     }
   }

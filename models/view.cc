@@ -297,8 +297,6 @@ View View::stack(std::span<const View> views) {
   return concat(slices, 0);
 }
 
-namespace {
-
 uint8_t inverse_of(uint8_t transform) {
   switch (transform) {
     case kAddOne:
@@ -313,8 +311,6 @@ uint8_t inverse_of(uint8_t transform) {
       return kNoTransform;
   }
 }
-
-}  // namespace
 
 View View::transform(uint8_t bits) const {
   const bool real = dtype_ == DType::f64 || dtype_ == DType::f32 ||

@@ -21,6 +21,9 @@
 
 namespace ckpt::families {
 
+// The Transform of numbers that undoes this one; kNoTransform for any other.
+uint8_t inverse_of(uint8_t transform);
+
 class View {
  public:
   // Flat pieces become boxes. Replicas stay replicas. Throws unfaithful_error

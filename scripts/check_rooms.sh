@@ -100,7 +100,7 @@ lib: 33040
 containers: 11520
 models: 6650
 formats: 78490
-convert: 18320
+convert: 18450
 reshard: 23660
 api: 28020
 app: 19230
