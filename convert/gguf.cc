@@ -24,6 +24,7 @@
 #include "lib/small_tensor.h"
 #include "lib/text/format.h"
 #include "models/order.h"
+#include "models/view.h"
 
 namespace ckpt::families {
 namespace {
@@ -31,6 +32,7 @@ namespace {
 constexpr std::string_view kArchitecture = "general.architecture";
 constexpr std::string_view kTokenizer = "tokenizer.ggml.";
 constexpr uint64_t kMostFreqs = 1 << 16;
+constexpr uint64_t kMostComputed = 1 << 20;  // bytes
 
 const nlohmann::ordered_json& ordered_table() {
   static const auto table =
@@ -199,60 +201,91 @@ double narrowed(DType dtype, double number) {
   return half && std::abs(near) > 65504 ? std::copysign(INFINITY, near) : near;
 }
 
+// What the file has from the first to the last element of a piece, and those
+// between. Without pieces for what is not in strides.
+Tensor run_of(const Tensor& tensor, const Piece& piece) {
+  Tensor run;
+  run.dtype = tensor.dtype;
+  const Dims& size = piece.box.shape;
+  const uint64_t element = element_size(tensor.dtype);
+  if (piece.flat || piece.extent.strides.size() != size.size()) return run;
+  uint64_t last = 0;
+  for (size_t d = 0; d < size.size(); ++d) {
+    if (size[d] == 0) return run;
+    last += (size[d] - 1) * piece.extent.strides[d];
+  }
+  run.shape = {last / element + 1};
+  Piece& whole = run.pieces.emplace_back(piece);
+  whole.box = Box::whole(run.shape);
+  whole.extent.strides = {};
+  whole.transform = kNoTransform;
+  return run;
+}
+
 // The same elements in the order of the file, if they are beside one another
 // there, as those of a bias are whose rows a dialect has in another order; else
 // without pieces.
 Tensor in_stored_order(const Tensor& tensor) {
-  Tensor stored = tensor;
-  stored.pieces.clear();
-  if (tensor.pieces.empty()) return stored;
-  const uint64_t element = element_size(tensor.dtype);
+  Tensor stored;
   uint64_t begin = UINT64_MAX, end = 0, count = 0;
+  const uint64_t element = element_size(tensor.dtype);
   for (const Piece& piece : tensor.pieces) {
-    const Extent& extent = piece.extent;
-    const Dims& size = piece.box.shape;
-    const bool alike = extent.file == tensor.pieces[0].extent.file &&
-                       piece.transform == tensor.pieces[0].transform;
-    if (!alike || piece.flat || extent.strides.size() != size.size())
-      return stored;
-    uint64_t last = extent.offset;
-    for (size_t d = 0; d < size.size(); ++d) {
-      if (size[d] == 0) return stored;
-      last += (size[d] - 1) * extent.strides[d];
-    }
-    begin = std::min(begin, extent.offset);
-    end = std::max(end, last + element);
+    Tensor run = run_of(tensor, piece);
+    const Piece& first = tensor.pieces[0];
+    if (run.pieces.empty() || piece.extent.file != first.extent.file ||
+        piece.transform != first.transform)
+      return {};
+    begin = std::min(begin, piece.extent.offset);
+    end = std::max(end, piece.extent.offset + run.shape[0] * element);
     count += volume(piece.box);
+    stored = std::move(run);
   }
-  if (end - begin != count * element) return stored;
-  stored.grid = {};
+  if (stored.pieces.empty() || end - begin != count * element) return {};
   stored.shape = {count};
-  stored.pieces = {{.box = Box::whole(stored.shape),
-                    .flat = {},
-                    .extent = {.offset = begin,
-                               .strides = {},
-                               .file = tensor.pieces[0].extent.file},
-                    .transform = tensor.pieces[0].transform}};
+  stored.pieces[0].box = Box::whole(stored.shape);
+  stored.pieces[0].extent.offset = begin;
+  stored.pieces[0].transform = tensor.pieces[0].transform;
   return stored;
+}
+
+float computed(uint8_t transform, float number) {
+  switch (transform) {
+    case kAddOne:
+      return number + 1;
+    case kSubtractOne:
+      return number - 1;
+    case kNegatedExp:
+      return -std::exp(number);
+    case kLogOfNegated:
+      return std::log(-number);
+    default:
+      return number;
+  }
 }
 
 // True if each number is one of that dtype, or comes back from one: norms that
 // ggml's kernels want in f32, of a model whose other weights have 16 bits.
 bool fits_in(const Catalog& catalog, const Tensor& tensor, DType dtype) {
-  constexpr uint64_t kMost = 1 << 20;
   Tensor plain = tensor.pieces.size() == 1 ? tensor : in_stored_order(tensor);
   if (plain.pieces.empty()) return false;
   const uint8_t transform = plain.pieces[0].transform;
-  if (transform & ~(kAddOne | kSubtractOne)) return false;
+  const uint8_t inverse = inverse_of(transform);
+  if (transform != kNoTransform && inverse == kNoTransform) return false;
   plain.pieces[0].transform = kNoTransform;
-  const auto numbers = small_floats(catalog, plain, kMost);
+  const auto numbers = small_floats(catalog, plain, kMostComputed);
   if (!numbers) return false;
-  const float shift = transform & kSubtractOne ? -1.0F
-                      : transform & kAddOne    ? 1.0F
-                                               : 0.0F;
+  // The last bit of an exponential depends on the library that computed it.
+  // That of a number next to 0 is next to 1, where several have the same.
+  const bool decays = transform == kLogOfNegated;
+  const float unit = decays ? 0x1p-23F : 0;
+  const float least = !decays ? 0 : dtype == DType::f16 ? 0x1p-11F : 0x1p-14F;
   return std::ranges::all_of(*numbers, [&](float number) {
-    const auto narrow = static_cast<float>(narrowed(dtype, number + shift));
-    return narrow - shift == number;
+    const auto narrow =
+        static_cast<float>(narrowed(dtype, computed(transform, number)));
+    if (narrow != 0 && std::abs(narrow) < least) return false;
+    const float again = computed(inverse, narrow);
+    return again == number ||
+           std::abs(again - number) <= unit * std::abs(number);
   });
 }
 
@@ -311,6 +344,22 @@ void leave_gguf_metadata(Catalog& catalog) {
                text::printable(fmt::format("{}", fmt::join(left, ", ")))));
 }
 
+void check_gguf_decays(const Catalog& catalog) {
+  for (const Tensor& tensor : catalog.tensors)
+    for (const Piece& piece : tensor.pieces) {
+      if (piece.transform != kLogOfNegated) continue;
+      const Tensor run = run_of(tensor, piece);
+      const auto numbers = small_floats(catalog, run, kMostComputed);
+      if (!numbers) continue;
+      for (const float number : *numbers)
+        if (!(number < 0))
+          throw input_error({catalog.path, tensor.name},
+                            "is log(-a) of llama.cpp's decays, and one of them "
+                            "is {}: they are below 0",
+                            number);
+    }
+}
+
 void narrow_gguf_tensors(Catalog& catalog) {
   const DType dtype = model_dtype(catalog.tensors);
   if (dtype != DType::bf16 && dtype != DType::f16) return;
@@ -330,23 +379,18 @@ const std::string& kept_bytes(std::string bytes) {
   return kept.emplace_back(std::move(bytes));
 }
 
-void put_numbers(const std::vector<float>& numbers, Catalog& catalog,
-                 Tensor& tensor) {
+// A file of these numbers in memory.
+uint32_t add_numbers(const std::vector<float>& numbers, const std::string& name,
+                     Catalog& catalog) {
   std::string bytes(4 * numbers.size(), '\0');
   std::memcpy(bytes.data(), numbers.data(), bytes.size());
   const std::string& kept = kept_bytes(std::move(bytes));
-  tensor.dtype = DType::f32;
-  tensor.pieces = {
-      {.box = Box::whole(tensor.shape),
-       .flat = {},
-       .extent = {.offset = 0,
-                  .strides = {},
-                  .file = static_cast<uint32_t>(catalog.files.size())}}};
   catalog.files.push_back(
-      {.path = "made:" + tensor.name,
+      {.path = "made:" + name,
        .size = kept.size(),
        .codec = Codec::kMemory,
        .memory = reinterpret_cast<const std::byte*>(kept.data())});
+  return static_cast<uint32_t>(catalog.files.size() - 1);
 }
 
 void add_rope_freqs(const Facts& facts, Catalog& catalog) {
@@ -366,7 +410,13 @@ void add_rope_freqs(const Facts& facts, Catalog& catalog) {
   Tensor tensor;
   tensor.name = kGgufRope;
   tensor.shape = {factors.size()};
-  put_numbers(factors, catalog, tensor);
+  tensor.dtype = DType::f32;
+  tensor.pieces = {
+      {.box = Box::whole(tensor.shape),
+       .flat = {},
+       .extent = {.offset = 0,
+                  .strides = {},
+                  .file = add_numbers(factors, tensor.name, catalog)}}};
   catalog.tensors.insert(catalog.tensors.begin(), std::move(tensor));
 }
 
@@ -445,20 +495,27 @@ void add_keys(const nlohmann::ordered_json& keys,
 
 }  // namespace
 
-void widen_gguf_norms(Catalog& catalog) {
-  constexpr uint64_t kMost = 1 << 20;
+void widen_gguf_numbers(Catalog& catalog) {
   for (Tensor& tensor : catalog.tensors) {
-    const bool narrow =
-        tensor.dtype == DType::bf16 || tensor.dtype == DType::f16;
-    if (!narrow || tensor.pieces.empty() || tensor.shape.size() != 1) continue;
-    const uint8_t transform = tensor.pieces[0].transform;
-    if (transform != kAddOne && transform != kSubtractOne) continue;
-    Tensor plain = tensor;
-    plain.pieces[0].transform = kNoTransform;
-    auto numbers = small_floats(catalog, plain, kMost);
-    if (!numbers) continue;
-    for (float& number : *numbers) number += transform == kAddOne ? 1 : -1;
-    put_numbers(*numbers, catalog, tensor);
+    if (tensor.dtype != DType::bf16 && tensor.dtype != DType::f16) continue;
+    std::vector<Piece> wide;
+    for (const Piece& piece : tensor.pieces) {
+      if (inverse_of(piece.transform) == kNoTransform) break;
+      auto numbers =
+          small_floats(catalog, run_of(tensor, piece), kMostComputed);
+      if (!numbers) break;
+      for (float& number : *numbers) number = computed(piece.transform, number);
+      Piece& made = wide.emplace_back(piece);
+      made.transform = kNoTransform;
+      made.extent = {.offset = 0,
+                     .strides = piece.extent.strides,
+                     .file = add_numbers(*numbers, tensor.name, catalog)};
+      for (uint64_t& stride : made.extent.strides)
+        stride *= sizeof(float) / element_size(tensor.dtype);
+    }
+    if (wide.empty() || wide.size() != tensor.pieces.size()) continue;
+    tensor.dtype = DType::f32;
+    tensor.pieces = std::move(wide);
   }
 }
 

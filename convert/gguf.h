@@ -42,9 +42,12 @@ void add_gguf_adapter(const std::string& model_type, double alpha,
 // Adds the files of the tokenizer that the metadata have.
 void add_gguf_tokenizer(Catalog& catalog);
 
-// Norms of 16 bits that one is added to: the sum in f32, as llama.cpp has it.
-// The engine's would be rounded to 16 bits first.
-void widen_gguf_norms(Catalog& catalog);
+// Norms of 16 bits that one is added to, and decays: computed in f32, as
+// llama.cpp has them. The engine's would be rounded to 16 bits first.
+void widen_gguf_numbers(Catalog& catalog);
+
+// Throws input_error for decays that are no -exp(x).
+void check_gguf_decays(const Catalog& catalog);
 
 // Takes the metadata out of a catalog that became another dialect's.
 void leave_gguf_metadata(Catalog& catalog);

@@ -243,9 +243,10 @@ Catalog translate(Catalog source, const TranslateOptions& options) {
             ? configuration.numbers(need_dialect(*family, from))
             : configuration.hf_numbers(need_dialect(*family, options.to)),
         translation.parents());
+  if (from == kGguf && !options.lenient) check_gguf_decays(source);
   if (from == kGguf && !options.lenient && !options.dtype)
     narrow_gguf_tensors(source);
-  if (options.to == kGguf) widen_gguf_norms(source);
+  if (options.to == kGguf) widen_gguf_numbers(source);
   warn_of_rounding(source, dtype);
   sort_tensors(source.tensors);
   configuration.finish(source);

@@ -29,19 +29,28 @@ void warn_of_padding(Catalog& source, const Numbers& numbers) {
 
 void warn_of_rounding(Catalog& source, DType dtype) {
   constexpr uint8_t kSums = kAddOne | kSubtractOne;
-  const auto computed = [](const Tensor& tensor) {
-    return std::ranges::any_of(tensor.pieces, [](const Piece& piece) {
-      return (piece.transform & kSums) != 0;
-    });
+  constexpr uint8_t kDecays = kNegatedExp | kLogOfNegated;
+  uint64_t sums = 0, decays = 0;
+  DType of_decays = dtype;
+  for (const Tensor& tensor : source.tensors) {
+    uint8_t transforms = 0;
+    for (const Piece& piece : tensor.pieces) transforms |= piece.transform;
+    if (transforms & kSums) ++sums;
+    // What is pinned to a narrower dtype comes back from it.
+    if (!(transforms & kDecays) || tensor.pinned) continue;
+    ++decays;
+    of_decays = tensor.dtype;
+  }
+  const auto warn_of = [&](uint64_t count, const char* what, DType stored) {
+    if (count == 0) return;
+    source.problems.push_back(
+        warning("rounded", {source.path, {}},
+                "{} {} in one of the dialects, and rounded to {}: the way "
+                "back does not give the same bits",
+                count, what, name(stored)));
   };
-  const auto count = std::ranges::count_if(source.tensors, computed);
-  if (count == 0) return;
-  source.problems.push_back(
-      warning("rounded", {source.path, {}},
-              "{} norms are stored with one more in one of the dialects, "
-              "and rounded to {}: the way back does not give the same "
-              "bits",
-              count, name(dtype)));
+  warn_of(sums, "norms are stored with one more", dtype);
+  warn_of(decays, "decays are stored as -exp(x)", of_decays);
 }
 
 namespace {

@@ -25,6 +25,7 @@
 #include "formats/traits.h"
 #include "models/buffers.h"
 #include "models/hf_names.h"
+#include "models/view.h"
 #include "models/wrapper.h"
 
 namespace ckpt::library {
@@ -123,8 +124,8 @@ void bring(Catalog& catalog, const std::string& family, bool trained,
   prove_buffers(catalog, theta);
 }
 
-// If one side has a sum of what the other has, asks the other for the sum: sums
-// are rounded, and B was made from A.
+// If one side has a sum, or another function, of what the other has, asks the
+// other for it: both are rounded, and B was made from A.
 void compare_as_made(Catalog& a, Catalog& b) {
   std::unordered_map<std::string_view, Tensor*> of_a;
   for (Tensor& tensor : a.tensors) of_a.emplace(tensor.name, &tensor);
@@ -137,13 +138,12 @@ void compare_as_made(Catalog& a, Catalog& b) {
   for (Tensor& tensor : b.tensors) {
     const auto found = of_a.find(tensor.name);
     if (found == of_a.end() || !only(*found->second, 0) ||
-        found->second->dtype != tensor.dtype)
+        found->second->dtype != tensor.dtype || tensor.pieces.empty())
       continue;
-    const bool more = only(tensor, kAddOne);
-    if (!more && !only(tensor, kSubtractOne)) continue;
+    const uint8_t inverse = families::inverse_of(tensor.pieces[0].transform);
+    if (inverse == 0 || !only(tensor, families::inverse_of(inverse))) continue;
     for (Piece& piece : tensor.pieces) piece.transform = 0;
-    for (Piece& piece : found->second->pieces)
-      piece.transform = more ? kSubtractOne : kAddOne;
+    for (Piece& piece : found->second->pieces) piece.transform = inverse;
   }
 }
 
