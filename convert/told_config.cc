@@ -17,6 +17,13 @@ Json named_shapes(const Catalog& catalog) {
   return shapes;
 }
 
+// Null for a list of which something is not told.
+Json without_gaps(Json list) {
+  for (const Json& one : list)
+    if (one.is_null()) return nullptr;
+  return list;
+}
+
 // The names of all expressions in a table.
 class Names {
  public:
@@ -81,6 +88,11 @@ Json ToldScope::filled(const Json& entry) {
     const auto& text = entry.get_ref<const std::string&>();
     return text.starts_with('=') ? eval(text.substr(1)) : entry;
   }
+  if (entry.is_array()) {
+    Json list = Json::array();
+    for (const Json& one : entry) list.push_back(filled(one));
+    return without_gaps(std::move(list));
+  }
   if (!entry.is_object()) return entry;
   return entry.contains("each") ? of_layers(entry) : made(entry);
 }
@@ -95,7 +107,7 @@ Json ToldScope::of_layers(const Json& entry) {
     layer_ = l;
     list.push_back(eval(entry.at("of").get<std::string>()));
   }
-  return list;
+  return without_gaps(std::move(list));
 }
 
 Json told_config(ToldScope& scope, std::string* unmet) {
