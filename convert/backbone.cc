@@ -97,6 +97,31 @@ std::string wrapper_of(const std::vector<Tensor>& tensors) {
              : "";
 }
 
+std::optional<std::string> words_before(const std::vector<Tensor>& tensors,
+                                        const std::vector<std::string>& words) {
+  const auto first = std::ranges::find(tensors, Kind::model, &Tensor::kind);
+  if (first == tensors.end() || words.empty()) return "";
+  constexpr size_t kMost = 4;
+  std::string before;
+  for (size_t count = 0; count < kMost; ++count) {
+    bool all = true, some = false;
+    for (const Tensor& tensor : tensors) {
+      if (tensor.kind != Kind::model) continue;
+      all = all && tensor.name.starts_with(before);
+      const size_t at = std::min(before.size(), tensor.name.size());
+      const size_t dot = tensor.name.find('.', at);
+      some = some ||
+             std::ranges::count(words, tensor.name.substr(at, dot - at)) > 0;
+    }
+    if (!all) return std::nullopt;
+    if (some) return before;
+    const size_t dot = first->name.find('.', before.size());
+    if (dot == first->name.npos) return std::nullopt;
+    before = first->name.substr(0, dot + 1);
+  }
+  return std::nullopt;
+}
+
 namespace {
 
 constexpr size_t kMostWords = 2, kMostBeginnings = 32;

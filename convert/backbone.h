@@ -43,6 +43,11 @@ bool is_left_aside(const Json& config, std::string_view name);
 // is: no module of transformers is called so.
 std::string wrapper_of(const std::vector<Tensor>& tensors);
 
+// What all of these names have before one of the first `words`; "" if some name
+// begins with one, nothing if none is found.
+std::optional<std::string> words_before(const std::vector<Tensor>& tensors,
+                                        const std::vector<std::string>& words);
+
 // What these names have before them, and what the family's model has instead.
 struct Backbone {
   std::string here;  // "transformer."; "": nothing, all names lack `model`

@@ -168,21 +168,32 @@ class Question {
 
   // A library that looks for the file asks for the names without a wrapper's
   // words before them, and makes a model of random numbers.
-  void wrapped(const std::string& first) {
+  void wrapped(const std::string& first,
+               std::string_view asked = kAskedWithout) {
     const std::string& name = names_.tensors.front().name;
     if (!folder() || !by_name_ || !first.ends_with(name) || allow_.match(first))
       return;
     add(damage("wrapped_names", {names_.path, {}},
-               "the names begin with \"{}\", and its loader asks for them "
-               "without",
-               text::printable(first.substr(0, first.size() - name.size()))));
+               "the names begin with \"{}\", and {}",
+               text::printable(first.substr(0, first.size() - name.size())),
+               asked));
   }
 
-  // The same of a class without rules.
+  // The same of a class without rules, whose first words are known.
   void all_wrapped() {
     const std::string first = names_.tensors.front().name;
     take_off(wrapper_of(names_.tensors));
-    if (names_.tensors.front().name != first) wrapped(first);
+    if (names_.tensors.front().name != first) return wrapped(first);
+    const auto words = first_words(config_.values);
+    const auto before = words_before(names_.tensors, words);
+    const std::string asked =
+        fmt::format("{} asks for names that begin with {}",
+                    class_of(config_.values), fmt::join(words, ", "));
+    take_off(before.value_or(""));
+    if (before && !before->empty()) wrapped(first, asked);
+    if (!before && folder() && by_name_ && !allow_.match(first))
+      add(damage("unknown_tensor", {names_.path, first},
+                 "{}, and none of these does", asked));
   }
 
   Whole unknown(std::string why) {

@@ -42,6 +42,11 @@ struct Whole {
 inline constexpr std::string_view kNearestMissing =
     "the nearest that is missing: ";
 
+// And at the end of one about names behind a wrapper's words, which --to hf
+// takes off.
+inline constexpr std::string_view kAskedWithout =
+    "its loader asks for them without";
+
 // Reads no payload. Throws input_error for a configuration that can't be read.
 Whole check_whole(const Catalog& source, const TranslateOptions& options = {});
 

@@ -66,7 +66,16 @@ std::string hint_of(const std::vector<Problem>& problems) {
                problem.message.find(kVocabularyHas) != problem.message.npos;
       }))
     hint += "; --vocab-size N takes either number of rows";
-  if (has("wrapped_names")) hint += "; --to hf writes the names without";
+  for (const Problem& problem : problems)
+    if (problem.kind == "wrapped_names" &&
+        problem.message.ends_with(kAskedWithout)) {
+      hint += "; --to hf writes the names without";
+    } else if (problem.kind == "wrapped_names") {
+      const size_t begin = problem.message.find('"') + 1;
+      const size_t end = problem.message.find('"', begin);
+      hint += fmt::format("; --rename '{}=' takes the names without",
+                          problem.message.substr(begin, end - begin));
+    }
   return hint;
 }
 

@@ -430,6 +430,18 @@ std::string hub_name(const std::string& name, const Json& config) {
                 made.numbers);
 }
 
+std::vector<std::string> first_words(const Json& config) {
+  static const Json all = Json::parse(embedded_text("hf_words")).at("words");
+  const Json classes =
+      config.is_object() ? config.value("architectures", Json()) : Json();
+  if (!classes.is_array() || classes.empty() || config.contains("auto_map"))
+    return {};
+  for (const Json& row : all)
+    if (std::ranges::count(row.at("classes"), classes[0]) > 0)
+      return row.at("first");
+  return {};
+}
+
 void take_hf_names(Catalog& catalog, const Json& config, HfNames wanted) {
   const Json* table = table_of(config);
   if (!table) {

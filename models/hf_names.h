@@ -14,6 +14,7 @@
 
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "ckpt/catalog.h"
 
@@ -34,6 +35,12 @@ void take_hf_names(Catalog& catalog, const nlohmann::json& config,
 // The Hub's name of a module's tensor; the same where it has no other, or is a
 // part of one.
 std::string hub_name(const std::string& name, const nlohmann::json& config);
+
+// The first words of the names that transformers looks for in a file of this
+// class or of its backbone ("bert", "embeddings", "encoder"); none for a class
+// that it lacks, or whose code is the folder's own. families/hf_words.json has
+// them by class, as tests/generators/hf_words.py saw its modules.
+std::vector<std::string> first_words(const nlohmann::json& config);
 
 // True if some tensor has a module's name, of a class whose Hub's names differ.
 bool has_module_names(const Catalog& catalog, const nlohmann::json& config);

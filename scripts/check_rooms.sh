@@ -98,9 +98,9 @@ forbid 'api includes no format but dcp, fairseq2, megatron, modelopt' \
 budgets='
 lib: 33040
 containers: 11520
-models: 6650
+models: 6660
 formats: 78490
-convert: 18450
+convert: 18490
 reshard: 23660
 api: 28020
 app: 19230

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 import whole_files
-from support import DATA, Skip, Suite, check, check_equal
+from support import DATA, ROOT, Skip, Suite, check, check_equal
 
 CKPT = None
 FULL = False
@@ -849,6 +849,61 @@ def wrapped_names(folder):
             CKPT.run("convert", path.parent, folder / "out").want(5)
 
 
+def first_words(folder):
+    """Classes without rules: their names behind any words are none of theirs, and
+    names of their backbone alone are. The hint's --rename brings them home."""
+    from safetensors.torch import load_file, save_file
+
+    transformers = peer()
+    small = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 24,
+             "num_hidden_layers": 2, "num_attention_heads": 4}
+    for name in ("BertModel", "BertForSequenceClassification", "DebertaV2Model",
+                 "RobertaForMaskedLM", "Wav2Vec2Model"):
+        kind = getattr(transformers, name)
+        kind(kind.config_class(**small)).save_pretrained(folder / "hf")
+        file = folder / "hf" / "model.safetensors"
+        tensors = load_file(file)
+        own = verdict(folder / "hf")
+        check_equal((own["verdict"], own["problems"]), ("cant_tell", []), name)
+        inner = {n.removeprefix(f"{kind.base_model_prefix}."): t
+                 for n, t in tensors.items()}
+        for before, stored in (("", inner), ("backbone.", tensors), ("0.auto_model.", inner),
+                               ("net.model.", tensors), ("net.", {"own.x": tensors.popitem()[1]})):
+            save_file({before + n: t for n, t in stored.items()}, file, {"format": "pt"})
+            report = verdict(folder / "hf")
+            if not before:
+                check_equal(report["problems"], [], f"{name}, its backbone")
+                continue
+            found = complaint(kind, folder / "hf")
+            check("missing_keys" in found, f"{name}, {before}: {found}")
+            check_equal((report["verdict"], len(report["problems"])), ("mismatch", 1),
+                        f"{name}, {before}")
+            said = CKPT.run("convert", folder / "hf", folder / "out", "--to",
+                            "safetensors").want(5).err
+            if before == "net.":
+                continue
+            check(f"--rename '{before}='" in said, said)
+            CKPT.ok("convert", folder / "hf", folder / "out", "--rename", f"{before}=")
+            check_equal(load_file(folder / "out" / "model.safetensors").keys(),
+                        stored.keys(), f"{name}, {before}")
+            shutil.rmtree(folder / "out")
+        shutil.rmtree(folder / "hf")
+
+
+def words_of_classes(folder):
+    """The table is what transformers' classes have."""
+    peer()
+    sys.path.insert(0, str(ROOT / "tests/generators"))
+    import hf_words
+
+    rows = json.loads((ROOT / "models/families/hf_words.json").read_text())["words"]
+    words = {name: row["first"] for row in rows for name in row["classes"]}
+    check_equal(sorted(words), sorted(set(words) & set(hf_words.classes())), "classes")
+    chosen = sorted(words) if FULL else random.Random(3).sample(sorted(words), 12)
+    for name in chosen:
+        check_equal(hf_words.first_words(hf_words.kind_of(name)), words[name], name)
+
+
 def parts_of_a_pipeline(folder):
     """Each model of a diffusers pipeline is judged like its folder."""
     from safetensors.torch import load_file, save_file
@@ -1175,7 +1230,8 @@ def prepare(suite, ckpt):
                  a_configuration_that_means_others, holes, stale_index,
                  what_transformers_leaves_aside,
                  a_depth_without_a_key, two_models_of_a_folder,
-                 what_its_loader_refuses, layers_that_differ,
+                 what_its_loader_refuses, layers_that_differ, first_words,
+                 words_of_classes,
                  a_lost_head, an_index_of_a_folder, roles_of_a_step, second_copies, unfinished_downloads,
                  an_index_beside_one_file, a_file_of_its_own):
         suite.add(case.__name__.replace("_", " "), case)
