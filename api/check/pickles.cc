@@ -61,14 +61,24 @@ bool PickleCheck::is_foreign(const scan::FileScan& file) const {
          (!in_run_ && io::parent(file.path) != folder_);
 }
 
-// "argparse.Namespace, pathlib.PosixPath": harmless, and still not weights.
+// "argparse.Namespace, pathlib.PosixPath": harmless, and still not weights; ""
+// for what is.
 std::string PickleCheck::refused_of(const scan::FileScan& file) {
+  constexpr uint8_t kNewest = 3;  // torch's own unpickler knows no frames
+  if (file.protocol > kNewest)
+    return fmt::format("pickle protocol {}", file.protocol);
   std::set<std::string> names;
   for (const scan::Global& global : file.globals)
     if (global.harmless && !torch::is_allowed_global(global.mention.module +
                                                      ' ' + global.mention.name))
       names.insert(global.mention.module + '.' + global.mention.name);
   return text::printable(fmt::format("{}", fmt::join(names, ", ")));
+}
+
+// Without one, nothing says that a library is to load the folder.
+bool PickleCheck::has_configuration(const std::string& folder) {
+  return io::is_file(io::join(folder, "config.json")) ||
+         io::is_file(io::join(folder, "adapter_config.json"));
 }
 
 std::vector<Problem> PickleCheck::found() {
@@ -87,12 +97,13 @@ std::vector<Problem> PickleCheck::found() {
                                "loading it elsewhere runs {}",
                                scan::describe(global)));
     // A loader that looks for the file by its name loads weights alone.
-    if (formats::has_loader(io::base_name(file.path)))
+    if (formats::has_loader(io::base_name(file.path)) &&
+        has_configuration(io::parent(file.path)))
       if (std::string refused = refused_of(file); !refused.empty())
         found.push_back(damage("refused_pickle", {file.path, {}},
                                "torch.load(weights_only=True), with which its "
                                "loader reads it, refuses {}; ckpt convert "
-                               "with --to safetensors leaves them out",
+                               "with --to safetensors keeps the tensors alone",
                                refused));
     // Dead links and FIFOs are named where the checkpoint is read.
     if (!file.problem.empty() && !file.absent && is_foreign(file))

@@ -28,6 +28,7 @@ class PickleCheck {
  private:
   std::vector<Problem> found();
   static std::string refused_of(const scan::FileScan& file);
+  static bool has_configuration(const std::string& folder);
   // Another program's, in a folder of its own (openvino/, coreml/), or a
   // pointer of git-lfs: nothing that this checkpoint's loader opens.
   bool is_foreign(const scan::FileScan& file) const;

@@ -55,6 +55,7 @@ struct FileScan {
   std::string path;
   Verdict verdict = Verdict::kNoPickle;
   uint64_t pickles = 0;
+  uint8_t protocol = 0;         // the highest of them
   std::vector<Global> globals;  // each once, in order of appearance
   std::string problem;          // kUnreadable, kExecutes: what can't be parsed
   bool absent = false;          // a link that leads to no file, a FIFO

@@ -220,6 +220,7 @@ bool Scanner::add(const io::Handle& file, const pickle::Trace& trace,
                   const Part& part) {
   known_ = true;
   ++found_.pickles;
+  found_.protocol = std::max(found_.protocol, trace.number);
   bool executes = false;
   for (const pickle::Mention& mention : trace.mentions) {
     const auto [at, fresh] = index_.try_emplace(

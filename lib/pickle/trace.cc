@@ -243,6 +243,7 @@ bool Tracer::step_rare(uint8_t opcode) {
     case 0x80:
       protocol_ = in_.byte();
       if (protocol_ > 5) fail(fmt::format("protocol {}", protocol_));
+      trace_.number = protocol_;
       return true;
     case 0x95: {  // bytes follow one another, framed or not
       const auto size = in_.number<uint64_t>();

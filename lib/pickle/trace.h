@@ -60,6 +60,7 @@ struct Trace {
   uint64_t end = 0;  // after STOP, or where the error is
   uint64_t opcodes = 0;
   bool protocol = false;  // it begins with PROTO
+  uint8_t number = 0;     // of its protocol, as the last PROTO says
   bool acts = false;      // something is called, not only named
   bool gave_up = false;   // `error` is a limit of ours: Python may continue
   // Arrays whose elements lie between opcodes. Only joblib skips them: pickle's
