@@ -14,6 +14,7 @@
 #include "ckpt/ckpt.h"
 #include "ckpt/error.h"
 #include "ckpt/note.h"
+#include "containers/hf/hf.h"
 #include "convert/adapter.h"
 #include "convert/adapter_inside.h"
 #include "convert/dialects.h"
@@ -58,11 +59,18 @@ bool has_head(const Catalog& base) {
   });
 }
 
+// Of a class without rules, transformers' default holds: tied.
 bool is_tied(const Catalog& base) {
   if (has_head(base)) return false;
   const families::Facts facts = families::config_facts_of(base);
-  const auto tied = facts.find("tied");
-  return tied != facts.end() && tied->second.value == families::Json(true);
+  if (const auto tied = facts.find("tied"); tied != facts.end())
+    return tied->second.value == families::Json(true);
+  const nlohmann::json config = formats::config_json_of(base);
+  const auto said = config.find("tie_word_embeddings");
+  return config.is_object() && (said == config.end() || *said == true) &&
+         std::ranges::none_of(base.tensors, [](const Tensor& tensor) {
+           return tensor.name.ends_with("proj_out.weight");
+         });
 }
 
 // The modules that peft would give factors, by the base's names.

@@ -10,7 +10,9 @@
 
 #include "api/edit/config_edit.h"
 #include "ckpt/error.h"
+#include "containers/hf/hf.h"
 #include "convert/whole.h"
+#include "models/hf_names.h"
 
 namespace ckpt::library {
 namespace {
@@ -70,7 +72,10 @@ std::string name_of_head(const Catalog& catalog, const Tensor& embedding) {
         (problem.tensor.ends_with("lm_head.weight") ||
          problem.tensor.ends_with("embed_out.weight")))
       return problem.tensor;
-  if (whole.basis != families::Whole::Basis::kRules &&
+  const auto words = families::first_words(formats::config_json_of(catalog));
+  const bool other_head =
+      !words.empty() && std::ranges::count(words, "lm_head") == 0;
+  if (whole.basis != families::Whole::Basis::kRules && !other_head &&
       (embedding.name.ends_with("embed_tokens.weight") ||
        embedding.name.ends_with("wte.weight")))
     return "lm_head.weight";
