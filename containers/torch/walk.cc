@@ -357,7 +357,7 @@ std::string tuple_text(const Document& document, Id key, size_t position) {
     if (!text.empty()) text += ", ";
     const std::string one = key_text(document, part, position);
     const bool quoted = document.type(part) == Type::kString;
-    if (document.type(part) == Type::kTuple ||
+    if (one.starts_with("key#") ||
         (quoted && one.find_first_of("'\\\n") != one.npos))
       return fmt::format("key#{}", position);
     text += quoted ? fmt::format("'{}'", one) : one;

@@ -73,6 +73,7 @@ void take_mlx(const std::string& text, const std::string& path,
               Config& config) {
   const Value root = text::parse_json(text, path);
   const auto at = root.is_object() ? root.find("lora_parameters") : root.end();
+  config.unsaid = "adapter_config.json has no lora_parameters";
   if (at == root.end() || !at->is_object()) return;
   const auto rank = at->find("rank"), scale = at->find("scale");
   if (rank != at->end() && rank->is_number_unsigned())
