@@ -104,17 +104,20 @@ std::optional<std::string> words_before(const std::vector<Tensor>& tensors,
   constexpr size_t kMost = 4;
   std::string before;
   for (size_t count = 0; count < kMost; ++count) {
-    bool all = true, some = false;
+    bool all = true;
+    size_t fit = 0, others = 0;
     for (const Tensor& tensor : tensors) {
       if (tensor.kind != Kind::model) continue;
       all = all && tensor.name.starts_with(before);
       const size_t at = std::min(before.size(), tensor.name.size());
-      const size_t dot = tensor.name.find('.', at);
-      some = some ||
-             std::ranges::count(words, tensor.name.substr(at, dot - at)) > 0;
+      const size_t dot =
+          std::min(tensor.name.find('.', at), tensor.name.size());
+      ++(std::ranges::count(words, tensor.name.substr(at, dot - at)) > 0
+             ? fit
+             : others);
     }
     if (!all) return std::nullopt;
-    if (some) return before;
+    if (fit > others) return before;
     const size_t dot = first->name.find('.', before.size());
     if (dot == first->name.npos) return std::nullopt;
     before = first->name.substr(0, dot + 1);

@@ -43,8 +43,8 @@ bool is_left_aside(const Json& config, std::string_view name);
 // is: no module of transformers is called so.
 std::string wrapper_of(const std::vector<Tensor>& tensors);
 
-// What all of these names have before one of the first `words`; "" if some name
-// begins with one, nothing if none is found.
+// What all of these names have before them, so that most go on with one of
+// `words`; "" where most begin with one, nothing if they don't.
 std::optional<std::string> words_before(const std::vector<Tensor>& tensors,
                                         const std::vector<std::string>& words);
 

@@ -22,6 +22,7 @@
 #include "convert/values.h"
 #include "convert/whole_dialect.h"
 #include "formats/peft/adapter.h"
+#include "formats/peft/names.h"
 #include "formats/peft/settings.h"
 #include "formats/traits.h"
 #include "lib/text/format.h"
@@ -140,6 +141,7 @@ class Question {
     if (dialect_of(names_).empty()) take_off(foreign_prefix(names_));
     if (names_.tensors.front().name != first) wrapped(first);
     if (!likely && !class_of(config_.values).empty()) all_wrapped();
+    if (likely && !found && is_other_class(config_.values, *likely)) by_words();
     const std::string from(dialect_of(names_));
     const auto family = find_family(names_, options_);
     if (!family && from == "mcore" && !values_of(names_, from).source.empty())
@@ -184,6 +186,13 @@ class Question {
     const std::string first = names_.tensors.front().name;
     take_off(wrapper_of(names_.tensors));
     if (names_.tensors.front().name != first) return wrapped(first);
+    by_words();
+  }
+
+  // What a class's names begin with is known, whatever is before them.
+  void by_words() {
+    if (!folder() || !by_name_) return;
+    const std::string first = names_.tensors.front().name;
     const auto words = first_words(config_.values);
     const auto before = words_before(names_.tensors, words);
     const std::string asked =
@@ -191,9 +200,9 @@ class Question {
                     class_of(config_.values), fmt::join(words, ", "));
     take_off(before.value_or(""));
     if (before && !before->empty()) wrapped(first, asked);
-    if (!before && folder() && by_name_ && !allow_.match(first))
+    if (!before && !allow_.match(first))
       add(damage("unknown_tensor", {names_.path, first},
-                 "{}, and none of these does", asked));
+                 "{}, and most of these don't", asked));
   }
 
   Whole unknown(std::string why) {
@@ -206,7 +215,7 @@ class Question {
   // An adapter has what its maker trained: any modules of any layers.
   bool adapter() {
     const auto config = peft::config_of(names_);
-    if (!config) return false;
+    if (!config) return is_broken_adapter();
     // Megatron's names say what else the model has.
     if (config->dialect != "peft" && has_adapter_inside(names_)) return false;
     // Of another kind than LoRA it is not known what has to be there.
@@ -216,7 +225,36 @@ class Question {
     if (answer_.problems.empty())
       for (Problem& problem : peft::check_parts(names_, *config))
         add(std::move(problem));
+    if (folder() && by_name_ && config->dialect == "peft") peft_finds();
     return true;
+  }
+
+  // PEFT fails on its configuration.
+  bool is_broken_adapter() {
+    try {
+      peft::read_settings(names_);
+    } catch (const Error& error) {
+      add(damage("configuration", {names_.path, {}}, "{}", error.problem()));
+      return true;
+    }
+    return false;
+  }
+
+  // It looks for its own names, with the base's behind them, and leaves the
+  // base as it is where there are others.
+  void peft_finds() {
+    for (const Tensor& tensor : names_.tensors) {
+      std::string_view name = tensor.name;
+      const bool own = name.starts_with(peft::kPrefix);
+      if (own) name.remove_prefix(peft::kPrefix.size());
+      const auto part = peft::part_of(tensor.name);
+      if (own && !(part && part->live) && !name.starts_with(peft::kPrefix) &&
+          without_wrappers(std::string(name)) == name)
+        continue;
+      return add(damage("wrapped_names", {names_.path, tensor.name},
+                        "PEFT looks for other names: base_model.model. and the "
+                        "base's own, without the adapter's name"));
+    }
   }
 
   // Tensors without elements are what a rank of ZeRO 3 has of its peers'. In

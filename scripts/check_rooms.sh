@@ -96,13 +96,13 @@ forbid 'api includes no format but dcp, fairseq2, megatron, modelopt' \
 
 # How many lines of C++ a room may have.
 budgets='
-lib: 33040
+lib: 33050
 containers: 11520
 models: 6660
 formats: 78490
-convert: 18490
+convert: 18530
 reshard: 23660
-api: 28020
+api: 28040
 app: 19230
 '
 while IFS=: read -r room most; do

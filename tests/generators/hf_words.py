@@ -6,12 +6,12 @@ name. Writes models/families/hf_words.json.
     .venv/bin/python tests/generators/hf_words.py
 
 Each class of an Auto mapping is made without memory ("meta"), with a layer or
-two. Those that can't be made from their configuration's defaults are left out, and
-those for which transformers renames what it reads.
+two. Those that can't be made from their configuration's defaults are left out.
 """
 
 import json
 import os
+import re
 import signal
 import sys
 import warnings
@@ -65,11 +65,13 @@ def first_words(kind):
     from transformers.conversion_mapping import get_model_conversion_mapping
 
     model = made(kind)
-    if get_model_conversion_mapping(model, add_legacy=False):
-        raise ValueError("its files have other names, too")
     words = {kind.base_model_prefix}
     for one in (model, model.base_model):
         words |= {name.split(".")[0] for name in one.state_dict()}
+    # What transformers renames as it reads: any word of the patterns.
+    for change in get_model_conversion_mapping(model, add_legacy=False):
+        for pattern in (*change.source_patterns, *change.target_patterns):
+            words |= set(re.findall(r"[A-Za-z_]\w*", pattern))
     return sorted(words - {""})
 
 

@@ -592,6 +592,53 @@ def hubs_names(folder, model_type, saved):
         check_equal(torch.equal(got[name], before[name]), name not in changed, name)
 
 
+def names_of_no_adapter(folder):
+    """PEFT leaves the base as it is where the factors have other names, or its
+    numbers are none: verify says so."""
+    torch, transformers, peft = peers()
+    from safetensors.torch import load_file, save_file
+
+    base = make_base(folder / "base", "llama", "float32")
+    adapter = make_adapter(folder / "adapter", base, r=4, target_modules=["q_proj"])
+    before, file = read_model(base), adapter / "adapter_model.safetensors"
+    tensors = load_file(file)
+    own, live = "base_model.model.", ("lora_A.weight", "lora_A.default.weight")
+    ways = {"own": lambda n: n, "bare": lambda n: n.removeprefix(own),
+            "twice": lambda n: own + n, "wrapped": lambda n: "module." + n,
+            "compiled": lambda n: n.replace(own, own + "_orig_mod."),
+            "live": lambda n: n.replace(*live).replace("lora_B", "lora_B.default")}
+    for what, way in ways.items():
+        save_file({way(n): t for n, t in tensors.items()}, file)
+        merged = merged_by_peft(base, adapter)
+        same = all(torch.equal(before[n], t) for n, t in merged.items() if n in before)
+        check_equal(same, what != "own", what)
+        said = CKPT.run("verify", adapter, "--json")
+        check_equal(said.json()["verdict"], "mismatch" if same else "ok", f"{what}: {said}")
+    save_file(tensors, file)
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": None}))
+    CKPT.run("verify", adapter).want(1)
+
+
+def tied_by_default(folder):
+    """A head that no rule knows is tied where config.json does not say no."""
+    torch, transformers, peft = peers()
+    model = transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(
+        vocab_size=64, d_model=16, encoder_layers=1, decoder_layers=1,
+        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=16,
+        decoder_ffn_dim=16, num_mel_bins=4, max_source_positions=8,
+        max_target_positions=8, pad_token_id=0, bos_token_id=0, eos_token_id=0,
+        decoder_start_token_id=0))
+    model.save_pretrained(folder / "base")
+    peft.get_peft_model(model, peft.LoraConfig(
+        r=4, target_modules=["q_proj"], modules_to_save=["embed_tokens"],
+    )).save_pretrained(folder / "adapter")
+    for options in ((), ("--untie",)):
+        CKPT.run("convert", folder / "base", folder / "out", "--to", "safetensors",
+                 "--adapter", folder / "adapter", *options).want(5)
+        check(not (folder / "out").exists(), f"{options}")
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
@@ -655,6 +702,8 @@ def prepare(suite, ckpt):
         suite.add(f"a base in {kind}", quantized, kind, arguments)
     suite.add("refusals", refusals)
     suite.add("untied", untied)
+    suite.add("names of no adapter", names_of_no_adapter)
+    suite.add("tied by default", tied_by_default)
     for model_type, saved in (("qwen2_5_vl", None), ("qwen2_vl", ["lm_head"]),
                               ("mixtral", ["gate"])):
         suite.add(f"the Hub's names of {model_type}", hubs_names, model_type, saved)

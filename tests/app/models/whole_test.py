@@ -683,8 +683,20 @@ def what_its_loader_refuses(folder):
     import numpy
     import torch
 
+    # Megatron-Core adds its own, and is imported by other cases.
+    torch.serialization.clear_safe_globals()
     tensors = llama(folder / "hf")
     (folder / "hf" / "model.safetensors").unlink()
+    for protocol, answer in ((2, "ok"), (3, "ok"), (4, "mismatch"), (5, "mismatch")):
+        for zipped in (True, False):
+            torch.save(tensors, folder / "hf" / "pytorch_model.bin",
+                       pickle_protocol=protocol,
+                       _use_new_zipfile_serialization=zipped)
+            if PEER.is_dir():
+                check_equal(bool(complaint_of(folder / "hf")), answer != "ok",
+                            f"protocol {protocol}")
+            check_equal(verdict(folder / "hf")["verdict"], answer,
+                        f"protocol {protocol}")
     for value in (numpy.float64(1), argparse.Namespace(a=1), pathlib.PurePosixPath("x")):
         what = type(value).__name__
         torch.save(tensors | {"args": value}, folder / "hf" / "pytorch_model.bin")
@@ -858,17 +870,23 @@ def first_words(folder):
     small = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 24,
              "num_hidden_layers": 2, "num_attention_heads": 4}
     for name in ("BertModel", "BertForSequenceClassification", "DebertaV2Model",
-                 "RobertaForMaskedLM", "Wav2Vec2Model"):
+                 "RobertaForMaskedLM", "Wav2Vec2Model", "LlamaModel", "T5Model",
+                 "BloomModel", "GPT2Model", "Qwen2ForSequenceClassification"):
         kind = getattr(transformers, name)
-        kind(kind.config_class(**small)).save_pretrained(folder / "hf")
+        config = kind.config_class(**small)
+        if not hasattr(config, "word_embed_proj_dim"):
+            config.pad_token_id = config.eos_token_id = config.bos_token_id = 0
+        if getattr(config, "num_key_value_heads", None):
+            config.num_key_value_heads = 4
+        kind(config).save_pretrained(folder / "hf")
         file = folder / "hf" / "model.safetensors"
         tensors = load_file(file)
         own = verdict(folder / "hf")
-        check_equal((own["verdict"], own["problems"]), ("cant_tell", []), name)
+        check_equal((own["ok"], own["problems"]), (True, []), name)
         inner = {n.removeprefix(f"{kind.base_model_prefix}."): t
                  for n, t in tensors.items()}
         for before, stored in (("", inner), ("backbone.", tensors), ("0.auto_model.", inner),
-                               ("net.model.", tensors), ("net.", {"own.x": tensors.popitem()[1]})):
+                               ("net.zz.", tensors), ("net.", {"own.x": next(iter(tensors.values()))})):
             save_file({before + n: t for n, t in stored.items()}, file, {"format": "pt"})
             report = verdict(folder / "hf")
             if not before:
@@ -876,10 +894,14 @@ def first_words(folder):
                 continue
             found = complaint(kind, folder / "hf")
             check("missing_keys" in found, f"{name}, {before}: {found}")
-            check_equal((report["verdict"], len(report["problems"])), ("mismatch", 1),
-                        f"{name}, {before}")
-            said = CKPT.run("convert", folder / "hf", folder / "out", "--to",
-                            "safetensors").want(5).err
+            check_equal(report["verdict"], "mismatch", f"{name}, {before}")
+            done = CKPT.run("convert", folder / "hf", folder / "out", "--to",
+                            "safetensors")
+            if done.code == 0:  # rules found the names behind the words
+                check_equal(complaint(kind, folder / "out"), "", f"{name}, {before}")
+                shutil.rmtree(folder / "out")
+                continue
+            said = done.want(5).err
             if before == "net.":
                 continue
             check(f"--rename '{before}='" in said, said)
@@ -887,6 +909,11 @@ def first_words(folder):
             check_equal(load_file(folder / "out" / "model.safetensors").keys(),
                         stored.keys(), f"{name}, {before}")
             shutil.rmtree(folder / "out")
+        # Those of the layers alone, which are most of them.
+        save_file({("x." if "layer" in n else "") + n: t for n, t in inner.items()},
+                  file, {"format": "pt"})
+        if sum("layer" in n for n in inner) > len(inner) / 2:
+            check_equal(verdict(folder / "hf")["verdict"], "mismatch", name)
         shutil.rmtree(folder / "hf")
 
 
