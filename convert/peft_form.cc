@@ -14,6 +14,7 @@
 #include "formats/peft/names.h"
 #include "formats/peft/settings.h"
 #include "lib/small_tensor.h"
+#include "models/view.h"
 #include "models/wrapper.h"
 
 namespace ckpt::families {
