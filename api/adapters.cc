@@ -52,25 +52,15 @@ bool is_input_embedding(std::string_view module) {
   return std::ranges::find(kNames, last) != kNames.end();
 }
 
-bool has_head(const Catalog& base) {
-  return std::ranges::any_of(base.tensors, [](const Tensor& tensor) {
-    return tensor.name.ends_with("lm_head.weight") ||
-           tensor.name.ends_with("embed_out.weight");
-  });
-}
-
 // Of a class without rules, transformers' default holds: tied.
 bool is_tied(const Catalog& base) {
-  if (has_head(base)) return false;
+  if (!library::heads_of(base).empty()) return false;
   const families::Facts facts = families::config_facts_of(base);
   if (const auto tied = facts.find("tied"); tied != facts.end())
     return tied->second.value == families::Json(true);
   const nlohmann::json config = formats::config_json_of(base);
   const auto said = config.find("tie_word_embeddings");
-  return config.is_object() && (said == config.end() || *said == true) &&
-         std::ranges::none_of(base.tensors, [](const Tensor& tensor) {
-           return tensor.name.ends_with("proj_out.weight");
-         });
+  return config.is_object() && (said == config.end() || *said == true);
 }
 
 // The modules that peft would give factors, by the base's names.

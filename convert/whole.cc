@@ -22,7 +22,6 @@
 #include "convert/values.h"
 #include "convert/whole_dialect.h"
 #include "formats/peft/adapter.h"
-#include "formats/peft/names.h"
 #include "formats/peft/settings.h"
 #include "formats/traits.h"
 #include "lib/text/format.h"
@@ -225,7 +224,8 @@ class Question {
     if (answer_.problems.empty())
       for (Problem& problem : peft::check_parts(names_, *config))
         add(std::move(problem));
-    if (folder() && by_name_ && config->dialect == "peft") peft_finds();
+    if (folder() && by_name_ && config->dialect == "peft")
+      if (auto other = peft::other_names(names_)) add(*std::move(other));
     return true;
   }
 
@@ -234,27 +234,11 @@ class Question {
     try {
       peft::read_settings(names_);
     } catch (const Error& error) {
+      if (error.code() != ExitCode::kDamaged) return false;
       add(damage("configuration", {names_.path, {}}, "{}", error.problem()));
       return true;
     }
     return false;
-  }
-
-  // It looks for its own names, with the base's behind them, and leaves the
-  // base as it is where there are others.
-  void peft_finds() {
-    for (const Tensor& tensor : names_.tensors) {
-      std::string_view name = tensor.name;
-      const bool own = name.starts_with(peft::kPrefix);
-      if (own) name.remove_prefix(peft::kPrefix.size());
-      const auto part = peft::part_of(tensor.name);
-      if (own && !(part && part->live) && !name.starts_with(peft::kPrefix) &&
-          without_wrappers(std::string(name)) == name)
-        continue;
-      return add(damage("wrapped_names", {names_.path, tensor.name},
-                        "PEFT looks for other names: base_model.model. and the "
-                        "base's own, without the adapter's name"));
-    }
   }
 
   // Tensors without elements are what a rank of ZeRO 3 has of its peers'. In

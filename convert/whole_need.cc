@@ -13,6 +13,7 @@
 #include "convert/whole.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
+#include "lib/text/shell.h"
 
 namespace ckpt::families {
 namespace {
@@ -66,16 +67,17 @@ std::string hint_of(const std::vector<Problem>& problems) {
                problem.message.find(kVocabularyHas) != problem.message.npos;
       }))
     hint += "; --vocab-size N takes either number of rows";
-  for (const Problem& problem : problems)
-    if (problem.kind == "wrapped_names" &&
-        problem.message.ends_with(kAskedWithout)) {
-      hint += "; --to hf writes the names without";
-    } else if (problem.kind == "wrapped_names") {
-      const size_t begin = problem.message.find('"') + 1;
-      const size_t end = problem.message.find('"', begin);
-      hint += fmt::format("; --rename '{}=' takes the names without",
-                          problem.message.substr(begin, end - begin));
-    }
+  for (const Problem& problem : problems) {
+    if (problem.kind != "wrapped_names" || !problem.tensor.empty()) continue;
+    const size_t begin = problem.message.find('"') + 1;
+    const size_t end = problem.message.find('"', begin);
+    hint += problem.message.ends_with(kAskedWithout)
+                ? "; --to hf writes the names without"
+                : fmt::format(
+                      "; --rename {} takes the names without",
+                      text::shell_word(
+                          problem.message.substr(begin, end - begin) + "="));
+  }
   return hint;
 }
 

@@ -87,8 +87,8 @@ std::string name_of_head(const Catalog& catalog, const Tensor& embedding) {
 }  // namespace
 
 Tensors heads_of(const Catalog& catalog) {
-  return with_ending(
-      catalog, {"lm_head.weight", "embed_out.weight", "output_layer.weight"});
+  return with_ending(catalog, {"lm_head.weight", "embed_out.weight",
+                               "output_layer.weight", "proj_out.weight"});
 }
 
 Tensors embeddings_of(const Catalog& catalog) {

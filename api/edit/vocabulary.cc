@@ -238,15 +238,22 @@ NewVocabulary set_vocabulary(Catalog& catalog, uint64_t rows) {
   take_config(catalog);
   const auto [said, before] = rows_before(catalog, rows);
   if (rows == said && rows == before) return {};
+  NewVocabulary done;
+  if (rows == before) {  // config.json alone is wrong about them
+    follow_rows(catalog, {said}, rows);
+    done.note = fmt::format(
+        "vocabulary: config.json says {} rows now, as many as there are", rows);
+    catalog.assumptions.push_back(done.note);
+    return done;
+  }
   check_others(catalog, before);
   locate(catalog);
   for (size_t i = 0; i < catalog.tensors.size(); ++i) {
     Tensor& tensor = catalog.tensors[i];
-    if (!tensor.shape.empty() && tensor.shape[0] == before && rows != before &&
+    if (!tensor.shape.empty() && tensor.shape[0] == before &&
         has_rows(parameter_of(tensor)))
       set_rows(catalog, tensor, rows);
   }
-  NewVocabulary done;
   const std::string lost = follow_rows(catalog, {said}, rows);
   if (rows > before)
     done.warnings.push_back(fmt::format(
@@ -261,11 +268,6 @@ NewVocabulary set_vocabulary(Catalog& catalog, uint64_t rows) {
                                                       "behind them",
                                                       rows - before)
                                         : std::string());
-  if (rows == before)
-    done.note = fmt::format(
-        "vocabulary: config.json's vocab_size is {}, for "
-        "{} rows",
-        rows, before);
   catalog.assumptions.push_back(done.note);
   return done;
 }

@@ -347,25 +347,13 @@ bool is_mapping(const Document& document, Id node) {
   return false;
 }
 
-std::string key_text(const Document& document, Id key, size_t position);
+namespace {
 
-// "('a', 1)", as torch's DCP flattens such keys.
-std::string tuple_text(const Document& document, Id key, size_t position) {
-  std::string text;
-  const auto parts = document.items(key);
-  for (const Id part : parts) {
-    if (!text.empty()) text += ", ";
-    const std::string one = key_text(document, part, position);
-    const bool quoted = document.type(part) == Type::kString;
-    if (one.starts_with("key#") ||
-        (quoted && one.find_first_of("'\\\n") != one.npos))
-      return fmt::format("key#{}", position);
-    text += quoted ? fmt::format("'{}'", one) : one;
-  }
-  return fmt::format("({}{})", text, parts.size() == 1 ? "," : "");
-}
+std::string tuple_text(const Document& document, Id key, size_t position,
+                       int depth);
 
-std::string key_text(const Document& document, Id key, size_t position) {
+std::string spelled(const Document& document, Id key, size_t position,
+                    int depth) {
   switch (document.type(key)) {
     case Type::kString:
     case Type::kBytes:
@@ -380,10 +368,38 @@ std::string key_text(const Document& document, Id key, size_t position) {
     case Type::kFloat:
       return fmt::format("{}", document.real(key));
     case Type::kTuple:
-      return tuple_text(document, key, position);
+      return tuple_text(document, key, position, depth);
     default:
       return fmt::format("key#{}", position);
   }
+}
+
+// "('a', 1)", as torch's DCP flattens such keys. A file may nest them without
+// end, and name one of them many times.
+std::string tuple_text(const Document& document, Id key, size_t position,
+                       int depth) {
+  constexpr int kDeepest = 4;
+  constexpr size_t kLongest = 1000;
+  const std::string other = fmt::format("key#{}", position);
+  if (depth == kDeepest) return other;
+  std::string text;
+  const auto parts = document.items(key);
+  for (const Id part : parts) {
+    if (!text.empty()) text += ", ";
+    const std::string one = spelled(document, part, position, depth + 1);
+    const bool quoted = document.type(part) == Type::kString;
+    if (one == other || text.size() + one.size() > kLongest ||
+        (quoted && one.find_first_of("'\\\n") != one.npos))
+      return other;
+    text += quoted ? fmt::format("'{}'", one) : one;
+  }
+  return fmt::format("({}{})", text, parts.size() == 1 ? "," : "");
+}
+
+}  // namespace
+
+std::string key_text(const Document& document, Id key, size_t position) {
+  return spelled(document, key, position, 0);
 }
 
 std::string join_path(const std::string& prefix,

@@ -15,6 +15,7 @@
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 #include "models/hf_names.h"
+#include "models/wrapper.h"
 
 namespace ckpt::peft {
 namespace {
@@ -331,6 +332,22 @@ std::vector<Problem> check_parts(const Catalog& catalog, const Config& config) {
   for (const Tensor& tensor : catalog.tensors)
     if (tensor.kind != Kind::optim) parts.take(tensor);
   return parts.judged();
+}
+
+std::optional<Problem> other_names(const Catalog& catalog) {
+  for (const Tensor& tensor : catalog.tensors) {
+    std::string_view name = tensor.name;
+    const bool own = name.starts_with(kPrefix);
+    if (own) name.remove_prefix(kPrefix.size());
+    const auto part = part_of(tensor.name);
+    const bool live = part && part->live;
+    if (!own || live || name.starts_with(kPrefix) ||
+        families::without_wrappers(std::string(name)) != name)
+      return damage("wrapped_names", {catalog.path, tensor.name},
+                    "PEFT looks for other names: base_model.model. and the "
+                    "base's own, without the adapter's name");
+  }
+  return std::nullopt;
 }
 
 Adapter sorted(Catalog catalog, const Config& config) {

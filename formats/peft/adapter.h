@@ -22,6 +22,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -66,6 +67,11 @@ Adapter sorted(Catalog catalog, const Config& config);
 // no number; modules that the configuration names and that nothing here is of,
 // which peft warns of (adapter_bare). Reads no payload.
 std::vector<Problem> check_parts(const Catalog& catalog, const Config& config);
+
+// The first tensor of PEFT's own file that PEFT does not find: it looks for its
+// prefix, the base's names and no adapter's name, and leaves the base as it is
+// where there are others.
+std::optional<Problem> other_names(const Catalog& catalog);
 
 // Gives the modules the names of the base's tensors: some files prefix them
 // with `model.` and some don't. Throws unfaithful_error naming what changes no

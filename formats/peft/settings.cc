@@ -79,7 +79,6 @@ void take_mlx(const std::string& text, const std::string& path,
   if (rank != at->end() && rank->is_number_unsigned())
     config.rank = rank->get<uint64_t>(), config.says_rank = true;
   const auto alpha = at->find("alpha");
-  const auto as_number = static_cast<double>(config.rank);
   if (scale == at->end() || !scale->is_number()) {
     config.unsaid = "lora_parameters has no scale";
   } else if (alpha != at->end() && *alpha != Value(config.rank)) {
@@ -88,7 +87,7 @@ void take_mlx(const std::string& text, const std::string& path,
         "differ in whether they multiply",
         scale->dump(), alpha->dump().substr(0, 20));
   } else if (config.says_rank) {
-    config.alpha = scale->get<double>() * as_number;
+    config.alpha = scale->get<double>() * static_cast<double>(config.rank);
     config.says_alpha = true;
   }
   const auto kind = root.find("fine_tune_type");

@@ -182,6 +182,14 @@ def test_keys_of_other_kinds(folder):
     check_equal(sorted(got), sorted(want), "names")
     for name, tensor in want.items():
         check(torch.equal(got[name], tensor), name)
+    # Nested deeply, each twice: 2^12 words if all were spelled.
+    deep = ("x",)
+    for _ in range(12):
+        deep = (deep, deep)
+    torch.save({deep: torch.ones(1), (("a", 1), "b"): torch.ones(2)},
+               folder / "deep.pt")
+    said = CKPT.ok("ls", folder / "deep.pt").out.split("\n")
+    check("key#0" in said[0] and "(('a', 1), 'b')" in said[1], f"{said}")
     again = load_pt(folder / "out.pt")
     check_equal(list(again), list(state), "keys of a .pt file")
     check(all(torch.equal(again[key], state[key]) for key in state), "values")

@@ -904,7 +904,7 @@ def first_words(folder):
             said = done.want(5).err
             if before == "net.":
                 continue
-            check(f"--rename '{before}='" in said, said)
+            check(f"--rename {before}= " in said, said)
             CKPT.ok("convert", folder / "hf", folder / "out", "--rename", f"{before}=")
             check_equal(load_file(folder / "out" / "model.safetensors").keys(),
                         stored.keys(), f"{name}, {before}")
