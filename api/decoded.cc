@@ -41,9 +41,10 @@ uint64_t leave_room(const Catalog& source, reshard::RunOptions& run) {
   constexpr uint64_t kEach = reshard::DecodeReader::kMemory;
   const uint64_t half = run.max_mem / 2;
   const uint64_t threads = run.threads ? run.threads : processors();
-  run.threads =
-      static_cast<uint32_t>(std::clamp<uint64_t>(half / kEach, 1, threads));
-  const uint64_t room = std::min(half, run.threads * kEach);
+  const uint64_t fit = std::clamp<uint64_t>(half / kEach, 1, threads);
+  // As many as there are stays unsaid: ranks of a machine share them.
+  if (fit < threads) run.threads = static_cast<uint32_t>(fit);
+  const uint64_t room = std::min(half, fit * kEach);
   run.max_mem -= room;
   return room;
 }

@@ -30,13 +30,31 @@ namespace ckpt::reshard {
 // pieces are contiguous.
 class StoredMatrix {
  public:
+  struct Part {
+    uint64_t row, rows, column, columns;  // the box
+    uint64_t begin, end;                  // of its elements, those it holds
+    File file;
+    uint64_t offset, stride;  // bytes; of a row, if it is not contiguous
+    uint8_t transform;
+  };
+  // All that it is, for another process.
+  struct Content {
+    std::string name;
+    DType dtype = DType::f32;
+    uint64_t rows = 1, columns = 1;
+    std::vector<Part> parts;
+  };
+
   // A vector is one column. Throws unfaithful_error for what can't be read by
   // rows: other numbers of dimensions, strided elements, packed files.
   StoredMatrix(const Tensor& tensor, const std::vector<File>& files);
+  explicit StoredMatrix(Content content);
 
-  uint64_t rows() const { return rows_; }
-  uint64_t columns() const { return columns_; }
-  DType dtype() const { return dtype_; }
+  const Content& content() const { return content_; }
+
+  uint64_t rows() const { return content_.rows; }
+  uint64_t columns() const { return content_.columns; }
+  DType dtype() const { return content_.dtype; }
 
   // Elements [row, row + rows) x [column, column + columns), as stored.
   void load(uint64_t row, uint64_t rows, uint64_t column, uint64_t columns,
@@ -54,20 +72,11 @@ class StoredMatrix {
                  const MakePart& make) const;
 
  private:
-  struct Part {
-    uint64_t row, rows, column, columns;  // the box
-    uint64_t begin, end;                  // of its elements, those it holds
-    File file;
-    uint64_t offset, stride;  // bytes; of a row, if it is not contiguous
-    uint8_t transform;
-  };
   void load_row(const Part& part, uint64_t row, uint64_t column, uint64_t end,
                 std::byte* out, const ReadFile& read) const;
 
-  std::string name_;
-  DType dtype_;
-  uint64_t rows_ = 1, columns_ = 1, size_ = 1;
-  std::vector<Part> parts_;
+  Content content_;
+  uint64_t size_ = 1;  // bytes of an element
 };
 
 struct LowRankTerm {
@@ -92,6 +101,9 @@ class LowRank : public Made {
   ~LowRank() override;
   void read(uint64_t offset, std::span<std::byte> buffer,
             const ReadFile& read) const override;
+  const StoredMatrix& base() const { return base_; }
+  const LowRankTerm& term() const { return term_; }
+  const std::string& name() const { return name_; }
 
  private:
   struct Tile;  // a block of rows and columns, and buffers for it

@@ -37,6 +37,10 @@ class Borrowed : public Made {
       : file_(std::move(file)), begin_(begin), from_(from), to_(to) {}
   void read(uint64_t offset, std::span<std::byte> buffer,
             const ReadFile& read) const override;
+  const File& file() const { return file_; }
+  uint64_t begin() const { return begin_; }
+  DType from() const { return from_; }
+  DType to() const { return to_; }
 
  private:
   const File file_;

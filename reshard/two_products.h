@@ -44,6 +44,9 @@ class ProductSum : public Made {
   ~ProductSum() override;
   void read(uint64_t offset, std::span<std::byte> buffer,
             const ReadFile& read) const override;
+  const StoredMatrix& base() const { return base_; }
+  const TwoProducts& term() const { return term_; }
+  const std::string& name() const { return name_; }
 
  private:
   class Rows;  // of a product, some columns of them

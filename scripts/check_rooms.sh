@@ -101,7 +101,7 @@ containers: 11530
 models: 6660
 formats: 78510
 convert: 18530
-reshard: 23660
+reshard: 24070
 api: 28040
 app: 19230
 '

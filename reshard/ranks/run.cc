@@ -6,7 +6,6 @@
 #include <set>
 
 #include "ckpt/error.h"
-#include "lib/decoding.h"
 #include "lib/io/file.h"
 #include "lib/io/remove.h"
 #include "reshard/cuda/load.h"
@@ -198,15 +197,6 @@ std::vector<std::string> journals_beside(const std::string& path) {
   return found;
 }
 
-bool reads_decoded(const Catalog& source) {
-  return std::ranges::any_of(source.files, is_decoded) &&
-         std::ranges::any_of(source.tensors, [&](const Tensor& tensor) {
-           return std::ranges::any_of(tensor.pieces, [&](const Piece& piece) {
-             return is_decoded(source.files[piece.extent.file]);
-           });
-         });
-}
-
 }  // namespace
 
 RunResult run(const Plan& plan, const Catalog& source, reshard::Output& output,
@@ -215,12 +205,6 @@ RunResult run(const Plan& plan, const Catalog& source, reshard::Output& output,
   // An observer is a function of this process.
   if (!job || options.observe)
     return reshard::run(plan, source, output, options);
-  if (reads_decoded(source))
-    throw unfaithful_error({source.path, {}},
-                           "quantized weights and sums of ranks are computed "
-                           "by one process, and this is a job of {}",
-                           job->size())
-        .with_hint("run it without mpirun; it uses all cores");
   RunOptions own = options;
   if (site.target) own.max_mem -= exchange_memory(options.max_mem);
   reshard::buffer_bytes(plan, own);  // refuses too little memory

@@ -5,7 +5,6 @@
 #include <unordered_map>
 
 #include "ckpt/error.h"
-#include "reshard/made.h"
 #include "reshard/ranks/split.h"
 
 namespace ckpt::ranks {
@@ -162,19 +161,8 @@ class Maker {
   }
 
   void add_files() {
-    for (const uint32_t whole : files_.order()) {
-      File file = source_.files.at(whole);
-      if (reshard::is_made(file))
-        throw usage_error({file.path, {}},
-                          "weights of an adapter are added by one process")
-            .with_hint("run it without ranks");
-      if (file.codec == Codec::kMemory) {
-        const auto* bytes = reinterpret_cast<const char*>(file.memory);
-        share_.memory.emplace_back(bytes, bytes ? file.size : 0);
-        file.memory = nullptr;
-      }
-      share_.source.files.push_back(std::move(file));
-    }
+    for (const uint32_t whole : files_.order())
+      share_.source.files.push_back(source_.files.at(whole));
   }
 
   // Adds all records of the files: a share is a run of them.

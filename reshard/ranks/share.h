@@ -7,7 +7,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,6 +16,7 @@
 #include "ckpt/read_mode.h"
 #include "reshard/plan.h"
 #include "reshard/ranks/pack.h"
+#include "reshard/ranks/share_files.h"
 #include "reshard/work.h"
 
 namespace ckpt::ranks {
@@ -41,7 +41,7 @@ struct Share {
   // By file: the indexes of its crcs in the whole target's.
   std::vector<std::vector<uint32_t>> target_crcs;
   Mailing mailing;
-  std::deque<std::string> memory;  // bytes of source files that aren't on disk
+  Kept kept;  // what source.files point to
 
   // How to run it.
   std::string root;     // of the target's files; "" and no files: only read
@@ -68,10 +68,8 @@ Share make_share(const reshard::Plan& plan, const Catalog& source,
                  const Mailing& mailing = {});
 
 // The parts of messages that describe a source's files and their records.
-void put_source(Packer& out, const Catalog& source,
-                const std::deque<std::string>& memory);
-void take_source(Unpacker& in, Catalog& source,
-                 std::deque<std::string>& memory);
+void put_source(Packer& out, const Catalog& source);
+void take_source(Unpacker& in, Catalog& source, Kept& kept);
 
 std::string pack(const Share& share);
 Share unpack_share(std::string_view bytes);

@@ -1,7 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <set>
-
-#include "lib/io/mount.h"
 #include "reshard/ranks/pack.h"
 #include "reshard/ranks/share.h"
 
@@ -155,50 +152,16 @@ struct Record {
 
 }  // namespace
 
-void put_source(Packer& out, const Catalog& source,
-                const std::deque<std::string>& memory) {
-  auto bytes = memory.begin();
-  // Archives whose members are files to the rank that opened them.
-  std::set<std::string> archives;
-  for (const File& file : source.files)
-    if (const auto in = io::find_mounted(file.path))
-      archives.insert(in->entry.archive);
-  out.put(uint64_t{archives.size()});
-  for (const std::string& archive : archives) out.text(archive);
-  out.put(uint64_t{source.files.size()});
-  for (const File& file : source.files) {
-    out.text(file.path);
-    out.put(file.size);
-    out.put(file.codec);
-    out.put(file.packed_offset);
-    out.put(file.packed_size);
-    out.put(uint8_t{file.delta.has_value()});
-    if (file.delta) out.put(*file.delta);
-    out.text(file.codec == Codec::kMemory ? *bytes++ : file.fill);
-  }
+void put_source(Packer& out, const Catalog& source) {
+  put_files(out, source.files);
   std::vector<Record> crcs;
   for (const StoredCrc& crc : source.crcs)
     crcs.push_back({crc.begin, crc.end, crc.file, crc.crc32});
   out.list(crcs);
 }
 
-void take_source(Unpacker& in, Catalog& source,
-                 std::deque<std::string>& memory) {
-  for (size_t n = in.count(8); n != 0; --n) io::mount_tar(in.text());
-  source.files.resize(in.count(41));
-  for (File& file : source.files) {
-    file.path = in.text();
-    file.size = in.take<uint64_t>();
-    file.codec = in.take<Codec>();
-    file.packed_offset = in.take<uint64_t>();
-    file.packed_size = in.take<uint64_t>();
-    if (in.take<uint8_t>()) file.delta = in.take<Delta>();
-    file.fill = in.text();
-    if (file.codec != Codec::kMemory) continue;
-    memory.push_back(std::move(file.fill));
-    file.fill.clear();
-    file.memory = reinterpret_cast<const std::byte*>(memory.back().data());
-  }
+void take_source(Unpacker& in, Catalog& source, Kept& kept) {
+  source.files = take_files(in, kept);
   for (const Record& crc : in.list<Record>())
     source.crcs.push_back({crc.file, crc.begin, crc.end, crc.crc32, ""});
 }
@@ -208,7 +171,7 @@ std::string pack(const Share& share) {
   put_plan(out, share.plan);
   put_tensors(out, share);
   out.list(share.items);
-  put_source(out, share.source, share.memory);
+  put_source(out, share.source);
   out.list(share.crcs);
   out.put(share.mailing.round);
   out.put(share.mailing.rank);
@@ -237,7 +200,7 @@ Share unpack_share(std::string_view bytes) {
   take_plan(in, share.plan);
   take_tensors(in, share);
   share.items = in.list<Item>();
-  take_source(in, share.source, share.memory);
+  take_source(in, share.source, share.kept);
   share.crcs = in.list<uint32_t>();
   share.mailing.round = in.take<uint32_t>();
   share.mailing.rank = in.take<uint32_t>();

@@ -248,8 +248,8 @@ Report run_share(const Share& share, Control& control,
 
 std::string check(Unpacker in, Control& control) {
   Catalog catalog;
-  std::deque<std::string> memory;
-  take_source(in, catalog, memory);
+  Kept kept;
+  take_source(in, catalog, kept);
   for (StoredCrc& stored : catalog.crcs) stored.record = in.text();
   const auto which = in.list<uint32_t>();
   reshard::RunOptions options;
@@ -283,23 +283,19 @@ std::string check_task(const Catalog& catalog,
                        const reshard::RunOptions& options) {
   Catalog part;
   std::vector<uint32_t> files(catalog.files.size(), reshard::kNone);
-  std::deque<std::string> memory;
   for (const uint32_t i : which) {
     StoredCrc stored = catalog.crcs.at(i);
     uint32_t& file = files.at(stored.file);
     if (file == reshard::kNone) {
       file = static_cast<uint32_t>(part.files.size());
       part.files.push_back(catalog.files[stored.file]);
-      if (const File& whole = part.files.back(); whole.codec == Codec::kMemory)
-        memory.emplace_back(reinterpret_cast<const char*>(whole.memory),
-                            whole.memory ? whole.size : 0);
     }
     stored.file = file;
     part.crcs.push_back(std::move(stored));
   }
   Packer out;
   out.put(Kind::kCheck);
-  put_source(out, part, memory);
+  put_source(out, part);
   for (const StoredCrc& stored : part.crcs) out.text(stored.record);
   out.list(which);
   out.put(options.threads);

@@ -12,6 +12,7 @@ import logging
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import struct
@@ -171,8 +172,16 @@ class Result:
             raise Failure(f"stdout is not JSON ({error})\n{self}") from error
 
 
+MPIRUN = ("mpirun", "--oversubscribe", "--allow-run-as-root", "--quiet")
+# What uses the processes of a job.
+OF_RANKS = ("convert", "reshard", "unshard", "merge", "verify", "diff")
+
+
 class Ckpt:
-    """The binary under test."""
+    """The binary under test. With `ranks`, commands that can be are jobs of that
+    many processes."""
+
+    ranks = 0
 
     def __init__(self, path):
         self.path = str(Path(path).resolve())
@@ -182,6 +191,8 @@ class Ckpt:
 
     def run(self, *args, timeout=HANG, cwd=None, env=None, user=None):
         argv = [self.path, *map(str, args)]
+        if self.ranks and args[0] in OF_RANKS:
+            argv = [*MPIRUN, "-n", str(self.ranks), *argv]
         environment = dict(os.environ, NO_COLOR="1", **(env or {}))
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             start = time.monotonic()
@@ -467,6 +478,8 @@ class Suite:
                             help="what takes too long for every day, too")
         parser.add_argument("--jobs", metavar="N", type=int, default=1,
                             help="cases side by side: for those that wait")
+        parser.add_argument("--ranks", metavar="N", type=int, default=0,
+                            help="commands of N processes, under mpirun")
         parser.add_argument("--shuffle", metavar="SEED",
                             help="another order of the cases for each seed")
         options = parser.parse_args()
@@ -474,7 +487,11 @@ class Suite:
             print(f"no binary at {options.ckpt}: run scripts/build.sh")
             sys.exit(1)
         self.full = options.full
+        if options.ranks and not shutil.which("mpirun"):
+            print("skipped: there is no mpirun")
+            sys.exit(77)
         ckpt = Ckpt(options.ckpt)
+        ckpt.ranks = options.ranks
         prepare(self, ckpt)
         chosen = self.choose(options)
         if options.shuffle is not None:

@@ -25,9 +25,8 @@ import time
 from pathlib import Path
 
 from resume_test import make_source
-from support import DATA, HANG, Failure, check, state_of, until
+from support import DATA, HANG, MPIRUN, Failure, check, state_of, until
 
-MPIRUN = ["mpirun", "--oversubscribe", "--allow-run-as-root", "--quiet"]
 SKIPPED = 77
 COUNTS = (2, 3, 4, 8)
 TARGETS = (("safetensors",), ("torch",), ("dcp", "--dp", "3"),
@@ -109,9 +108,10 @@ class Tests:
 
     # For a command that writes DST: the same status, JSON and files.
     def same_writing(self, counts, command, source, *more):
-        line = f"{command} {source} {' '.join(map(str, more))}"
+        sources = source if isinstance(source, tuple) else (source,)
+        line = f"{command} {sources} {' '.join(map(str, more))}"
         dst = self.target()
-        argv = [command, source, dst, "--no-fsync", "--json", *more]
+        argv = [command, *sources, dst, "--no-fsync", "--json", *more]
         one = self.alone(*argv)
         want = tree(dst) if dst.exists() else None
         for count in counts:
@@ -304,6 +304,29 @@ class Tests:
         """Digests of both sides."""
         self.same_writing((3,), "convert", self.big(), "--to", "torch",
                           "--dtype", "bf16")
+
+    def test_made(self):
+        """Elements that no file has: each rank computes its own. The suites
+        *_ranks hold more of them against the peers."""
+        llama = DATA / "hf/llama/ckpt"
+        other, tuned = self.folder / "other", self.folder / "tuned"
+        self.alone("convert", llama, other, "--to", "safetensors", "--dtype",
+                   "bf16")
+        self.alone("merge", llama, other, tuned, "--weights", "1,1",
+                   "--no-normalize")
+        self.alone("diff", llama, tuned, "--write", self.folder / "lora",
+                   "--as-lora", "4")
+        self.same_writing((3,), "merge", (llama, other, tuned))
+        self.same_writing((2,), "merge", (other, tuned), "--method", "ties",
+                          "--density", "0.5", "--base", llama, *SEND)
+        self.same_writing((3,), "convert", llama, "--adapter",
+                          self.folder / "lora", *MODES["read"])
+        # Sums of what ranks have, blocks, and what is made of made ones.
+        q8 = DATA / "gguf/llama-q8_0.gguf"
+        self.same_writing((4,), "convert", q8, "--to", "safetensors")
+        self.same_writing((2,), "merge", (q8, q8), "--to", "safetensors")
+        self.same_writing((3,), "convert", llama, "--to", "safetensors",
+                          "--quantize", "fp8-block")
 
     def test_transposed(self):
         """Elements that don't lie in rows, cut between ranks."""
