@@ -38,7 +38,6 @@ namespace fs = std::filesystem;
 using Json = nlohmann::json;
 using Bytes = std::vector<std::byte>;
 
-constexpr std::string_view kLossless = "ckpt_lossless/1";
 constexpr uint64_t kBlockBytes = 4 << 20;
 // A block, what it is XORed with, its planes and its frame.
 constexpr uint64_t kBlockMemory = 5 * kBlockBytes;
@@ -254,7 +253,7 @@ Json block_json(const Block& block) {
 
 std::string index_text(const std::vector<PackedFile>& files, bool folder,
                        const std::vector<BaseTensor>& tensors) {
-  Json root{{"format", kLossless}, {"folder", folder}};
+  Json root{{"format", safetensors::kLosslessFormat}, {"folder", folder}};
   root["tensors"] = Json::array();
   for (const BaseTensor& tensor : tensors)
     root["tensors"].push_back({{"name", tensor.name},
@@ -282,7 +281,7 @@ std::string header_text(uint64_t payload, uint64_t index) {
                 {"shape", {end - begin}},
                 {"data_offsets", {begin, end}}};
   };
-  const Json root{{"__metadata__", {{"format", kLossless}}},
+  const Json root{{"__metadata__", {{"format", safetensors::kLosslessFormat}}},
                   {"payload", entry(0, payload)},
                   {"index", entry(payload, payload + index)}};
   std::string text = root.dump();
@@ -354,7 +353,7 @@ Index::Index(const std::string& path, const safetensors::Header& header,
   codec::unpack_zstd(std::span(bytes).subspan(8),
                      std::as_writable_bytes(std::span(text)), {path, "index"});
   const Json root = text::parse_json(text, path);
-  if (text::string_member(root, "format", path) != kLossless)
+  if (text::string_member(root, "format", path) != safetensors::kLosslessFormat)
     throw wrong("its index is of another format");
   folder_ = text::member(root, "folder", path) == Json(true);
   read_tensors(root);
@@ -537,6 +536,7 @@ LosslessResult write_lossless(Catalog base, Catalog b,
         });
     file.sha256 = sum.hex();
   }
+  result.tensors = packer.tensors().size();
   const std::string text = index_text(files, folder, packer.tensors());
   std::string packed(8, '\0');
   for (size_t i = 0; i < 8; ++i)
@@ -558,7 +558,22 @@ bool is_lossless(const std::string& path) {
   const io::Handle file = io::Handle::open_read(path);
   if (file.size() < kHeaderBytes) return false;
   const std::string head = file.read_string(8, kHeaderBytes - 8);
-  return head.starts_with('{') && head.find(kLossless) != head.npos;
+  return head.starts_with('{') &&
+         head.find(safetensors::kLosslessFormat) != head.npos;
+}
+
+LosslessResult lossless_contents(const std::string& path) {
+  const io::Handle in = io::Handle::open_read(path);
+  const Index index(path, safetensors::read_header(in), in);
+  LosslessResult result{.files = index.files().size(),
+                        .tensors = index.tensors().size(),
+                        .packed = in.size()};
+  for (const PackedFile& file : index.files()) {
+    result.bytes += file.bytes;
+    for (const Block& block : file.blocks)
+      if (block.tensor) result.xored += block.bytes;
+  }
+  return result;
 }
 
 LosslessResult restore_lossless(Catalog base, const std::string& delta,
@@ -593,7 +608,9 @@ LosslessResult restore_lossless(Catalog base, const std::string& delta,
     tensors.push_back(&tensor);
   }
 
-  LosslessResult result{.files = index.files().size(), .packed = in.size()};
+  LosslessResult result{.files = index.files().size(),
+                        .tensors = index.tensors().size(),
+                        .packed = in.size()};
   for (const PackedFile& file : index.files()) {
     result.bytes += file.bytes;
     result.written.emplace_back(

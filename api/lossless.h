@@ -38,9 +38,10 @@ struct LosslessOptions {
 
 struct LosslessResult {
   uint64_t files = 0;
-  uint64_t bytes = 0;   // of the files
-  uint64_t xored = 0;   // of those, in blocks that the base is needed for
-  uint64_t packed = 0;  // of the delta
+  uint64_t tensors = 0;  // of the base that are needed
+  uint64_t bytes = 0;    // of the files
+  uint64_t xored = 0;    // of those, in blocks that the base is needed for
+  uint64_t packed = 0;   // of the delta
   // What restore_lossless wrote, or would: path, bytes.
   std::vector<std::pair<std::string, uint64_t>> written = {};
 };
@@ -54,6 +55,9 @@ LosslessResult write_lossless(Catalog base, Catalog b,
 
 // True for a file that write_lossless made.
 bool is_lossless(const std::string& path);
+
+// What the index of a delta says. Throws input_error for a damaged one.
+LosslessResult lossless_contents(const std::string& path);
 
 // Makes the files again: a directory, or one file, as `b` was. Throws
 // unfaithful_error naming the tensor if `base` is not what it was, input_error

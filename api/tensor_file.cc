@@ -5,6 +5,7 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "api/deltas.h"
 #include "ckpt/ckpt.h"
 #include "ckpt/error.h"
 #include "containers/safetensors/header.h"
@@ -25,7 +26,8 @@ void TensorFile::add(std::string name, DType dtype, Shape shape) {
       {std::move(name), info(dtype).safetensors, std::move(shape), bytes});
 }
 
-std::string TensorFile::lay_out() {
+std::string TensorFile::lay_out(
+    const std::vector<std::pair<std::string, std::string>>& metadata) {
   std::ranges::sort(entries_, [](const Entry& one, const Entry& other) {
     const size_t left = safetensors::dtype_rank(one.dtype);
     const size_t right = safetensors::dtype_rank(other.dtype);
@@ -34,8 +36,9 @@ std::string TensorFile::lay_out() {
   std::vector<safetensors::Described> described;
   for (const Entry& entry : entries_)
     described.push_back({entry.name, entry.dtype, entry.shape, entry.bytes});
-  std::string header = safetensors::encode_header(
-      described, safetensors::Metadata{{"format", "pt"}});
+  safetensors::Metadata all{{"format", "pt"}};
+  all.insert(all.end(), metadata.begin(), metadata.end());
+  std::string header = safetensors::encode_header(described, all);
   size_ = header.size();
   for (const Entry& entry : entries_) {
     begins_[entry.name] = size_;
@@ -105,7 +108,8 @@ std::vector<std::pair<std::string, uint64_t>> write_difference(
              tensor.shape);
     total += byte_size(tensor);
   }
-  const std::string header = file.lay_out();
+  const std::string header =
+      file.lay_out({{std::string(kDeltaOf), delta_mark(options.base)}});
   const std::string config = folder ? config_of(b) : std::string();
 
   const InterruptScope scope;

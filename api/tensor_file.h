@@ -19,8 +19,10 @@ namespace ckpt::library {
 class TensorFile {
  public:
   void add(std::string name, DType dtype, Shape shape);
-  // The header, when all are added. Then begin() and size() are known.
-  std::string lay_out();
+  // The header, when all are added, with these metadata besides the usual
+  // one. Then begin() and size() are known.
+  std::string lay_out(
+      const std::vector<std::pair<std::string, std::string>>& metadata = {});
   uint64_t begin(const std::string& name) const { return begins_.at(name); }
   uint64_t size() const { return size_; }
 
@@ -50,6 +52,7 @@ void read_difference(const TensorOf& a, const TensorOf& b, const Box& box,
 
 struct DifferenceOptions {
   DType dtype = DType::f32;
+  std::string base;      // where A is
   uint32_t threads = 0;  // 0: as many as processors
   uint64_t max_mem = uint64_t{1} << 30;
   bool overwrite = false;

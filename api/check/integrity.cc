@@ -20,6 +20,7 @@
 #include "api/check/sums.h"
 #include "api/check/unruled.h"
 #include "api/contents.h"
+#include "api/deltas.h"
 #include "api/edit/select.h"
 #include "ckpt/error.h"
 #include "ckpt/note.h"
@@ -74,6 +75,9 @@ class Check {
       if (problem.severity != Problem::Severity::kNote ||
           problem.kind == "absent_part" || problem.kind == "unnamed_file")
         add(problem);
+    const std::string delta = delta_text(catalog);
+    is_model_ = delta.empty();
+    if (!is_model_) add(remark("delta", {catalog.path, {}}, "{}", delta));
   }
 
   // Damage if there is nothing to prove: a folder of values, or one whose
@@ -313,6 +317,7 @@ class Check {
   }
   void pickles_again() { pickles_.again(report_.problems); }
 
+  bool is_model() const { return is_model_; }  // once headers() was called
   size_t problems() const { return report_.problems.size(); }
 
   void only_some(const Edits& edits) {
@@ -334,6 +339,7 @@ class Check {
   // A hole in a file reads as zeros: a download that was cut, a failed disk.
   // Biases and new adapters are zero; a whole matrix is seldom.
   void report_zeros(const Catalog& catalog, const Reading& reading) {
+    if (!is_model_) return;  // of equal tensors the difference is zero
     for (size_t i = 0; i < catalog.tensors.size(); ++i) {
       const Tensor& tensor = catalog.tensors[i];
       if (tensor.kind != Kind::model || tensor.shape.size() < 2 ||
@@ -362,6 +368,7 @@ class Check {
   const Engine& engine_;
   Report& report_;
   bool summed_ = false;         // checksums beside the files are compared
+  bool is_model_ = true;        // no difference
   bool selected_ = false;       // only some tensors are checked
   bool with_contents_ = false;  // stored checksums are compared there
   Edits edits_;
@@ -457,7 +464,7 @@ Report check_integrity(const std::string& path, const Selection& selection,
         chosen.dropped || !chosen.warning.empty() || !chosen.edits.empty();
     if (partly) check.only_some(chosen.edits);
     check.headers(catalog);
-    const bool whole = !partly && holds_model(catalog);
+    const bool whole = !partly && check.is_model() && holds_model(catalog);
     check.pickles(catalog, !options.quick);  // an index is decoded again
     {
       const heap::Unbounded threads;  // of a scan: it has a bound of its own

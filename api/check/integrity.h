@@ -33,6 +33,10 @@ void check_blobs(const std::string& path, const IntegrityOptions& options,
 // Damage that an error tells of, with its hint.
 Problem problem_of(const Error& error, std::string kind);
 
+// True for what is reported, but not as a problem: what the trainer's loader
+// does without, checksums that were compared, what is no model at all.
+bool is_remark(const Problem& problem);
+
 // From the problems, report.open and `strict`: report.verdict and report.ok.
 void judge(Report& report, bool strict);
 

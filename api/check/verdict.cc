@@ -60,16 +60,19 @@ Verdict meaning_of(const Problem& problem) {
   // An index that is wrong about the bytes fails whatever reads it.
   if (problem.severity != Problem::Severity::kDamage &&
       problem.kind != "total_size")
-    return problem.kind == "absent_part" || problem.kind == "checksums" ||
-                   problem.kind == "repository"
-               ? Verdict::kOk
-               : Verdict::kWarnings;
+    return is_remark(problem) ? Verdict::kOk : Verdict::kWarnings;
   const auto* found =
       std::ranges::find(kMeanings, problem.kind, &Meaning::kind);
   return found == std::end(kMeanings) ? Verdict::kDamaged : found->verdict;
 }
 
 }  // namespace
+
+bool is_remark(const Problem& problem) {
+  constexpr std::string_view kKinds[] = {"absent_part", "checksums", "delta",
+                                         "repository"};
+  return std::ranges::find(kKinds, problem.kind) != std::end(kKinds);
+}
 
 void judge(Report& report, bool strict) {
   Verdict worst = report.open.empty() ? Verdict::kOk : Verdict::kCantTell;

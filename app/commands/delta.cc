@@ -208,6 +208,7 @@ ExitCode write_plain_delta(Catalog a, Catalog b,
   const auto written = library::write_difference(
       std::move(a), std::move(b), differing, options.path, folder,
       {.dtype = options.dtype.value_or(DType::f32),
+       .base = paths.a,
        .threads = engine.threads,
        .max_mem = engine.max_mem,
        .overwrite = options.overwrite,

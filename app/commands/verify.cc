@@ -152,13 +152,6 @@ std::vector<Group> groups_of(const VerifyReport& report, bool each_alone) {
   return groups;
 }
 
-// True for what is reported, but not as a problem: what the trainer's loader
-// does without, checksums that were compared.
-bool is_no_problem(const Problem& problem) {
-  return problem.kind == "absent_part" || problem.kind == "checksums" ||
-         problem.kind == "repository";
-}
-
 // Several readers may have come upon one broken file.
 void drop_repeated(std::vector<Problem>& problems) {
   std::set<std::array<std::string, 4>> known;
@@ -236,7 +229,7 @@ std::string Verify::verdict_text(const VerifyReport& report) const {
   // Of two that are identical, a note says in what they still differ.
   const auto notes = static_cast<size_t>(
       std::ranges::count_if(report.problems, [&](const Problem& problem) {
-        return is_no_problem(problem) ||
+        return library::is_remark(problem) ||
                (two && problem.severity == Problem::Severity::kNote);
       }));
   const size_t found = report.problems.size() - notes + report.facts.size();
@@ -291,7 +284,8 @@ void Verify::print_text(const VerifyReport& report) const {
     const Problem& problem = *group.first;
     const bool cut = !all && lines[problem.kind] > kFew;
     if (++said[problem.kind] > 1 && cut) continue;
-    std::string line = is_no_problem(problem) ? "note: " : problem.kind + ": ";
+    std::string line =
+        library::is_remark(problem) ? "note: " : problem.kind + ": ";
     if (!problem.file.empty()) line += problem.file + ": ";
     if (!problem.tensor.empty()) line += spelled_name(group.names);
     const size_t alike = group.names.size();

@@ -11,6 +11,7 @@
 
 #include "api/check/read_all.h"
 #include "api/decoded.h"
+#include "api/deltas.h"
 #include "api/edit/config_edit.h"
 #include "api/edit/layer_order.h"
 #include "api/edit/layers.h"
@@ -48,6 +49,7 @@
 #include "lib/manifest.h"
 #include "lib/session.h"
 #include "lib/text/format.h"
+#include "lib/text/shell.h"
 #include "reshard/cuda/load.h"
 #include "reshard/plan_size.h"
 
@@ -374,6 +376,12 @@ Catalog open_for_write(WriteRequest& request) {
   check_apart(request.source_path, request.target_path);
   Session::current()->watch.begin();
   Catalog source = open_source(request.source_path, request.source);
+  if (library::is_lossless_delta(source))
+    throw usage_error({request.source_path, {}}, "{}",
+                      library::delta_text(source))
+        .with_hint("ckpt convert BASE DST --delta " +
+                   text::shell_path(request.source_path) +
+                   " restores its files, BASE being A of `ckpt diff A B`");
   library::apply_rules(source, request.source.read);
   const auto quantized = families::quantized_weights(source);
   const size_t weights = count_weights(source);
@@ -439,6 +447,14 @@ ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
     options.manifest = false;
     spdlog::info("no manifest: the files are not one checkpoint");
   }
+  if (library::is_delta(prepared.source) &&
+      !(layout.single_file && formats::traits_of(layout.format).is_container))
+    spdlog::warn(
+        "{}: {}, and what is written is none either: `ckpt merge BASE {} DST "
+        "--weights 1,1 --no-normalize` adds it to one",
+        text::printable(request.source_path),
+        text::printable(library::delta_text(prepared.source)),
+        text::shell_path(request.source_path));
   say_training_once(prepared.source, layout, prepared.target.problems);
   log_problems(prepared.target.problems);
   for (const std::string& line : prepared.target.assumptions)

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <unordered_set>
 
+#include "api/deltas.h"
 #include "app/print/facts.h"
 #include "app/print/json_writer.h"
 #include "app/print/models.h"
@@ -319,6 +320,9 @@ std::string inspect_json(const Catalog& catalog, const InspectParts& parts) {
   write_topology(json, catalog.topology);
   json.member("bytes", sums.bytes);
   json.member("files", sums.files);
+  if (const bool lossless = library::is_lossless_delta(catalog);
+      lossless || library::is_delta(catalog))
+    json.member("delta", lossless ? "lossless" : "difference");
   json.member("parameters", sums.parameters);
   if (const auto active = active_parameters(catalog, sums))
     json.member("active_parameters", *active);

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "api/deltas.h"
 #include "api/edit/layer_place.h"
 #include "app/print/console.h"
 #include "app/print/models.h"
@@ -342,7 +343,9 @@ std::vector<SummaryRow> summary_rows(const Catalog& catalog) {
   row("family", family_text(catalog));
   if (const auto adapter = peft::config_of(catalog))
     row("adapter", printable(peft::describe(*adapter)));
-  row("model", model_text(catalog));
+  const std::string delta = library::delta_text(catalog);
+  row("delta", delta);
+  if (delta.empty()) row("model", model_text(catalog));
   row("iteration", iteration_text(catalog));
   row("topology", to_string(catalog.topology));
   row("tensors", kinds_text(sums));

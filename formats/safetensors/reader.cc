@@ -165,6 +165,11 @@ class Assembly {
       for (const auto& [key, value] : *headers_[f].metadata)
         merge_metadata(f, key, value, *document);
     }
+    // Packed files are no weights.
+    if (const pickle::Id format = document->find(dict, "format");
+        document->is(format, pickle::Type::kString) &&
+        document->text(format) == kLosslessFormat)
+      for (Tensor& tensor : catalog_.tensors) tensor.kind = Kind::other;
     if (present)
       catalog_.objects.push_back({std::string(kMetadata), document, dict});
   }

@@ -320,6 +320,50 @@ def plain_folder(folder):
     CKPT.run("diff", a, b, "--write", folder / "out.pt").want(2)
 
 
+def marked(folder):
+    """A difference and a lossless delta say what they are, whoever opens
+    them: inspect, verify, convert, merge."""
+    state, after, a, b = two_models(folder)
+    for name in ("one.safetensors", "whole"):
+        out = folder / name
+        CKPT.ok("diff", a, b, "--write", out)
+        said = "a difference of two checkpoints (B - a), not a model"
+        check(said in CKPT.ok("inspect", out).out, f"inspect {name}")
+        check_equal(CKPT.ok("inspect", out, "--json").json()["delta"],
+                    "difference", name)
+        done = CKPT.ok("verify", out)
+        check(said in done.out and "\nok: " in done.out, done.out)
+        row, = [p for p in CKPT.ok("verify", out, "--json").json()["problems"]
+                if p["kind"] == "delta"]
+        check_equal(row["severity"], "note", str(row))
+        # A loader's folder of it looks like a model; one file keeps the mark.
+        done = CKPT.ok("convert", out, folder / f"{name}.dir", "--to",
+                       "safetensors")
+        check("not a model" in done.err and "ckpt merge BASE" in done.err,
+              done.err)
+        done = CKPT.ok("convert", out, folder / f"{name}.again.safetensors")
+        check("not a model" not in done.err, done.err)
+        for copy in (f"{name}.dir", f"{name}.again.safetensors"):
+            check(said in CKPT.ok("inspect", folder / copy).out, copy)
+    delta = folder / "b.delta"
+    CKPT.ok("diff", a, b, "--write", delta, "--lossless")
+    files = tree(b)
+    said = (f"a lossless delta of {len(files)} files (", f"against {len(state)} "
+            "tensors, not a model")
+    done = CKPT.ok("inspect", delta)
+    check(all(part in done.out for part in said), done.out)
+    check("parameters" not in done.out, done.out)
+    found = CKPT.ok("inspect", delta, "--json").json()
+    check_equal((found["delta"], found["parameters"]), ("lossless", 0), "JSON")
+    done = CKPT.ok("verify", delta)
+    check(all(part in done.out for part in said), done.out)
+    for words in (("merge", a, delta), ("merge", delta, a), ("convert", delta)):
+        done = CKPT.run(*words, folder / "no", "--to", "safetensors").want(2)
+        check("lossless delta" in done.err and "--delta " in done.err, done.err)
+    check(not (folder / "no").exists(), "nothing is written")
+    check("delta" not in CKPT.ok("inspect", b, "--json").json(), "a model")
+
+
 # --- as a LoRA ---
 
 def tuned(state, rank=4, seed=3):
@@ -550,7 +594,7 @@ def mistakes(folder):
 
 
 CASES = [across_dtypes, by_pattern, no_leading_zeros, edges, quantized,
-         model_only, renamed, plain, plain_folder, lora, large, lossless,
+         model_only, renamed, plain, plain_folder, marked, lora, large, lossless,
          lossless_formats, lossless_is_small, lossless_damaged, mistakes]
 
 
