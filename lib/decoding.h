@@ -68,6 +68,7 @@ struct Term {
   Tensor tensor;  // [batch][rows][columns]; its dtype may be its own
   double weight = 1;
   std::optional<KeptDeltas> kept;  // kDeltas; nothing: all count
+  bool is_delta = false;           // kDeltas: it is x - x0 already
 };
 
 // What `terms` amount to, in f32, or in f64 if it is `exact`:
@@ -87,6 +88,8 @@ struct Combination {
   bool agreeing = false;
   bool normal = false;
   bool exact = false;
+  // What is not finite is refused, unless all terms have it in the same place.
+  bool finite = false;
 };
 
 struct Decoding {
@@ -133,6 +136,16 @@ struct Decoding {
 // Such a File has Codec::kMemory, "bytes of the caller's": `memory` is the
 // Decoding, and `fill`, which memory does not use, is this mark.
 inline constexpr std::string_view kDecodedMark = "decoded";
+
+// A file of another checkpoint than the one that a catalog was opened from,
+// whose manifest knows nothing of it.
+inline constexpr std::string_view kForeignMark = "foreign";
+inline bool is_foreign(const File& file) {
+  return file.codec != Codec::kFill && file.fill == kForeignMark;
+}
+inline void mark_foreign(File& file) {
+  if (file.codec != Codec::kFill && file.fill.empty()) file.fill = kForeignMark;
+}
 
 // The stored tensors that it is made of.
 std::vector<const Tensor*> parts_of(const Decoding& made);

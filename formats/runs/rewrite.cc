@@ -138,7 +138,7 @@ class Rewriting {
     if (one.read == "deepspeed")
       return deepspeed::lay_out_ranks(one.catalog, ranks_);
     if (one.read == "torch" || one.read == "safetensors")
-      return lay_out_same(one.catalog, source_.path);
+      return lay_out_same(one.catalog, source_.path, has_computed(source_));
     throw unfaithful_error({source_.path, {}},
                            "{} of {} is not written for other ranks", one.read,
                            trainer_.name)

@@ -9,8 +9,10 @@
 
 #include "ckpt/error.h"
 #include "formats/target.h"
+#include "lib/decoding.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
+#include "lib/zip/archive.h"
 
 namespace ckpt::runs {
 namespace {
@@ -24,8 +26,54 @@ struct Use {
 };
 using Uses = std::map<uint64_t, Use>;
 
-// Carries what is between the tensors.
-TargetFile around(const Uses& uses, const File& file, uint32_t index) {
+// True if all bytes [begin, end) are tensors'.
+bool covers(const Uses& uses, uint64_t begin, uint64_t end) {
+  for (auto use = uses.lower_bound(begin); begin < end; ++use) {
+    if (use == uses.end() || use->first != begin) return false;
+    begin = use->second.end;
+  }
+  return begin == end;
+}
+
+// The checksums of the records that tensors are in.
+std::vector<LateCrc> crcs_of(const Uses& uses, const File& file,
+                             bool computed) {
+  const io::Handle handle = io::Handle::open_read(file.path);
+  const zip::Archive archive = zip::Archive::read(handle);
+  const auto places = zip::crc_places(handle, archive);
+  std::vector<LateCrc> crcs;
+  for (size_t i = 0; i < places.size(); ++i) {
+    const zip::Entry& entry = archive.entries()[i];
+    const uint64_t begin = entry.data_offset, end = begin + entry.size;
+    const auto first = uses.lower_bound(begin);
+    if (first == uses.end() || first->first >= end) continue;
+    if (covers(uses, begin, end)) {
+      // A writer that left checksums out has zeros there.
+      if (entry.crc32 != 0) crcs.push_back({begin, end, places[i]});
+    } else if (computed) {
+      throw unfaithful_error(
+          {file.path, printable(entry.name)},
+          "has elements that no tensor has in order, so its bytes can't be "
+          "made of other tensors")
+          .with_hint("--to dcp and --to safetensors write tensors anew");
+    }
+  }
+  std::ranges::sort(crcs, {}, &LateCrc::begin);
+  return crcs;
+}
+
+// Carries what is neither a tensor's nor a checksum of one.
+TargetFile around(const Uses& uses, std::vector<LateCrc> crcs, const File& file,
+                  uint32_t index) {
+  std::map<uint64_t, uint64_t> holes;
+  for (const auto& [begin, use] : uses) holes.emplace(begin, use.end);
+  std::vector<Literal> literals;
+  for (const LateCrc& crc : crcs)
+    for (const uint64_t at : crc.at) {
+      holes.emplace(at, at + sizeof(uint32_t));
+      literals.push_back({at, std::string(sizeof(uint32_t), '\0')});
+    }
+  std::ranges::sort(literals, {}, &Literal::offset);
   TargetFile target;
   target.size = file.size;
   uint64_t at = 0;
@@ -36,11 +84,13 @@ TargetFile around(const Uses& uses, const File& file, uint32_t index) {
                                 .source_file = index,
                                 .source_offset = at});
   };
-  for (const auto& [begin, use] : uses) {
+  for (const auto& [begin, end] : holes) {
     carry(begin);
-    at = use.end;
+    at = end;
   }
   carry(file.size);
+  target.literals = std::move(literals);
+  target.crcs = std::move(crcs);
   return target;
 }
 
@@ -98,7 +148,16 @@ std::vector<bool> have_places(Catalog& catalog) {
   return Placing(catalog).have();
 }
 
-Target lay_out_same(Catalog& catalog, const std::string& step) {
+bool has_computed(const Catalog& source) {
+  return std::ranges::any_of(source.tensors, [&](const Tensor& tensor) {
+    return std::ranges::any_of(tensor.pieces, [&](const Piece& piece) {
+      const File& file = source.files[piece.extent.file];
+      return file.codec == Codec::kMemory || is_foreign(file);
+    });
+  });
+}
+
+Target lay_out_same(Catalog& catalog, const std::string& step, bool computed) {
   const std::vector<bool> have = have_places(catalog);
   for (const Tensor& tensor : catalog.tensors)
     for (const Piece& piece : tensor.pieces)
@@ -136,7 +195,12 @@ Target lay_out_same(Catalog& catalog, const std::string& step) {
     const std::string path = file.path.substr(step.size() + 1);
     target.catalog.files.push_back(
         {.path = path, .size = file.size, .fill = {}});
-    target.files.push_back(around(uses, file, index));
+    const bool has_crcs =
+        std::ranges::find(catalog.crcs, index, &StoredCrc::file) !=
+        catalog.crcs.end();
+    target.files.push_back(around(
+        uses, has_crcs ? crcs_of(uses, file, computed) : std::vector<LateCrc>(),
+        file, index));
     target.files.back().path = path;
   }
   for (Tensor& tensor : target.catalog.tensors) {

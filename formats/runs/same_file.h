@@ -15,7 +15,12 @@ namespace ckpt::runs {
 std::vector<bool> have_places(Catalog& catalog);
 
 // Paths of the target's files are relative to `step`; its tensors are those
-// that have places. Throws unfaithful_error for compressed ones.
-Target lay_out_same(Catalog& catalog, const std::string& step);
+// that have places. Checksums of their records follow. Throws unfaithful_error
+// for compressed ones, and, if other elements are written than the file has
+// (`computed`), for a record that has more than tensors.
+Target lay_out_same(Catalog& catalog, const std::string& step, bool computed);
+
+// True if elements are computed, or come from another checkpoint.
+bool has_computed(const Catalog& source);
 
 }  // namespace ckpt::runs

@@ -79,7 +79,8 @@ Target lay_out_own_file(const Catalog& source, const Layout& layout) {
                                ending, trainer.name));
   Catalog whole = formats::open(source.path, {}, {});
   check_whole_step(source, whole, have_places(whole), trainer.name);
-  Target target = lay_out_same(whole, io::parent(source.path));
+  Target target =
+      lay_out_same(whole, io::parent(source.path), has_computed(source));
   for (TargetFile& file : target.files) file.path.clear();
   for (File& file : target.catalog.files) file.path.clear();
   target.catalog.format = kRunFormat;  // who reads it back takes it for one

@@ -88,6 +88,11 @@ Place place_entry(const Entry& entry, uint32_t file, Catalog& catalog);
 // Throws input_error that names the record.
 void check_entry(const io::Handle& file, const Entry& entry);
 
+// Where an archive has the checksum of each of its entries, in their order: in
+// the directory, and in the local header or in the descriptor after the data.
+std::vector<std::vector<uint64_t>> crc_places(const io::Handle& file,
+                                              const Archive& archive);
+
 // --- writing ---
 struct Record {
   std::string name;  // below the root

@@ -44,6 +44,7 @@ inline constexpr uint32_t kEndSignature = 0x06054B50;
 inline constexpr uint64_t kLocalSize = 30;
 inline constexpr uint64_t kDirectoryEntrySize = 46;
 inline constexpr uint64_t kCrcInEntry = 16;
+inline constexpr uint64_t kCrcInLocal = 14;
 inline constexpr uint64_t kEnd64Size = 56;
 inline constexpr uint64_t kLocatorSize = 20;
 inline constexpr uint64_t kEndSize = 22;

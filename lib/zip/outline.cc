@@ -34,6 +34,28 @@ std::vector<uint32_t> take_crcs(std::string& directory,
 
 }  // namespace
 
+std::vector<std::vector<uint64_t>> crc_places(const io::Handle& file,
+                                              const Archive& archive) {
+  const Directory place = find_directory(file);
+  const std::string directory = file.read_string(place.offset, place.size);
+  std::vector<std::vector<uint64_t>> all;
+  uint64_t at = 0;
+  for (const Entry& entry : archive.entries()) {
+    std::vector<uint64_t>& places = all.emplace_back();
+    places.push_back(place.offset + at + kCrcInEntry);
+    at += entry_length(directory, at);
+    const std::string local = file.read_string(entry.header_offset, kLocalSize);
+    if (load<uint32_t>(local, kCrcInLocal) == entry.crc32)
+      places.push_back(entry.header_offset + kCrcInLocal);
+    if (!(entry.flags & kFlagDescriptor)) continue;
+    const uint64_t end = entry.data_offset + entry.packed_size;
+    const bool named = load<uint32_t>(file.read_string(end, 4), 0) ==
+                       kDescriptorSignature;  // some leave it out
+    places.push_back(named ? end + 4 : end);
+  }
+  return all;
+}
+
 std::optional<Outline> Outline::of(const io::Handle& file,
                                    const Archive& archive,
                                    std::span<const std::string> contents) {
