@@ -9,11 +9,12 @@
 
 namespace ckpt::library {
 
-std::set<std::string> decoded_tensors(const Catalog& source) {
+std::set<std::string> digested_elsewhere(const Catalog& source) {
   std::set<std::string> names;
   for (const Tensor& tensor : source.tensors)
     for (const Piece& piece : tensor.pieces)
-      if (is_decoded(source.files.at(piece.extent.file)))
+      if (const File& file = source.files.at(piece.extent.file);
+          is_decoded(file) || is_foreign(file))
         names.insert(tensor.name);
   return names;
 }

@@ -11,8 +11,9 @@
 
 namespace ckpt::library {
 
-// The tensors that have such elements; no manifest has their digests.
-std::set<std::string> decoded_tensors(const Catalog& source);
+// The tensors of whose digests the source's manifest knows nothing: those that
+// have such elements, and those of another checkpoint.
+std::set<std::string> digested_elsewhere(const Catalog& source);
 
 // The bytes that a plan reads from files, where `bytes` counts decoded
 // elements.

@@ -100,7 +100,7 @@ Manifest manifest_of(const Prepared& prepared,
   for (const TargetFile& file : prepared.target.files)
     manifest.files[file.path] = file.size;
   if (prepared.known) return manifest;  // the plan has whole files
-  const std::set<std::string> decoded = decoded_tensors(prepared.source);
+  const std::set<std::string> elsewhere = digested_elsewhere(prepared.source);
   for (size_t i = 0; i < plan.tensors.size(); ++i) {
     const Tensor& tensor = prepared.target.catalog.tensors[i];
     Manifest::Entry& entry = manifest.tensors[tensor.name];
@@ -110,7 +110,7 @@ Manifest manifest_of(const Prepared& prepared,
     if (const auto why = prepared.unproven.tensors.find(tensor.name);
         why != prepared.unproven.tensors.end())
       entry.unproven = why->second;
-    if (plan.tensors[i].casts() && !decoded.contains(plan.tensors[i].name))
+    if (plan.tensors[i].casts() && !elsewhere.contains(plan.tensors[i].name))
       entry.source = {plan.tensors[i].source_dtype, result.source[i]};
   }
   return manifest;
@@ -206,12 +206,12 @@ void check_source_manifest(const Prepared& prepared,
     by_digest[entry.digest.hex()].push_back(name);
   }
   const auto made = made_tensors(prepared.source);
-  const std::set<std::string> decoded = decoded_tensors(prepared.source);
-  bool rearranged = !decoded.empty();
+  const std::set<std::string> elsewhere = digested_elsewhere(prepared.source);
+  bool rearranged = !elsewhere.empty();
   std::set<std::string> cut;  // or tensors of another shape with the same bytes
   for (size_t i = 0; i < prepared.plan.tensors.size(); ++i) {
     const std::string& name = prepared.plan.tensors[i].name;
-    if (decoded.contains(name)) continue;
+    if (elsewhere.contains(name)) continue;
     const Edit edit = edit_of(prepared.edits, name);
     const auto entry = manifest.tensors.find(edit.stored);
     if (made.contains(name)) {  // made of what the manifest has

@@ -111,6 +111,9 @@ class DecodeReader {
   };
   void read_combined(const Decoding& made, uint64_t first, uint64_t count,
                      std::byte* out);
+  template <class Number>
+  void check_sums(const Decoding& made, const Tile& tile,
+                  const std::vector<Number>& sums, double limit);
   void put_combined(const Decoding& made, const Tile& tile, std::byte* out);
   template <class Number>
   void combine(const Decoding& made, const Tile& tile, Lines<Number>& lines);

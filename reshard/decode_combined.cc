@@ -26,23 +26,30 @@ namespace {
 constexpr uint64_t kCombinedAtOnce = 64 << 10;  // elements of a line
 constexpr uint64_t kLeastAtOnce = 2 << 10;
 
-// What rounds to an infinity is made of numbers that are none.
-template <class Number>
-void check_range(const Decoding& made, uint64_t first,
-                 const std::vector<Number>& numbers) {
-  if (made.dtype == DType::f64) return;
-  const double limit =
-      made.dtype == DType::f16 ? 65520.0 : std::numeric_limits<float>::max();
-  if (std::ranges::none_of(numbers, [limit](Number x) {
-        return std::fabs(x) >= static_cast<Number>(limit);
-      }))
-    return;
-  for (size_t i = 0; i < numbers.size(); ++i)
-    if (std::fabs(numbers[i]) > limit && std::isfinite(numbers[i]))
-      throw unfaithful_error({{}, made.name},
-                             "[{}] of all together is {:g}, which {} can't "
-                             "hold",
-                             first + i, numbers[i], ckpt::name(made.dtype));
+constexpr double kNoLimit = std::numeric_limits<double>::infinity();
+
+// The least number that rounds to an infinity in that dtype.
+double limit_of(DType dtype) {
+  switch (dtype) {
+    case DType::f16:
+      return 65520;
+    case DType::bf16:
+      return 0x1.FFp127;
+    case DType::f32:
+      return 0x1.FFFFFFp127;
+    default:
+      return kNoLimit;
+  }
+}
+
+// What a narrower dtype rounds as it would round x itself: an inexact f32 has
+// an odd last bit, so that it is never halfway between two of the narrower.
+float odd_float(double x) {
+  const auto near = static_cast<float>(x);
+  if (static_cast<double>(near) == x || !std::isfinite(x)) return near;
+  auto bits = std::bit_cast<uint32_t>(near);
+  if (std::fabs(static_cast<double>(near)) > std::fabs(x)) --bits;
+  return std::bit_cast<float>(bits | 1);
 }
 
 using reshard::add_all;
@@ -119,6 +126,43 @@ void DecodeReader::read_term(const Decoding& made, const Tensor& tensor,
   std::ranges::copy(line_, out.begin());
 }
 
+// Throws unfaithful_error for a number of `limit` or more, and, where
+// sums have to be finite, for one that is not, unless all terms have it.
+template <class Number>
+void DecodeReader::check_sums(const Decoding& made, const Tile& tile,
+                              const std::vector<Number>& sums, double limit) {
+  const bool finite = made.combined->finite;
+  const auto is_odd = [&](Number x) {
+    const double size = std::fabs(static_cast<double>(x));
+    return std::isfinite(x) ? size >= limit : finite;
+  };
+  if (std::ranges::none_of(sums, is_odd)) return;
+  const uint64_t first =
+      (tile.batch * made.rows + tile.row) * made.columns + tile.column;
+  std::vector<bool> odd(sums.size());
+  std::vector<Number> before, term;
+  for (size_t i = 0; i < sums.size(); ++i) odd[i] = is_odd(sums[i]);
+  for (size_t i = 0; i < sums.size(); ++i)
+    if (odd[i] && std::isfinite(sums[i]))
+      throw unfaithful_error({{}, made.name},
+                             "[{}] of all together is {:g}, which {} can't "
+                             "hold",
+                             first + i, sums[i], ckpt::name(made.dtype));
+  for (const Term& one : made.combined->terms) {
+    read_term(made, one.tensor, tile, term);
+    for (size_t i = 0; i < sums.size(); ++i)
+      if (odd[i] && (std::isfinite(term[i]) ||
+                     (!before.empty() && before[i] != term[i] &&
+                      !(std::isnan(before[i]) && std::isnan(term[i])))))
+        throw unfaithful_error({{}, made.name}, "[{}] of all together is {:g}",
+                               first + i, sums[i])
+            .with_hint(
+                "`ckpt inspect SRC --stats` says which source has values that "
+                "are not finite; --allow-nonfinite writes them");
+    before = term;
+  }
+}
+
 template <class Number>
 void DecodeReader::combine(const Decoding& made, const Tile& tile,
                            Lines<Number>& lines) {
@@ -134,14 +178,16 @@ void DecodeReader::combine(const Decoding& made, const Tile& tile,
     }
     if (all.divisor != 1)
       divide_all(lines.sums.data(), count, static_cast<Number>(all.divisor));
-    return check_range(made, first, lines.sums);
+    return check_sums(made, tile, lines.sums, limit_of(made.dtype));
   }
   read_term(made, all.terms.front().tensor, tile, lines.base);
   lines.deltas.clear();
   for (size_t t = 1; t < all.terms.size(); ++t) {
     const Term& term = all.terms[t];
     read_term(made, term.tensor, tile, lines.term);
-    take_all(lines.term.data(), lines.base.data(), count);
+    if (!term.is_delta) take_all(lines.term.data(), lines.base.data(), count);
+    // Neither a delta that is left out nor one of no sign would show.
+    if (term.kept || all.agreeing) check_sums(made, tile, lines.term, kNoLimit);
     if (term.kept) keep_some(*term.kept, first, lines.term);
     if (!all.agreeing) {
       add_weighted(lines.sums, lines.term, term.weight);
@@ -158,7 +204,7 @@ void DecodeReader::combine(const Decoding& made, const Tile& tile,
   if (all.lambda != 1)
     scale_all(lines.sums.data(), count, static_cast<Number>(all.lambda));
   add_all(lines.sums.data(), lines.base.data(), count);
-  check_range(made, first, lines.sums);
+  check_sums(made, tile, lines.sums, limit_of(made.dtype));
 }
 
 void DecodeReader::put_combined(const Decoding& made, const Tile& tile,
@@ -175,8 +221,9 @@ void DecodeReader::put_combined(const Decoding& made, const Tile& tile,
     return;
   }
   line_.resize(count);
-  std::ranges::transform(doubles_.sums, line_.begin(),
-                         [](double sum) { return static_cast<float>(sum); });
+  std::ranges::transform(doubles_.sums, line_.begin(), [&made](double sum) {
+    return made.dtype == DType::f32 ? static_cast<float>(sum) : odd_float(sum);
+  });
   narrow_sum(made.dtype, line_.data(), out, count);
 }
 

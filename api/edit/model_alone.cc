@@ -9,6 +9,7 @@
 
 #include "ckpt/ckpt.h"
 #include "convert/dialects.h"
+#include "formats/traits.h"
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"
 #include "models/wrapper.h"
@@ -58,8 +59,12 @@ void keep_model_alone(Catalog& catalog, bool renamed) {
   if (std::ranges::none_of(catalog.tensors, is_model)) return;
   const size_t others = std::erase_if(
       catalog.tensors, [](const Tensor& tensor) { return !is_model(tensor); });
-  const size_t values = std::erase_if(catalog.objects, [](const Object& one) {
-    return !one.name.ends_with("_extra_state");
+  const auto& headers = formats::traits_of(catalog.format).about_files;
+  const size_t values = std::erase_if(catalog.objects, [&](const Object& one) {
+    return !one.name.ends_with("_extra_state") &&
+           std::ranges::none_of(headers, [&](std::string_view header) {
+             return one.name.starts_with(header);
+           });
   });
   if (others + values != 0)
     catalog.assumptions.push_back(fmt::format(

@@ -100,11 +100,7 @@ class Convert : public Command {
 
   ExitCode write() {
     Catalog source = open_for_write(request_);
-    // The model alone is no step of its trainer.
-    if (target_.to.empty())
-      target_.to = source.run && request_.select.model_only
-                       ? source.format
-                       : own_format(request_, source);
+    if (target_.to.empty()) target_.to = own_format(request_, source);
     const bool alone = is_adapter_alone(source);
     const bool inside = !alone && adds_inside(source);
     if (!alone && !inside) check_adapter(source);

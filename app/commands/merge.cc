@@ -2,11 +2,15 @@
 #include "ckpt/merge.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
+#include <string.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
+#include <iterator>
+#include <set>
 #include <utility>
 
 #include "api/edit/select.h"
@@ -21,11 +25,12 @@
 #include "app/print/console.h"
 #include "app/print/steps.h"
 #include "ckpt/error.h"
-#include "convert/dialects.h"
 #include "formats/format.h"
 #include "formats/traits.h"
 #include "lib/io/file.h"
+#include "lib/io/remote.h"
 #include "lib/text/format.h"
+#include "lib/text/glob.h"
 
 namespace ckpt::app {
 namespace {
@@ -36,6 +41,41 @@ uint64_t leave_state(Catalog& source) {
       std::ranges::count(source.tensors, Kind::optim, &Tensor::kind));
   if (tensors != 0) library::choose(source, {.model_only = true});
   return tensors;
+}
+
+// step_900 comes before step_1000.
+bool by_numbers(const std::string& a, const std::string& b) {
+  return ::strverscmp(a.c_str(), b.c_str()) < 0;
+}
+
+// What a glob in the last part of a path matches, by the numbers in the names;
+// any other path is itself.
+std::vector<std::string> expanded(const std::string& path) {
+  const std::string name = io::base_name(path);
+  if (name.find_first_of("*?[") == name.npos || io::is_url(path) ||
+      io::is_file(path) || io::is_directory(path))
+    return {path};
+  const size_t slash = path.rfind('/');
+  const std::string folder =
+      slash == path.npos ? "." : path.substr(0, slash + 1);
+  if (!io::is_directory(folder)) return {path};
+  const text::Glob glob(name);
+  std::vector<std::string> found;
+  for (const std::string& one : io::list_directory(folder))
+    if (!one.starts_with('.') && glob.matches(one))
+      found.push_back(slash == path.npos ? one : folder + one);
+  std::ranges::sort(found, by_numbers);
+  return found.empty() ? std::vector{path} : found;
+}
+
+std::set<DType> float_dtypes(const Catalog& source) {
+  constexpr DType kFloats[] = {DType::f64, DType::f32, DType::f16, DType::bf16};
+  std::set<DType> found;
+  for (const Tensor& tensor : source.tensors)
+    if (tensor.kind == Kind::model &&
+        std::ranges::find(kFloats, tensor.dtype) != std::end(kFloats))
+      found.insert(tensor.dtype);
+  return found;
 }
 
 class Merge : public Command {
@@ -60,10 +100,17 @@ class Merge : public Command {
   void add_method_options(CLI::App& app);
   bool take_file();
   void take_paths();
+  void take_last();
+  std::vector<StepRow> steps_beside_broken(const std::string& root) const;
+  bool opens(const StepRow& step) const;
+  void warn_of_order() const;
   MergeOptions method_options() const;
   MergeOptions merge_options() const;
   MergeTake parse_take(const std::string& text) const;
   size_t source_of(const std::string& name, const std::string& text) const;
+  std::vector<Catalog> open_sources();
+  void choose_dtype(const std::vector<Catalog>& sources);
+  const Catalog& last_model(const std::vector<Catalog>& sources) const;
   ExitCode write();
 
   std::vector<std::string> given_;    // as on the command line
@@ -81,7 +128,7 @@ class Merge : public Command {
   std::optional<uint64_t> seed_;
   std::optional<MergeFile> file_;  // mergekit's
   bool normalize_ = false, no_normalize_ = false, no_rescale_ = false;
-  bool exact_ = false, with_optimizer_ = false;
+  bool exact_ = false, with_optimizer_ = false, allow_nonfinite_ = false;
 };
 
 void Merge::add_options(CLI::App& app) {
@@ -165,8 +212,11 @@ void Merge::add_method_options(CLI::App& app) {
       ->group(group);
   app.add_flag("--exact", exact_, "Compute in f64 instead of f32")
       ->group(group);
+  app.add_flag("--allow-nonfinite", allow_nonfinite_,
+               "Write values that are not finite")
+      ->group(group);
   app.add_flag("--with-optimizer", with_optimizer_,
-               "Merge moments and main weights, too; steps are the last "
+               "Average moments and main weights, too; all else is the last "
                "source's")
       ->group(group);
 }
@@ -197,37 +247,90 @@ bool Merge::take_file() {
   return true;
 }
 
+// The newest steps of the root that can be opened.
+void Merge::take_last() {
+  if (given_.size() != 1)
+    throw usage_error({},
+                      "--last takes the steps of one run, and these are "
+                      "{} sources",
+                      given_.size())
+        .with_hint("ckpt merge RUN DST --last 5");
+  const std::string& root = given_.front();
+  std::vector<StepRow> steps = steps_of(root, request_.source, nullptr);
+  if (steps.empty()) steps = steps_beside_broken(root);
+  std::erase_if(steps, [](const StepRow& step) { return !step.complete; });
+  std::vector<StepRow> chosen;
+  while (!steps.empty() && chosen.size() < last_) {
+    if (opens(steps.back())) chosen.push_back(steps.back());
+    steps.pop_back();
+  }
+  if (chosen.size() < last_)
+    throw usage_error({root, {}}, "--last {}: there are {} here", last_,
+                      text::counted(chosen.size(), "complete step"))
+        .with_hint("`ckpt ls " + root + "` lists them");
+  std::ranges::reverse(chosen);
+  sources_.clear();
+  std::string names;
+  for (const StepRow& step : chosen) {
+    sources_.push_back(step.path);
+    names += (names.empty() ? "" : ", ") + step.name;
+  }
+  spdlog::info("merged: {}", text::printable(names));
+}
+
+// Where no trainer's rule says what a step is, those are that have the name of
+// one that opens, but for the number.
+std::vector<StepRow> Merge::steps_beside_broken(const std::string& root) const {
+  try {
+    const Catalog newest =
+        formats::open(root, request_.source.from, request_.source.read);
+    return steps_of(root, request_.source, &newest);
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kDamaged) throw;
+    std::vector<std::string> names = io::list_directory(root);
+    std::ranges::sort(names, by_numbers);
+    for (const std::string& name : names) try {
+        Catalog one = formats::open(io::join(root, name), request_.source.from,
+                                    request_.source.read);
+        one.root = root;
+        std::vector<StepRow> steps = steps_of(root, request_.source, &one);
+        if (!steps.empty()) return steps;
+      } catch (const Error&) {
+        continue;  // neither is this one
+      }
+    throw;
+  }
+}
+
+// A save in progress, or one that was cut off, is no step yet.
+bool Merge::opens(const StepRow& step) const {
+  try {
+    formats::open(step.path, request_.source.from, request_.source.read);
+    return true;
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kDamaged) throw;
+    spdlog::warn("{}: is not complete, and is left out: {}",
+                 text::printable(step.path), error.problem());
+    return false;
+  }
+}
+
+// A shell lists step_1000 before step_900.
+void Merge::warn_of_order() const {
+  if (!decay_ || std::ranges::is_sorted(sources_, by_numbers)) return;
+  say_note(
+      "an average over steps goes by their order, and the numbers of these do "
+      "not rise: " +
+      text::printable(fmt::format("{}", fmt::join(sources_, ", "))));
+}
+
 // The sources, and whatever stands for several.
 void Merge::take_paths() {
   if (take_file()) return;
-  sources_ = given_;
-  if (last_ != 0) {
-    if (given_.size() != 1)
-      throw usage_error({},
-                        "--last takes the steps of one run, and these are "
-                        "{} sources",
-                        given_.size())
-          .with_hint("ckpt merge RUN DST --last 5");
-    const std::string& root = given_.front();
-    std::vector<StepRow> steps = steps_of(root, request_.source, nullptr);
-    if (steps.empty()) {
-      const Catalog catalog =
-          formats::open(root, request_.source.from, request_.source.read);
-      steps = steps_of(root, request_.source, &catalog);
-    }
-    std::erase_if(steps, [](const StepRow& step) { return !step.complete; });
-    if (steps.size() < last_)
-      throw usage_error({root, {}}, "--last {}: there are {} here", last_,
-                        text::counted(steps.size(), "complete step"))
-          .with_hint("`ckpt ls " + root + "` lists them");
-    sources_.clear();
-    for (size_t i = steps.size() - last_; i < steps.size(); ++i)
-      sources_.push_back(steps[i].path);
-    std::string names;
-    for (size_t i = steps.size() - last_; i < steps.size(); ++i)
-      names += (names.empty() ? "" : ", ") + steps[i].name;
-    spdlog::info("merged: {}", text::printable(names));
-  }
+  for (const std::string& given : given_)
+    std::ranges::copy(expanded(given), std::back_inserter(sources_));
+  if (last_ != 0) take_last();
+  warn_of_order();
   if (!base_.empty()) sources_.push_back(base_);
   if (sources_.size() < 2)
     throw usage_error({}, "one source: there is nothing to merge it with")
@@ -288,6 +391,8 @@ MergeOptions Merge::merge_options() const {
   MergeOptions options = file_ ? file_->options : method_options();
   options.seed = seed_.value_or(0);
   options.exact = exact_;
+  options.dtype = request_.write.dtype;
+  options.allow_nonfinite = allow_nonfinite_;
   options.with_optimizer = with_optimizer_;
   options.family = request_.source.read.family;
   options.threads = request_.engine.threads;
@@ -314,7 +419,7 @@ ExitCode Merge::run() {
   return within_memory(request_, [this] { return write(); });
 }
 
-ExitCode Merge::write() {
+std::vector<Catalog> Merge::open_sources() {
   std::vector<Catalog> sources;
   uint64_t left_out = 0;
   for (size_t i = sources_.size(); i-- > 0;) {
@@ -333,18 +438,55 @@ ExitCode Merge::write() {
         "the optimizer's state is left out ({}): --with-optimizer merges "
         "moments and main weights, too",
         text::counted(left_out, "tensor")));
-  const std::string format = sources.front().format;
-  const std::string dialect(families::dialect_of(sources.front()));
+  return sources;
+}
+
+// The base stands last.
+const Catalog& Merge::last_model(const std::vector<Catalog>& sources) const {
+  return sources[sources.size() - (base_.empty() ? 1 : 2)];
+}
+
+// Of sources with different dtypes mergekit's result has what torch makes of
+// them; the command's has the first one's.
+void Merge::choose_dtype(const std::vector<Catalog>& sources) {
+  if (request_.write.dtype || (!file_ && method_.empty() && !takes_.empty()))
+    return;
+  std::set<DType> all;
+  for (const Catalog& source : sources) {
+    const std::set<DType> own = float_dtypes(source);
+    if (own.size() != 1) return;  // each tensor as the first source has it
+    all.insert(own.begin(), own.end());
+  }
+  if (all.size() < 2) return;
+  const DType widest = all.contains(DType::f64) ? DType::f64 : DType::f32;
+  if (file_) {
+    request_.write.dtype = widest;
+    return say_note(fmt::format(
+        "the sources have different dtypes, and the file names none: the "
+        "result is {}, as torch makes it",
+        ckpt::name(widest)));
+  }
+  const DType first = *float_dtypes(sources.front()).begin();
+  if (first != widest)
+    say_note(fmt::format(
+        "the result is {} like the first source; another has {}: --dtype {}",
+        ckpt::name(first), ckpt::name(widest), ckpt::name(widest)));
+}
+
+ExitCode Merge::write() {
+  std::vector<Catalog> sources = open_sources();
+  if (!with_optimizer_) request_.select.model_only = true;
+  choose_dtype(sources);
+  // Names may become others' on the way.
+  const Catalog& frame =
+      with_optimizer_ ? last_model(sources) : sources.front();
+  if (target_.to.empty()) target_.to = own_format(request_, frame);
   Catalog merged = merge_models(std::move(sources), merge_options());
-  const bool moved = families::dialect_of(merged) != dialect;
   dialect_.renamed = !request_.write.rename_file.empty();
   dialect_.with_optimizer = with_optimizer_;
-  if (!target_.to.empty() || moved)
-    merged =
-        into_dialect(std::move(merged), dialect_, request_.source.read.family,
-                     target_.to.empty() ? format : target_.to,
-                     target_.vocab_size, request_.write.dtype, request_.part);
-  if (!with_optimizer_) request_.select.model_only = true;
+  merged = into_dialect(
+      std::move(merged), dialect_, request_.source.read.family, target_.to,
+      target_.vocab_size, request_.write.dtype, request_.part);
   const Layout layout = make_layout(request_, target_, merged);
   merged = with_state_as_asked(request_, std::move(merged), layout);
   return write_checkpoint(request_, std::move(merged), layout);

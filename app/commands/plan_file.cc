@@ -227,7 +227,8 @@ void check_sources(const nlohmann::json& plan, const std::string& directory,
 
 void check_command(const std::vector<std::string>& words,
                    const std::string& path) {
-  constexpr std::string_view kWriting[] = {"convert", "reshard", "unshard"};
+  constexpr std::string_view kWriting[] = {"convert", "merge", "reshard",
+                                           "unshard"};
   if (words.empty() ||
       std::ranges::find(kWriting, words[0]) == std::end(kWriting))
     throw input_error({path, {}}, "the plan is of no command that writes");

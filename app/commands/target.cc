@@ -57,10 +57,15 @@ void share(const WriteRequest& request, const TargetOptions& options,
 std::string own_format(const WriteRequest& request, const Catalog& source) {
   const std::string_view step = formats::traits_of(source.format).rewritten_as;
   const bool becomes = source.run && !step.empty() &&
+                       !request.select.model_only &&
                        io::is_directory(source.path) &&
                        (file_format(request.target_path).empty() ||
                         is_named_alike(source.path, request.target_path));
-  return becomes ? std::string(step) : source.format;
+  if (becomes) return std::string(step);
+  const bool alone = source.run && request.select.model_only;
+  return alone && !formats::traits_of(source.format).is_container
+             ? std::string(formats::usual_container())
+             : source.format;
 }
 
 namespace {

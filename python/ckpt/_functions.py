@@ -542,7 +542,8 @@ def merge(source: Union[Path, list[Path]], target: Path, *,
         density: Words = None, lambda_: Words = None, t: Words = None,
         seed: Union[int, str, None] = None, normalize: bool = False,
         no_normalize: bool = False, no_rescale: bool = False,
-        exact: bool = False, with_optimizer: bool = False, keys: Words = None,
+        exact: bool = False, allow_nonfinite: bool = False,
+        with_optimizer: bool = False, keys: Words = None,
         exclude: Words = None, layers: Words = None, experts: Words = None,
         blocks: Words = None, part: Words = None, model_only: bool = False,
         optim_only: bool = False, from_: Words = None, family: Words = None,
@@ -593,7 +594,8 @@ def merge(source: Union[Path, list[Path]], target: Path, *,
     no_normalize: Take the sum as it is
     no_rescale: dare: leave the deltas that are kept as they are
     exact: Compute in f64 instead of f32
-    with_optimizer: Merge moments and main weights, too; steps are the last
+    allow_nonfinite: Write values that are not finite
+    with_optimizer: Average moments and main weights, too; all else is the last
         source's
     keys: Only tensors of these names
     exclude: No tensors or objects of these names

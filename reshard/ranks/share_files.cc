@@ -52,12 +52,12 @@ void pass(Way& way, Tensor& tensor) {
 
 template <class Way>
 void pass(Way& way, Combination& all) {
-  auto& [how, terms, divisor, lambda, agreeing, normal, exact] = all;
-  way(how, divisor, lambda, agreeing, normal, exact);
+  auto& [how, terms, divisor, lambda, agreeing, normal, exact, finite] = all;
+  way(how, divisor, lambda, agreeing, normal, exact, finite);
   way.each(terms, [&](Term& term) {
-    auto& [tensor, weight, kept] = term;
+    auto& [tensor, weight, kept, is_delta] = term;
     pass(way, tensor);
-    way(weight, kept);
+    way(weight, kept, is_delta);
   });
 }
 

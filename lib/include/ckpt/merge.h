@@ -76,7 +76,10 @@ struct MergeOptions {
   uint64_t seed = 0;              // of kDareLinear and kDareTies
   bool exact = false;             // f64 instead of f32
   std::vector<MergeTake> takes = {};
-  // Moments and main weights are taken together as well; else left out.
+  // Moments and main weights are taken together as well, by kLinear with
+  // weights that are divided by their sum, or with a decay; else they are left
+  // out. Objects and files, among them where training stands, are then the last
+  // source's.
   bool with_optimizer = false;
   std::string family = {};  // "": as the sources say
   uint32_t threads = 0;     // 0: as many as processors
@@ -84,6 +87,11 @@ struct MergeOptions {
   // Look at headers alone: the result can be planned, and not be read.
   bool only_planned = false;
   bool ignore_checksums = false;
+  // What the target is written with (SaveOptions::dtype): sums are rounded to
+  // it at once. Nothing: each tensor's own in the first source.
+  std::optional<DType> dtype = {};
+  // Values that are not finite may come out.
+  bool allow_nonfinite = false;
   // Called with what the user should know, one sentence at a time.
   std::function<void(const std::string& line)> note = {};
   // Not null: the numbers of each tensor, by its name as transformers has it,
@@ -92,10 +100,10 @@ struct MergeOptions {
 };
 
 // What the sources amount to, with the names, dtypes, objects and files of the
-// first. Their names are made to meet if formats differ. Throws
-// unfaithful_error, naming the tensor or the fact and both values, for sources
-// that are not of one model; usage_error for options that contradict each
-// other.
+// first, or of the last with its optimizer. Their names are made to meet if
+// formats differ. Throws unfaithful_error, naming the tensor or the fact and
+// both values, for sources that are not of one model; usage_error for options
+// that contradict each other.
 Catalog merge_models(std::vector<Catalog> sources,
                      const MergeOptions& options = {});
 

@@ -148,6 +148,91 @@ def test_ema(folder):
                 1, np.abs(x).max()), f"{decay}: {name}")
 
 
+def as_floats(path, number):
+    return {name: x.astype(number) for name, x in arrays(path).items()}
+
+
+def test_wide_dtypes(folder, dtype):
+    """--dtype is what a sum is rounded to, once: not what a narrower source
+    would have made of it."""
+    import numpy as np
+
+    paths, out = models(folder, 3, dtype), folder / "out"
+    for wide in ("f32", "f64"):
+        number = {"f32": np.float32, "f64": np.float64}[wide]
+        exact = ("--exact",) if wide == "f64" else ()
+        CKPT.ok("merge", *paths, out, "--dtype", wide, *exact, "--overwrite")
+        check_bits(out, weighted(paths, [1] * 3, number),
+                   {"f32": "float32", "f64": "float64"}[wide], wide)
+        said = json.loads((out / "config.json").read_text())["dtype"]
+        check_equal(said, {"f32": "float32", "f64": "float64"}[wide], "dtype")
+    # 40000 + 40000 is a number of f32's.
+    CKPT.ok("merge", *paths, out, "--dtype", "f32", "--weights", "7e4,1,1",
+            "--no-normalize", "--overwrite")
+    check_bits(out, weighted(paths, [7e4, 1, 1], np.float32, False), "float32",
+               "large")
+
+
+def test_rounded_once(folder):
+    """A sum in f64 just above the middle of two of bf16's numbers."""
+    import numpy as np
+    import torch
+    from safetensors.torch import save_file
+
+    above = 1 + 2**-8 + 2**-23
+    for i, x in enumerate((1 + 2**-8, 1 + 2**-8, above)):
+        save_file({"w": torch.tensor([x, -x, 0.0, 1e-45, 1e-40]).repeat(7)},
+                  folder / f"{i}.safetensors")
+    out = folder / "out.safetensors"
+    CKPT.ok("merge", *(folder / f"{i}.safetensors" for i in range(3)), out,
+            "--exact", "--dtype", "bf16")
+    got = torch_of(read_safetensors(out)["w"])[:5].double()
+    least = 2.0**-133  # bf16's smallest
+    for x, want in zip(got.tolist(), (1 + 2**-7, -1 - 2**-7, 0.0, 0.0, 1e-40)):
+        check(abs(x - want) < least, f"{x}, wanted {want}")
+    check(np.isfinite(got.numpy()).all(), "finite")
+
+
+def test_of_two_dtypes(folder):
+    """The first source's is said; a file of mergekit's has the wider."""
+    import numpy as np
+
+    a, b = model(folder, "a", 1, "bfloat16"), model(folder, "b", 2)
+    done = CKPT.ok("merge", a, b, folder / "out")
+    check("bf16" in done.err and "--dtype f32" in done.err, str(done))
+    (folder / "m.yml").write_text(json.dumps(
+        {"merge_method": "linear", "models": [
+            {"model": str(x), "parameters": {"weight": 0.5}} for x in (a, b)]}))
+    CKPT.ok("merge", folder / "m.yml", folder / "file")
+    check_bits(folder / "file", weighted([a, b], [1, 1], np.float32), "float32",
+               "file")
+
+
+def test_not_finite(folder):
+    """A value that is not finite is no mean, unless all sources have it."""
+    import torch
+    from safetensors.torch import save_file
+
+    inf, nan = float("inf"), float("nan")
+    for name, values in (("a", (1.0, -inf, 2.0)), ("b", (1.0, -inf, nan)),
+                         ("c", (3e38, -inf, 2.0)), ("d", (1.0, -inf, 2.5))):
+        save_file({"w": torch.tensor(values)}, folder / f"{name}.safetensors")
+    a, b, c, d = (folder / f"{n}.safetensors" for n in "abcd")
+    out = folder / "out.safetensors"
+    CKPT.ok("merge", a, d, out)
+    check_equal(torch_of(read_safetensors(out)["w"]).tolist(),
+                [1.0, -inf, 2.25], "a mask")
+    for argv, at in (((a, b), "[2]"), ((c, c, "--weights", "1,1",
+                                        "--no-normalize"), "[0]"),
+                     ((a, b, "--method", "slerp"), "[0]"),
+                     ((a, b, "--method", "ties", "--base", d, "--density",
+                       "0.5"), "[2]")):
+        done = CKPT.run("merge", *argv[:2], folder / "no.safetensors",
+                        *argv[2:]).want(5)
+        check(at in done.err and "--allow-nonfinite" in done.err, str(done))
+    CKPT.ok("merge", a, b, out, "--allow-nonfinite", "--overwrite")
+
+
 def test_same_bits(folder):
     """Whoever reads which part: threads, memory, ranks of the target."""
     paths = models(folder, 3, "bfloat16")
@@ -297,6 +382,48 @@ def test_last(folder):
     done = CKPT.run("merge", root, folder / "more", "--last", 4).want(2)
     check("3 complete steps" in done.err, f"{done}")
     CKPT.run("merge", *paths, folder / "more", "--last", 2).want(2)
+    # A quoted glob is the steps by their numbers; a shell's order is said.
+    CKPT.ok("merge", root / "checkpoint-*", out, "--weights", "1,2,3",
+            "--overwrite")
+    check_bits(out, weighted(paths, [1, 2, 3], np.float32), "float32", "glob")
+    done = CKPT.ok("merge", paths[1], paths[2], paths[0], out, "--ema", "0.5",
+                   "--overwrite")
+    check("do not rise" in done.err, str(done))
+    # A save that was cut off is left out, and named.
+    file = paths[2] / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    done = CKPT.ok("merge", root, out, "--last", 2, "--overwrite")
+    check("checkpoint-1000: is not complete" in done.err, str(done))
+    check_bits(out, weighted(paths[:2], [1, 1], np.float32), "float32", "cut")
+
+
+def test_last_of_any(folder):
+    """Steps that no trainer's rule explains, the newest cut off."""
+    root = folder / "run"
+    root.mkdir()
+    for step in (9, 10, 11):
+        shutil.copytree(DATA / "dcp/fsdp2_w2_adamw/ckpt", root / f"step-{step}")
+    file = next((root / "step-11").glob("*.distcp"))
+    file.write_bytes(file.read_bytes()[:64])
+    (root / "step-11/.metadata").write_bytes(b"cut")
+    done = CKPT.ok("merge", root, folder / "out", "--last", 2)
+    check("step-11" in done.err or "step-11" not in str(
+        CKPT.inspect(folder / "out")), str(done))
+
+
+def test_plan(folder):
+    """A dry run's plan runs, unless a source has changed: each is one."""
+    paths, out = models(folder, 3), folder / "out"
+    plan = folder / "plan.json"
+    CKPT.ok("merge", *paths, out, "-n", "-o", plan)
+    CKPT.ok("run", plan)
+    want = read_safetensors(out / "model.safetensors")
+    shutil.rmtree(out)
+    CKPT.ok("merge", *paths, out)
+    check_equal(read_safetensors(out / "model.safetensors"), want, "tensors")
+    shutil.rmtree(out)
+    os.utime(paths[2] / "model.safetensors")
+    CKPT.run("run", plan).want(5)
 
 
 def test_take(folder):
@@ -317,9 +444,79 @@ def test_take(folder):
     want = weighted(paths, [1, 1], np.float32)
     want["lm_head.weight"] = arrays(paths[1])["lm_head.weight"]
     check_bits(out, want, "float32", "with a mean")
+    # Sources that ckpt wrote have manifests, which say nothing of others.
+    for i, path in enumerate(paths):
+        CKPT.ok("convert", path, folder / f"w{i}", "--to", "safetensors")
+    for more in ((), ("--method", "linear")):
+        CKPT.ok("merge", folder / "w0", folder / "w1", out, "--take",
+                "lm_head.*=2", *more, "--overwrite", "--verify")
+        CKPT.ok("verify", out)
+        check(read_safetensors(out / "model.safetensors")["lm_head.weight"] ==
+              b["lm_head.weight"], "taken")
     for text, status in (("lm_head.*", 2), ("lm_head.*=3", 2),
                          ("lm_head.*=other", 2), ("nothing.*=2", 5)):
         CKPT.run("merge", *paths, folder / "no", "--take", text).want(status)
+
+
+def test_head(folder):
+    """--tie and --untie are convert's; of two models that are tied and not, the
+    error says how they meet."""
+    tied = DATA / "hf/llama_tied_bf16/ckpt"
+    loose, again = folder / "loose", folder / "again"
+    CKPT.ok("merge", tied, tied, loose, "--untie")
+    check("lm_head.weight" in read_safetensors(loose / "model.safetensors"),
+          "no head")
+    check(not json.loads((loose / "config.json").read_text())[
+        "tie_word_embeddings"], "tied")
+    CKPT.ok("merge", loose, loose, again, "--tie")
+    check("lm_head.weight" not in read_safetensors(again / "model.safetensors"),
+          "a head")
+    done = CKPT.run("merge", tied, loose, folder / "no").want(5)
+    check("--untie" in done.err or "tie_word_embeddings" in done.err, str(done))
+
+
+def test_deltas(folder):
+    """A difference is added to its model; it is no model itself."""
+    import numpy as np
+
+    base = model(folder, "base", 1)
+    tuned = model(folder, "tuned", 2, near=base)
+    other = model(folder, "other", 3, near=base)
+    for path in (tuned, other):
+        CKPT.ok("diff", base, path, "--write", folder / f"{path.name}.d.safetensors",
+                "--dtype", "f32")
+    d, e = (folder / f"{x.name}.d.safetensors" for x in (tuned, other))
+    out = folder / "out"
+    b, t, o = arrays(base), arrays(tuned), arrays(other)
+    for argv in ((base, d), (d, base), (d, "--base", base),
+                 (base, d, "--method", "task_arithmetic"),
+                 (base, d, "--weights", "1,1", "--no-normalize")):
+        paths = [x for x in argv if isinstance(x, Path) and x != base
+                 or x == base and "--base" not in argv]
+        options = [x for x in argv if x not in paths]
+        done = CKPT.run("merge", *paths, out, "--overwrite", *options).want(0)
+        got = arrays(out)
+        for name in b:
+            check(np.abs(got[name] - t[name]).max() < 1e-6, f"{done}: {name}")
+        check(not CKPT.run("verify", out).err.count("difference"), "marked")
+    CKPT.ok("merge", base, d, e, out, "--overwrite", "--weights", "0.5,2")
+    got = arrays(out)
+    for name in b:
+        want = b[name] + 0.5 * (t[name] - b[name]) + 2 * (o[name] - b[name])
+        check(np.abs(got[name] - want).max() < 1e-5, name)
+    for argv in ((base, other, d), (base, d, "--ema", "0.5"),
+                 (base, d, "--method", "slerp"), (base, "--base", d),
+                 (base, other, d, "--method", "ties", "--base", base)):
+        paths = [x for i, x in enumerate(argv) if isinstance(x, Path)
+                 and argv[i - 1] != "--base"]
+        options = [x for x in argv if x not in paths or x == argv[-1]
+                   and argv[-2:-1] == ("--base",)]
+        done = CKPT.run("merge", *paths, folder / "no", *options)
+        check(done.code in (2, 5), str(done))
+    # What several differences amount to is one.
+    CKPT.ok("merge", d, e, folder / "mean.safetensors")
+    check("difference" in CKPT.run(
+        "inspect", folder / "mean.safetensors").out, "no mark")
 
 
 # ------------------------------------------------------------------ mergekit
@@ -757,12 +954,14 @@ def test_unlike(folder):
     with_ints = model(folder, "i", 2), model(folder, "j", 3)
     for path in with_ints:
         change(path, integers)
-    CKPT.ok("merge", *with_ints, folder / "same")
-    check_equal(read_safetensors(folder / "same/model.safetensors")
+        (path / "config.json").unlink()  # which has no place for them
+    with_ints = [path / "model.safetensors" for path in with_ints]
+    CKPT.ok("merge", *with_ints, folder / "same.safetensors")
+    check_equal(read_safetensors(folder / "same.safetensors")
                 ["model.position_ids"],
                 from_torch(torch.arange(7)), "integers")
-    change(with_ints[1], others)
-    done = CKPT.run("merge", *with_ints, out).want(5)
+    change(with_ints[1].parent, others)
+    done = CKPT.run("merge", *with_ints, folder / "no.safetensors").want(5)
     check("model.position_ids" in done.err and "other values" in done.err,
           f"{done}")
     CKPT.ok("merge", *with_ints, folder / "taken", "--take",
@@ -827,6 +1026,74 @@ def test_optimizer(folder):
     check("optim" not in kinds, f"{kinds}")
     CKPT.ok("merge", source, source, folder / "all", "--with-optimizer")
     CKPT.ok("verify", source, folder / "all")
+    # Second moments have a mean, and no difference.
+    for more in (("--no-normalize",), ("--method", "slerp"),
+                 ("--method", "task_arithmetic", "--base", source)):
+        CKPT.run("merge", source, source, folder / "no", "--with-optimizer",
+                 *more).want(2)
+
+
+def scaled(value, by):
+    """Tensors of more than one element, in place."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        if value.is_floating_point() and value.numel() > 1:
+            value.data.mul_(by)
+    elif isinstance(value, (dict, list, tuple)):
+        for one in value.values() if isinstance(value, dict) else value:
+            scaled(one, by)
+
+
+def test_steps_of_trainer(folder):
+    """Two steps of Hugging Face's Trainer: the model alone is a folder of
+    transformers'; with the optimizer it is a step that the Trainer resumes,
+    of the last one's moment."""
+    import torch
+
+    root = folder / "run"
+    shutil.copytree(DATA / "runs/hf_trainer_qwen2/ckpt", root)
+    first, last = root / "checkpoint-9", root / "checkpoint-10"
+    shutil.copytree(last, first)
+    said = json.loads((first / "trainer_state.json").read_text())
+    (first / "trainer_state.json").write_text(json.dumps(
+        {**said, "global_step": 9}))
+    state = torch.load(first / "optimizer.pt", weights_only=False)
+    scaled(state, 1.5)
+    for one in state["state"].values():
+        one["step"].fill_(4)
+    for group in state["param_groups"]:
+        group["lr"] = 0.25
+    torch.save(state, first / "optimizer.pt")
+    for more in ((), ("--to", "run", "--trainer", "hf_trainer")):
+        out = folder / f"step{len(more)}"
+        CKPT.ok("merge", root, out, "--last", 2, "--with-optimizer", *more)
+        CKPT.ok("verify", out)
+        got = torch.load(out / "optimizer.pt", weights_only=True)
+        b = torch.load(last / "optimizer.pt", weights_only=True)
+        check_equal(got["param_groups"], b["param_groups"], "groups")
+        for key, one in got["state"].items():
+            check_equal(one["step"].item(), b["state"][key]["step"].item(),
+                        "step")
+            for name in ("exp_avg", "exp_avg_sq"):
+                want = (state["state"][key][name] + b["state"][key][name]) / 2
+                check(torch.equal(one[name], want), f"{key} {name}")
+        for name in ("trainer_state.json", "scheduler.pt", "rng_state.pth"):
+            check_equal((out / name).read_bytes(), (last / name).read_bytes(),
+                        name)
+    CKPT.ok("merge", root, folder / "model", "--last", 2)
+    check(not (folder / "model/optimizer.pt").exists(), "optimizer")
+    CKPT.ok("verify", folder / "model", "--strict")
+
+
+def test_models_of_trainers(folder, name):
+    """Without an option, the model alone of any trainer's steps."""
+    source = DATA / "runs" / name / "ckpt"
+    done = CKPT.ok("merge", source, source, folder / "out")
+    check("optimizer" in done.err, str(done))
+    kinds = {t["kind"] for t in CKPT.inspect(folder / "out")["tensors"]}
+    check_equal(kinds, {"model"}, "kinds")
+    CKPT.ok("verify", folder / "out")
 
 
 def test_memory(folder):
@@ -853,6 +1120,11 @@ def prepare(suite, ckpt):
         suite.add(f"mean of {count} {dtype}", test_mean, count, dtype)
     suite.add("weights", test_weights)
     suite.add("ema", test_ema)
+    for dtype in ("bfloat16", "float16"):
+        suite.add(f"{dtype} as wider ones", test_wide_dtypes, dtype)
+    suite.add("rounded once", test_rounded_once)
+    suite.add("of two dtypes", test_of_two_dtypes)
+    suite.add("not finite", test_not_finite)
     suite.add("the same bits", test_same_bits)
     suite.add("dtypes", test_dtypes)
     suite.add("too large", test_too_large)
@@ -861,7 +1133,11 @@ def prepare(suite, ckpt):
     suite.add("rotten", test_rotten)
     suite.add("tied", test_tied)
     suite.add("last steps", test_last)
+    suite.add("last steps of any format", test_last_of_any)
+    suite.add("plan", test_plan)
     suite.add("take", test_take)
+    suite.add("head", test_head)
+    suite.add("deltas", test_deltas)
     for name in METHODS:
         suite.add(f"mergekit: {name}", test_mergekit, name)
     for name in FILES:
@@ -875,6 +1151,9 @@ def prepare(suite, ckpt):
     suite.add("as every writer", test_as_every_writer)
     suite.add("adapters", test_adapters)
     suite.add("optimizer", test_optimizer)
+    suite.add("steps of a trainer", test_steps_of_trainer)
+    for path in sorted((DATA / "runs").iterdir()):
+        suite.add(f"models of {path.name}", test_models_of_trainers, path.name)
     suite.add("memory", test_memory)
 
 

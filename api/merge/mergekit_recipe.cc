@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "api/mergekit_recipe.h"
+#include "api/merge/mergekit_recipe.h"
 
 #include <algorithm>
 
@@ -92,6 +92,8 @@ MergeNumbers Recipe::numbers(const std::string& tensor,
   };
   numbers.lambda = shared("lambda").value_or(1);
   numbers.normalize = flag("normalize");
+  if (method == MergeMethod::kLinear && !numbers.normalize)
+    numbers.normalize = true;  // negative weights, too
   numbers.rescale = flag("rescale");
   if (method == MergeMethod::kSlerp) {
     const auto between = shared("t");

@@ -22,7 +22,7 @@
 #include <memory>
 #include <set>
 
-#include "api/mergekit_recipe.h"
+#include "api/merge/mergekit_recipe.h"
 #include "ckpt/error.h"
 #include "ckpt/merge.h"
 #include "formats/scan/configs.h"
