@@ -103,7 +103,7 @@ formats: 78590
 convert: 18530
 reshard: 24120
 api: 28440
-app: 19370
+app: 19390
 '
 while IFS=: read -r room most; do
   [ -n "$room" ] || continue

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <span>
 
 #include "app/options/written.h"
@@ -218,6 +219,23 @@ void check_page_path(const std::string& path, bool json,
     throw usage_error({}, "{} - and --json both write to standard output",
                       option)
         .with_hint(fmt::format("give {} the name of a file", option));
+  const bool picture = option == "--plot";
+  const size_t dot = path.rfind('.');
+  if (dot == path.npos || dot == 0) return;
+  std::string ending = path.substr(dot);
+  std::ranges::transform(ending, ending.begin(), [](char c) {
+    return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 'a' - 'A') : c;
+  });
+  // What another program would take the file for.
+  constexpr std::string_view kOthers[] = {
+      ".bmp", ".eps", ".gif", ".htm", ".html", ".jpeg", ".jpg", ".json",
+      ".pdf", ".png", ".ps",  ".svg", ".tif",  ".tiff", ".webp"};
+  const bool own = picture ? ending == ".svg" : ending.starts_with(".htm");
+  if (own || std::ranges::find(kOthers, ending) == std::end(kOthers)) return;
+  throw usage_error({path, {}}, "{} writes {}, not {}", option,
+                    picture ? "SVG" : "HTML", ending.substr(1))
+      .with_hint(fmt::format("{} {}{}", option, path.substr(0, dot),
+                             picture ? ".svg" : ".html"));
 }
 
 void save_html(const std::string& path, const std::string& page,

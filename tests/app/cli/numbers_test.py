@@ -336,6 +336,18 @@ def plot(folder):
     taken.write_text("mine")
     done = CKPT.run("inspect", folder / "b.safetensors", "--plot", taken)
     check_equal((done.want(5).code, taken.read_text()), (5, "mine"), str(done))
+    # A name that another program would open is refused, and the right one said.
+    for option, ending, right in (
+            ("--plot", ".png", ".svg"), ("--plot", ".PDF", ".svg"),
+            ("--plot", ".html", ".svg"), ("--html", ".svg", ".html"),
+            ("--html", ".png", ".html")):
+        file = folder / f"p2{ending}"
+        done = CKPT.run("inspect", folder / "b.safetensors", option, file)
+        check(f"hint: {option} {folder}/p2{right}" in done.want(2).err, done.err)
+        check(not file.exists(), "nothing is written")
+    for option, ending in (("--plot", ""), ("--plot", ".v2"), ("--html", ".v2")):
+        CKPT.ok("inspect", folder / "b.safetensors", option,
+                folder / f"p3{option}{ending}")
     out = CKPT.ok("inspect", folder / "b.safetensors", "--plot", "-").out
     check(out.startswith("<svg "), out[:80])
     CKPT.run("inspect", folder / "b.safetensors", "--plot", "-",
