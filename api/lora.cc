@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -23,6 +24,7 @@
 #include "lib/processors.h"
 #include "lib/session.h"
 #include "lib/text/format.h"
+#include "lib/text/shell.h"
 #include "reshard/read.h"
 #include "reshard/torch/load.h"
 #include "reshard/values.h"
@@ -172,6 +174,21 @@ void read_matrix(const Catalog& a, const Tensor& x, const Catalog& b,
   }
 }
 
+// Singular values are of numbers.
+void need_finite(const std::vector<float>& matrix, const Catalog& b,
+                 const Tensor& tensor) {
+  const auto wrong = std::ranges::find_if_not(
+      matrix, [](float x) { return std::isfinite(x); });
+  if (wrong == matrix.end()) return;
+  const auto at = static_cast<uint64_t>(wrong - matrix.begin());
+  throw unfaithful_error({b.path, tensor.name},
+                         "B - A is {} at [{}, {}]: it has no singular values",
+                         *wrong, at / tensor.shape[1], at % tensor.shape[1])
+      .with_hint(fmt::format("`ckpt verify {} --finite` counts such elements; "
+                             "--exclude {} leaves the tensor out",
+                             text::shell_path(b.path), tensor.name));
+}
+
 std::string factor(const Tensor& tensor, char which) {
   return fmt::format("{}{}.lora_{}.weight", peft::kPrefix,
                      module_of(tensor.name), which);
@@ -249,6 +266,7 @@ LoraResult write_lora(Catalog a, Catalog b,
       options.threads != 0 ? options.threads : processors();
   for (const Tensor* tensor : parts.linears) {
     read_matrix(a, *of_a.at(tensor->name), b, *tensor, options, matrix);
+    need_finite(matrix, b, *tensor);
     LoraModule module{.name = module_of(tensor->name),
                       .rows = tensor->shape[0],
                       .columns = tensor->shape[1],

@@ -102,8 +102,8 @@ models: 6660
 formats: 78590
 convert: 18530
 reshard: 24120
-api: 28440
-app: 19390
+api: 28450
+app: 19400
 '
 while IFS=: read -r room most; do
   [ -n "$room" ] || continue

@@ -104,6 +104,12 @@ void check_delta_options(const DeltaOptions& options, const Selection& select) {
   excludes(options.lossless && !options.to.empty(), "--lossless", "--to");
   excludes(options.rank != 0 && !options.to.empty(), "--as-lora", "--to");
   const std::string ending = file_format(options.path);
+  if (options.rank != 0 && !ending.empty())
+    throw usage_error({options.path, {}},
+                      "a LoRA is a folder of PEFT's, not one file")
+        .with_hint(
+            "name it without an ending: --write " +
+            text::shell_path(options.path.substr(0, options.path.rfind('.'))));
   const bool plain = !options.lossless && options.rank == 0;
   const std::string usual(formats::usual_container());
   if (plain && ((!ending.empty() && ending != usual) ||

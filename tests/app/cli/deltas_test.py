@@ -488,6 +488,29 @@ def large(folder):
     check(not (folder / "small").exists(), "nothing is written")
 
 
+def not_finite(folder):
+    """What has no singular values is named, with its place."""
+    state, after, a, _ = two_models(folder)
+    name = "model.layers.1.mlp.up_proj.weight"
+    for value in (math.nan, math.inf, -math.inf):
+        for side in ("a", "b"):
+            one, two = dict(state), dict(after)
+            changed = one if side == "a" else two
+            changed[name] = changed[name].clone()
+            changed[name][3, 7] = value
+            here, there = (model_of(folder / f"{x}{side}{value}", s)
+                           for x, s in (("a", one), ("b", two)))
+            out = folder / "out"
+            done = CKPT.run("diff", here, there, "--write", out, "--as-lora",
+                            4).want(5)
+            check(name in done.err and "[3, 7]" in done.err
+                  and f"--exclude {name}" in done.err, done.err)
+            check("linalg" not in done.err and not out.exists(), done.err)
+            CKPT.ok("diff", here, there, "--write", out, "--as-lora", 4,
+                    "--exclude", name)
+            shutil.rmtree(out)
+
+
 # --- without loss ---
 
 def tree(folder):
@@ -583,6 +606,7 @@ def mistakes(folder):
             (("--as-lora", "4"), 2), (("--lossless",), 2), (("--to", "torch"), 2),
             (("--write", out, "--as-lora", "0"), 2),
             (("--write", out, "--as-lora", "4", "--lossless"), 2),
+            (("--write", out / "lo.safetensors", "--as-lora", "4"), 2),
             (("--write", out, "--lossless", "--keys", "x*"), 2),
             (("--write", a, "--lossless"), 2)):
         CKPT.run("diff", a, b, *words).want(code)
@@ -594,7 +618,7 @@ def mistakes(folder):
 
 
 CASES = [across_dtypes, by_pattern, no_leading_zeros, edges, quantized,
-         model_only, renamed, plain, plain_folder, marked, lora, large, lossless,
+         model_only, renamed, plain, plain_folder, marked, lora, large, not_finite, lossless,
          lossless_formats, lossless_is_small, lossless_damaged, mistakes]
 
 
