@@ -102,8 +102,8 @@ models: 6660
 formats: 78590
 convert: 18530
 reshard: 24120
-api: 28450
-app: 19400
+api: 28700
+app: 19440
 '
 while IFS=: read -r room most; do
   [ -n "$room" ] || continue

@@ -63,7 +63,23 @@ std::string as_json(const Comparison& result, const FactDifferences& facts,
     json.end_object();
   }
   json.end_array();
-  if (rename) json.member("rename", rename->rules);
+  if (rename && !rename->rules.empty()) json.member("rename", rename->rules);
+  if (rename && !rename->alike.empty()) {
+    json.key("alike").begin_array();
+    const auto names = [&](const char* key,
+                           const std::vector<std::string>& all) {
+      json.key(key).begin_array();
+      for (const std::string& name : all) json.value(name);
+      json.end_array();
+    };
+    for (const library::Alike& alike : rename->alike) {
+      json.begin_object();
+      names("a", alike.a);
+      names("b", alike.b);
+      json.end_object();
+    }
+    json.end_array();
+  }
   json.key("patterns").begin_array();
   for (const PatternDistance& row : pattern_distances(result.differences)) {
     json.begin_object();
@@ -172,11 +188,7 @@ class Diff : public Command {
       print(as_json(result, facts, a_, b_, rename));
     } else if (html_.empty()) {
       print_text(result, facts);
-      if (rename)
-        print_folded(
-            fmt::format("{} of A would have names of B's: --rename {}\n",
-                        text::counted(rename->tensors, "tensor"),
-                        text::printable(text::shell_word(rename->rules))));
+      if (rename) print_rename(*rename);
     }
     return same(result, facts) ? ExitCode::kDone : ExitCode::kNegative;
   }
@@ -195,6 +207,40 @@ class Diff : public Command {
     for (const Catalog* catalog : {&a, &b})
       for (const std::string& line : catalog->assumptions)
         spdlog::info("{}: {}", catalog->path, line);
+  }
+
+  // Names one by one are a file; the first few show whether they are right.
+  void print_rename(const library::RenameRules& rename) const {
+    constexpr size_t kShown = 10;
+    const std::string said =
+        fmt::format("{} of A would have names of B's",
+                    text::counted(rename.tensors, "tensor"));
+    if (!rename.rules.empty() && rename.pairs.size() <= kShown) {
+      print_folded(
+          fmt::format("{}: --rename {}\n", said,
+                      text::printable(text::shell_word(rename.rules))));
+    } else if (!rename.rules.empty()) {
+      print_folded(fmt::format(
+          "{}, name by name: `ckpt diff {} {} --json | jq -r .rename > "
+          "rename.json`, then --rename rename.json\n",
+          said, text::shell_path(a_), text::shell_path(b_)));
+      for (size_t i = 0; i < kShown; ++i)
+        print(fmt::format("  {} = {}\n", text::printable(rename.pairs[i].first),
+                          text::printable(rename.pairs[i].second)));
+      print(fmt::format("  and {} more\n", rename.pairs.size() - kShown));
+    }
+    for (size_t i = 0; i < std::min(kShown, rename.alike.size()); ++i) {
+      const library::Alike& alike = rename.alike[i];
+      print_folded(fmt::format(
+          "{} of A {} {} of B's, bit for bit, and nothing tells which is "
+          "which: {}{}\n",
+          text::counted(alike.a.size(), "tensor"),
+          alike.a.size() == 1 ? "equals" : "equal", alike.b.size(),
+          text::printable(alike.a.front()), alike.a.size() == 1 ? "" : ", …"));
+    }
+    if (rename.alike.size() > kShown)
+      print_folded(fmt::format("and {} more such groups (--json)\n",
+                               rename.alike.size() - kShown));
   }
 
   void print_text(const Comparison& result,

@@ -7,6 +7,8 @@ change that is none of them.
 """
 
 import json
+import random
+import re
 import shutil
 
 import torch
@@ -278,11 +280,144 @@ def renamed(folder):
         check(part not in got, got)
 
 
+def trained(seed):
+    """A model in which no two tensors are equal, norms included."""
+    state = model(seed)
+    return {k: v + 0.01 * torch.randn_like(v) for k, v in state.items()}
+
+
+def free_names(state, rng):
+    """Names that say nothing, in another order."""
+    keys = list(state)
+    rng.shuffle(keys)
+    return {k: rng.choice(("t{}", "x.{}", "a.{}.b", "{}.w")).format(i)
+            for i, k in enumerate(keys)}
+
+
+def reversed_layers(state, _):
+    """The last layer first, in words of another library."""
+    last = LAYERS - 1
+    return {k: re.sub(r"layers\.(\d+)", lambda m:
+                      f"layers.{last - int(m[1])}", other_name(k).replace(
+                          "h.", "layers.")) for k in state}
+
+
+def shuffled_layers(state, rng):
+    """Layers in any order, in one library's words."""
+    order = rng.sample(range(LAYERS), LAYERS)
+    return {k: re.sub(r"layers\.(\d+)", lambda m:
+                      f"layers.{order[int(m[1])]}", k.replace(
+                          "model.", "decoder.", 1)) for k in state}
+
+
+def swapped_roles(state, _):
+    """Each tensor has the name that means another of its shape."""
+    turn = {"q_proj": "k_proj", "k_proj": "o_proj", "o_proj": "q_proj",
+            "gate_proj": "up_proj", "up_proj": "gate_proj"}
+    return {k: re.sub("|".join(turn), lambda m: turn[m[0]], k).replace(
+        "model.", "net.").replace("layers", "blk") for k in state}
+
+
+def some_frozen(state, _):
+    return {k: other_name(k) for k in state}
+
+
+ANEW = (free_names, reversed_layers, shuffled_layers, swapped_roles,
+        some_frozen)
+
+
+def by_content(folder):
+    """Whatever the names are, equal tensors meet, and the rename that is
+    printed makes the two equal."""
+    for n, names in enumerate(ANEW):
+        for seed in range(2):
+            rng = random.Random(100 * n + seed)
+            one = trained(seed + 1)
+            to = names(one, rng)
+            two = {to[k]: v for k, v in one.items()}
+            if names is some_frozen:  # later layers were trained
+                two = {k: v if re.search(r"h\.[0-5]\.", k) else
+                       v + 1e-3 * torch.randn_like(v) for k, v in two.items()}
+            about = f"{names.__name__} {seed}"
+            a = save(folder, "a.safetensors", one)
+            b = save(folder, "b.safetensors", two)
+            said = CKPT.run("diff", a, b, "--json").want(1).json()
+            check("alike" not in said, about)
+            text = CKPT.run("diff", a, b).want(1).out
+            check(f"{len(one)} tensors of A would have names of B's" in text,
+                  f"{about}: {text[-600:]}")
+            check(len(text.splitlines()) < 2 * len(one) + 30, about)
+            # In a file, as the text says where there are many names.
+            rules = said["rename"]
+            file = folder / "rename.json"
+            file.write_text(rules)
+            by_name = "--json | jq -r .rename > " in text
+            check_equal(by_name, names in (free_names, reversed_layers), about)
+            for given in [rules] + [file] * rules.startswith("{"):
+                CKPT.ok("convert", a, folder / "out.safetensors", "--rename",
+                        given, "--overwrite", "--dialect", "keep")
+                met = load_file(folder / "out.safetensors")
+                check_equal(set(met), set(two), about)
+                for name, made in met.items():
+                    check((made - two[name]).abs().max() < 0.01,
+                          f"{about}: {name} is another tensor")
+                done = CKPT.run("diff", folder / "out.safetensors", b)
+                check_equal(done.code, int(names is some_frozen), about)
+
+
+def alike(folder):
+    """Tensors that are equal to several: nothing tells which is which, and
+    nothing is said of them but that. A rule that the others prove is one."""
+    rng = random.Random(5)
+    one = trained(3)
+    norms = [k for k in one if "norm" in k]
+    for k in norms:
+        one[k] = torch.ones(32)
+    one["model.tied.weight"] = one["model.embed_tokens.weight"].clone()
+    to = free_names(one, rng)
+    two = {to[k]: v for k, v in one.items()}
+    a, b = save(folder, "a.safetensors", one), save(folder, "b.safetensors", two)
+    said = CKPT.run("diff", a, b, "--json").want(1).json()
+    rules = json.loads(said["rename"])
+    tied = ["model.embed_tokens.weight", "model.tied.weight"]
+    check_equal(rules, {k: v for k, v in to.items() if k not in norms + tied},
+                "what is certain")
+    found = {tuple(sorted(g["a"])): set(g["b"]) for g in said["alike"]}
+    check_equal(found, {tuple(sorted(g)): {to[k] for k in g}
+                        for g in (norms, tied)}, "groups")
+    text = CKPT.run("diff", a, b).want(1).out
+    check(f"{len(norms)} tensors of A equal {len(norms)} of B's" in text
+          and "2 tensors of A equal 2 of B's" in text, text)
+    # All of them alike: nothing is said but that.
+    ones = {k: torch.ones(4) for k in ("x", "y")}
+    zeros = {k: torch.ones(4) for k in ("p", "q")}
+    said = CKPT.run("diff", save(folder, "c.safetensors", ones),
+                    save(folder, "d.safetensors", zeros), "--json").want(1)
+    check("rename" not in said.json(), said.out)
+    check_equal(said.json()["alike"], [{"a": ["x", "y"], "b": ["p", "q"]}],
+                "alike")
+    # A prefix that the rest proves says it of those, too.
+    two = {k.replace("model.", "net.", 1): v for k, v in one.items()}
+    b = save(folder, "b.safetensors", two)
+    said = CKPT.run("diff", a, b, "--json").want(1).json()
+    check_equal((said["rename"], "alike" in said), ("model.=net.", False),
+                "a prefix")
+    # Norms of ones between layers in another order: no rule by shape.
+    to = reversed_layers(one, rng)
+    b = save(folder, "b.safetensors", {to[k]: v for k, v in one.items()})
+    said = CKPT.run("diff", a, b, "--json").want(1).json()
+    CKPT.ok("convert", a, folder / "out.safetensors", "--rename",
+            said["rename"], "--dialect", "keep", "--overwrite")
+    met = load_file(folder / "out.safetensors")
+    for name, made in load_file(b).items():
+        check(name not in met or torch.equal(met[name], made), name)
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
     for case in (two_steps, some_layers, only_in_one, padding, verified,
-                 habits, renamed):
+                 habits, renamed, by_content, alike):
         suite.add(case.__name__, case)
     for name, row in SENTENCES.items():
         suite.add(f"says {name}", sentence, *row)
