@@ -148,11 +148,11 @@ class Diff : public Command {
     Catalog a = open_source(a_, source_);
     Catalog b = open_source(b_, source_);
     const DeltaPaths paths{a_, b_};
+    if (!delta_.path.empty())
+      for (const Catalog* source : {&a, &b}) need_stored_of(*source);
     if (delta_.lossless)
       return write_lossless_delta(std::move(a), std::move(b), paths, delta_,
                                   engine_, output);
-    if (!delta_.path.empty())
-      for (const Catalog* source : {&a, &b}) need_stored_of(*source);
     library::select_both(a, b, select_);
     const library::Engine engine = engine_of(engine_, output);
     const FactDifferences facts = library::differing_facts(a, b, engine);

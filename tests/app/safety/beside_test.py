@@ -184,7 +184,7 @@ def test_not_copied(folder):
 def computed_with(path, whole, out, *words):
     """A difference is of what was stored, on either side, or is not written."""
     for a, b in ((path, whole), (whole, path)):
-        for options in ((), ("--as-lora", "2")):
+        for options in ((), ("--as-lora", "2"), ("--lossless",)):
             done = CKPT.run("diff", a, b, "--write", out, *options).want(4)
             check(all(word in done.err for word in words)
                   and "--ignore-checksums" not in done.err, done.err)
