@@ -24,6 +24,7 @@ constexpr uint64_t kMostHeadSize = 512;
 struct Candidate {
   std::string text;
   std::function<View(const View&)> make;
+  bool moves = true;  // the elements are the same
 };
 
 Shape split_rows(const View& view, std::initializer_list<uint64_t> factors) {
@@ -117,7 +118,22 @@ void add_qkv(uint64_t rows, std::vector<Candidate>& all) {
   }
 }
 
-std::vector<Candidate> candidates(const View& view, const Shape& wanted) {
+// True for a vector of the model whose name is a norm's: "layers.0.attn_norm",
+// "ln_f.weight". That a constant is another plus one says nothing of any other.
+bool may_be_norm(const Tensor& tensor) {
+  if (tensor.kind != Kind::model || tensor.shape.size() != 1) return false;
+  std::string_view name = tensor.name;
+  const auto last = [&] { return name.substr(name.rfind('.') + 1); };
+  for (const std::string_view word : {"weight", "scale", "gamma"})
+    if (last() == word)
+      name.remove_suffix(std::min(name.size(), word.size() + 1));
+  const std::string_view module = last();
+  return module.find("norm") != module.npos || module.starts_with("ln") ||
+         module.ends_with("ln");
+}
+
+std::vector<Candidate> candidates(const View& view, const Shape& wanted,
+                                  bool norm) {
   std::vector<Candidate> all;
   const Shape& shape = view.shape();
   if (shape.size() == 2 && wanted.size() == 2 && wanted[0] == shape[1] &&
@@ -141,11 +157,12 @@ std::vector<Candidate> candidates(const View& view, const Shape& wanted) {
              return reorder(v, {rows / 3, rows / 3, rows / 3}, order);
            }});
   }
-  if (shape.size() == 1) {
+  if (norm) {
     all.push_back({"B is A plus one: the weights of a norm",
-                   [](const View& v) { return v.transform(kAddOne); }});
+                   [](const View& v) { return v.transform(kAddOne); }, false});
     all.push_back({"A is B plus one: the weights of a norm",
-                   [](const View& v) { return v.transform(kSubtractOne); }});
+                   [](const View& v) { return v.transform(kSubtractOne); },
+                   false});
   }
   add_rotary(rows, all);
   add_qkv(rows, all);
@@ -188,12 +205,14 @@ std::optional<std::string> arrangement(const Catalog& a, const Tensor& x,
       return read_box(a, made, box, run) == read_box(b, y, box, run);
     });
   };
-  for (const Candidate& candidate : candidates(view, y.shape)) {
+  for (const Candidate& candidate : candidates(view, y.shape, may_be_norm(x))) {
     if (interrupted()) return std::nullopt;
     Tensor made{.name = x.name};
     try {
       candidate.make(view).into(made);
-      if (equal(made)) return candidate.text;
+      if (equal(made))
+        return (candidate.moves ? "the same elements in another order: " : "") +
+               candidate.text;
     } catch (const Error&) {
       continue;  // not applicable to this tensor: arithmetic on integers, say
     }

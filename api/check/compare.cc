@@ -168,8 +168,7 @@ std::optional<Difference> value_difference(const Catalog& a, const Tensor& x,
   if (!swapped.empty()) return Difference{"arrangement", x.name, swapped};
   if (options.arrangements && numbered) {
     if (const auto why = arrangement(a, x, b, y, engine))
-      return Difference{"arrangement", x.name,
-                        "the same elements in another order: " + *why};
+      return Difference{"arrangement", x.name, *why};
     difference.why = explained(a, x, b, y, options, engine);
   }
   measure();

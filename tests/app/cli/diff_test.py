@@ -116,6 +116,9 @@ SENTENCES = {
         {Q: s[Q][torch.tensor([1, 0, 3, 2, *range(5, 32), 4])]}), (Q,),
         "rows permuted"),
     "transposed": (lambda s: s.update({Q: s[Q].t()}), (Q,), "transposed"),
+    "a norm plus one": (lambda s: s.update(
+        {"model.norm.weight": s["model.norm.weight"] + 1}),
+        ("model.norm.weight",), "B is A plus one: the weights of a norm"),
     "fused halves": (lambda s: s.update(
         {GATE: torch.cat(s[GATE].chunk(2)[::-1])}), (GATE,),
         "gate and up swapped"),
@@ -134,7 +137,28 @@ NOT_QUITE = {
         {"model.norm.weight": s["model.norm.weight"] + 1e-4}),
     "noise": lambda s: s.update({Q: s[Q] + torch.randn(32, 32)}),
 }
-CLAIMS = ("equal after", "rounded to", "swapped", "permuted", "transposed",
+def moments(folder):
+    """Constant moments, one more each step: no norm's weights."""
+    layer = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
+    for step in (1, 2):
+        state = {k: {"step": torch.tensor(float(step)),
+                     "exp_avg": torch.full(v.shape, float(step - 1)),
+                     "exp_avg_sq": torch.full(v.shape, float(step))}
+                 for k, v in layer.state_dict().items()}
+        for name, kept in (("optimizer", {"state": state, "param_groups": []}),
+                           ("plain", state)):
+            torch.save(kept, folder / f"{name}{step}.pt")
+        flat = {f"optimizer.{k}.{n}": v for k, kept in state.items()
+                for n, v in kept.items()}
+        save(folder, f"flat{step}.safetensors", flat)
+    for kind in ("optimizer{}.pt", "plain{}.pt", "flat{}.safetensors"):
+        files = [folder / kind.format(step) for step in (1, 2)]
+        for difference in differences(*files):
+            said = difference["message"]
+            check("norm" not in said and "another order" not in said, said)
+
+
+CLAIMS = ("plus one", "equal after", "rounded to", "swapped", "permuted", "transposed",
           "padding", "another order")
 
 
@@ -417,7 +441,7 @@ def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
     for case in (two_steps, some_layers, only_in_one, padding, verified,
-                 habits, renamed, by_content, alike):
+                 habits, renamed, by_content, alike, moments):
         suite.add(case.__name__, case)
     for name, row in SENTENCES.items():
         suite.add(f"says {name}", sentence, *row)
