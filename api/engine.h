@@ -11,6 +11,11 @@
 
 namespace ckpt::library {
 
+// A display for programs: bytes of the stage that is under way, and of all of
+// it.
+Progress stages_told(
+    const std::function<void(uint64_t done, uint64_t total)>& tell);
+
 struct Engine {
   uint32_t threads = 0;                  // 0: as many as processors
   uint64_t max_mem = uint64_t{1} << 30;  // bytes

@@ -236,12 +236,28 @@ LoraResult write_lora(Catalog a, Catalog b,
     file.add(whole_name(*tensor), tensor->dtype, tensor->shape);
   const std::string header = file.lay_out();
 
-  const InterruptScope scope;
-  io::Staging staging(target,
-                      {.overwrite = options.overwrite, .sync = options.sync});
-  staging.check_space(file.size());
   const std::string config = config_text(a, b, parts, options);
   const std::string weights(peft::kWeightsFile), about(peft::kConfigFile);
+  const io::StagingOptions place{.overwrite = options.overwrite,
+                                 .sync = options.sync};
+  LoraResult result{
+      .saved = parts.saved,
+      .written = {{about, config.size()}, {weights, file.size()}}};
+  const auto module_for = [&](const Tensor& tensor) {
+    return LoraModule{.name = module_of(tensor.name),
+                      .rows = tensor.shape[0],
+                      .columns = tensor.shape[1],
+                      .rank = rank_of(tensor, options.rank)};
+  };
+  if (options.dry_run) {
+    io::Staging::check(target, place);
+    for (const Tensor* tensor : parts.linears)
+      result.modules.push_back(module_for(*tensor));
+    return result;
+  }
+  const InterruptScope scope;
+  io::Staging staging(target, place);
+  staging.check_space(file.size());
   staging.create(about, config.size());
   io::Handle::open_write(io::join(staging.root(), about))
       .write(0, std::string_view(config));
@@ -258,8 +274,6 @@ LoraResult write_lora(Catalog a, Catalog b,
     progress.advance(byte_size(tensor));
     if (interrupted()) throw Interrupted("stopped; nothing was written");
   };
-  LoraResult result;
-  result.saved = parts.saved;
   std::vector<float> matrix;
   const int32_t type = torch.number(options.dtype, "");
   const uint32_t threads =
@@ -267,10 +281,7 @@ LoraResult write_lora(Catalog a, Catalog b,
   for (const Tensor* tensor : parts.linears) {
     read_matrix(a, *of_a.at(tensor->name), b, *tensor, options, matrix);
     need_finite(matrix, b, *tensor);
-    LoraModule module{.name = module_of(tensor->name),
-                      .rows = tensor->shape[0],
-                      .columns = tensor->shape[1],
-                      .rank = rank_of(*tensor, options.rank)};
+    LoraModule module = module_for(*tensor);
     const uint64_t size = element_size(options.dtype);
     std::vector<std::byte> left(module.rows * module.rank * size);
     std::vector<std::byte> right(module.rank * module.columns * size);
@@ -302,7 +313,6 @@ LoraResult write_lora(Catalog a, Catalog b,
   staging.publish();
   std::ranges::stable_sort(result.modules, std::ranges::greater(),
                            &LoraModule::error);
-  result.written = {{about, config.size()}, {weights, file.size()}};
   return result;
 }
 

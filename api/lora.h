@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ckpt/catalog.h"
+#include "ckpt/delta.h"
 #include "lib/progress.h"
 
 namespace ckpt::library {
@@ -23,21 +24,13 @@ struct LoraOptions {
   uint64_t max_mem = uint64_t{1} << 30;
   bool overwrite = false;
   bool sync = true;
-};
-
-struct LoraModule {
-  std::string name;
-  uint64_t rows = 0, columns = 0;
-  uint64_t rank = 0;  // the matrix may have fewer
-  double norm = 0;    // of the difference
-  double left = 0;    // of the difference without the product
-  double error() const { return norm == 0 ? 0 : left / norm; }
+  bool dry_run = false;  // nothing is computed or written
 };
 
 struct LoraResult {
-  std::vector<LoraModule> modules;  // the largest error first
-  std::vector<std::string> saved;   // whole
-  std::vector<std::pair<std::string, uint64_t>> written;  // path, bytes
+  std::vector<LoraModule> modules = {};  // the largest error first
+  std::vector<std::string> saved = {};   // whole
+  std::vector<std::pair<std::string, uint64_t>> written = {};  // path, bytes
 };
 
 // Writes PEFT's folder at `target`: what makes `b` of `a`, whose tensors have

@@ -454,6 +454,23 @@ Block Index::read_block(const Json& json) const {
   return block;
 }
 
+// The most that a delta of these files takes, without reading them.
+uint64_t most_of(DeltaPacker& packer, const std::string& root, bool folder,
+                 std::vector<PackedFile>& files, uint64_t& xored) {
+  uint64_t end = 0;
+  for (PackedFile& file : files) {
+    file.blocks = packer.blocks_of(io::join(root, file.path), file.bytes);
+    file.sha256 = std::string(64, '0');
+    for (Block& block : file.blocks) {
+      if (block.tensor) xored += block.bytes;
+      block.begin = end;
+      block.end = end += codec::most_packed(block.bytes);
+    }
+  }
+  const std::string text = index_text(files, folder, packer.tensors());
+  return kHeaderBytes + end + 8 + codec::most_packed(text.size());
+}
+
 // Calls make(i) for some blocks at once, then take(i) for each in order.
 template <class Make, class Take>
 void in_batches(size_t count, size_t at_once, Make make, Take take) {
@@ -485,14 +502,6 @@ LosslessResult write_lossless(Catalog base, Catalog b,
     names.push_back(io::base_name(b.path));
   const std::string root = folder ? b.path : io::parent(b.path);
 
-  const InterruptScope scope;
-  io::Staging staging(target, {.single_file = true,
-                               .overwrite = options.overwrite,
-                               .sync = options.sync});
-  const std::string name = io::base_name(target);
-  staging.create(name, 0);
-  const io::Handle out = io::Handle::open_write(io::join(staging.root(), name));
-
   DeltaPacker packer(base, b);
   LosslessResult result;
   std::vector<PackedFile> files;
@@ -502,6 +511,21 @@ LosslessResult write_lossless(Catalog base, Catalog b,
     result.bytes += bytes;
   }
   result.files = files.size();
+  const io::StagingOptions place{.single_file = true,
+                                 .overwrite = options.overwrite,
+                                 .sync = options.sync};
+  if (options.dry_run) {
+    io::Staging::check(target, place);
+    result.packed = most_of(packer, root, folder, files, result.xored);
+    result.tensors = packer.tensors().size();
+    result.written = {{target, result.packed}};
+    return result;
+  }
+  const InterruptScope scope;
+  io::Staging staging(target, place);
+  const std::string name = io::base_name(target);
+  staging.create(name, 0);
+  const io::Handle out = io::Handle::open_write(io::join(staging.root(), name));
   progress.begin("packing", result.bytes);
   const size_t at_once = blocks_at_once(options);
   std::vector<Bytes> plain(at_once), frames(at_once);
@@ -546,6 +570,7 @@ LosslessResult write_lossless(Catalog base, Catalog b,
   out.write(kHeaderBytes + end, std::string_view(packed));
   out.write(0, std::string_view(header_text(end, packed.size())));
   result.packed = kHeaderBytes + end + packed.size();
+  result.written = {{target, result.packed}};
   progress.end();
   staging.flush();
   Session::current()->watch.check_unchanged();

@@ -33,7 +33,7 @@ struct LosslessOptions {
   uint64_t max_mem = uint64_t{1} << 30;
   bool overwrite = false;
   bool sync = true;
-  bool dry_run = false;  // restore_lossless: look at headers and index alone
+  bool dry_run = false;  // look at headers and index alone
 };
 
 struct LosslessResult {
@@ -42,7 +42,8 @@ struct LosslessResult {
   uint64_t bytes = 0;    // of the files
   uint64_t xored = 0;    // of those, in blocks that the base is needed for
   uint64_t packed = 0;   // of the delta
-  // What restore_lossless wrote, or would: path, bytes.
+  // What was written, or would be: path, bytes. Of a delta that is not written,
+  // at most.
   std::vector<std::pair<std::string, uint64_t>> written = {};
 };
 

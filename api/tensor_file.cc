@@ -112,18 +112,23 @@ std::vector<std::pair<std::string, uint64_t>> write_difference(
       file.lay_out({{std::string(kDeltaOf), delta_mark(options.base)}});
   const std::string config = folder ? config_of(b) : std::string();
 
-  const InterruptScope scope;
-  io::Staging staging(target, {.single_file = !folder,
-                               .overwrite = options.overwrite,
-                               .sync = options.sync});
-  staging.check_space(file.size());
   const std::string name = folder ? "model.safetensors" : io::base_name(target);
   std::vector<std::pair<std::string, uint64_t>> written{{name, file.size()}};
+  if (!config.empty()) written.emplace_back("config.json", config.size());
+  const io::StagingOptions place{.single_file = !folder,
+                                 .overwrite = options.overwrite,
+                                 .sync = options.sync};
+  if (options.dry_run) {
+    io::Staging::check(target, place);
+    return written;
+  }
+  const InterruptScope scope;
+  io::Staging staging(target, place);
+  staging.check_space(file.size());
   staging.create(name, file.size());
   const io::Handle out = io::Handle::open_write(io::join(staging.root(), name));
   out.write(0, std::string_view(header));
   if (!config.empty()) {
-    written.emplace_back("config.json", config.size());
     staging.create("config.json", config.size());
     io::Handle::open_write(io::join(staging.root(), "config.json"))
         .write(0, std::string_view(config));

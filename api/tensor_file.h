@@ -57,6 +57,7 @@ struct DifferenceOptions {
   uint64_t max_mem = uint64_t{1} << 30;
   bool overwrite = false;
   bool sync = true;
+  bool dry_run = false;
 };
 
 // Writes b - a, of two catalogs with the same names and shapes, rounded once to

@@ -96,13 +96,13 @@ forbid 'api includes no format but dcp, fairseq2, megatron, modelopt' \
 
 # How many lines of C++ a room may have.
 budgets='
-lib: 33090
+lib: 33200
 containers: 11540
 models: 6660
 formats: 78590
 convert: 18530
 reshard: 24120
-api: 28720
+api: 28980
 app: 19440
 '
 while IFS=: read -r room most; do

@@ -11,7 +11,7 @@ FUNCTIONS = {"run": "run_plan"}
 # Options that Python sees to.
 OWN = ("--help", "--json", "--ndjson", "--quiet", "--color", "--progress")
 RETURNS = {"verify": ("Verdict", "verdict_of"), "scan": ("Verdict", "verdict_of"),
-           "diff": ("Difference", "difference_of"),
+           "diff": ("Union[Difference, Delta]", "difference_of"),
            "run": ("Written", "written_of"), "demo": ("Written", "written_of"),
            "view": ("Served", "served")}
 TYPES = {"": "bool", "N": "Union[int, str, None]",
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from typing import Any, Optional, Union
 
-from ._commands import (Difference, Path, Served, Verdict, Written,
+from ._commands import (Delta, Difference, Path, Served, Verdict, Written,
                         difference_of, document_of, served, verdict_of,
                         written_of)
 

@@ -47,6 +47,7 @@ View reorder(const View& view, const std::vector<uint64_t>& sizes,
   std::vector<View> parts;
   std::vector<uint64_t> at{0};
   for (const uint64_t size : sizes) at.push_back(at.back() + size);
+  parts.reserve(order.size());
   for (const size_t i : order) parts.push_back(view.slice(0, at[i], sizes[i]));
   return View::concat(parts, 0);
 }
@@ -196,6 +197,7 @@ std::optional<std::string> arrangement(const Catalog& a, const Tensor& x,
   const View view = View::of(x);
   const std::vector<Box> few = samples(y.shape);
   std::vector<std::vector<std::byte>> wanted;
+  wanted.reserve(few.size());
   for (const Box& box : few) wanted.push_back(read_box(b, y, box, run));
   const auto equal = [&](const Tensor& made) {
     for (size_t i = 0; i < few.size(); ++i)

@@ -20,9 +20,8 @@
 #include "lib/decoding.h"
 
 namespace ckpt {
-namespace {
 
-Progress stage_of(
+Progress library::stages_told(
     const std::function<void(uint64_t done, uint64_t total)>& tell) {
   struct State {
     std::atomic<uint64_t> done = 0;
@@ -40,6 +39,8 @@ Progress stage_of(
   return progress;
 }
 
+namespace {
+
 library::Engine engine_of(const ReadOptions& options) {
   library::Engine engine{.threads = options.threads,
                          .max_mem = options.max_mem,
@@ -47,7 +48,9 @@ library::Engine engine_of(const ReadOptions& options) {
                          .io = options.io,
                          .note = options.note};
   if (options.progress)
-    engine.progress = [tell = options.progress] { return stage_of(tell); };
+    engine.progress = [tell = options.progress] {
+      return library::stages_told(tell);
+    };
   return engine;
 }
 

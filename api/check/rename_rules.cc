@@ -5,10 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <ranges>
 #include <set>
 #include <tuple>
 #include <unordered_map>
@@ -333,7 +333,7 @@ std::pair<std::string, std::string> prefixes(const std::string& a,
 
 // 'a.=b.', if that is shorter; `all`: every tensor of A gets another name.
 std::string prefix_text(const Pairs& pairs, bool all) {
-  std::set<NamePair> found;
+  std::set<NamePair, std::greater<>> found;
   for (const auto& [a, b] : pairs) found.insert(prefixes(a, b));
   const bool plain = std::ranges::all_of(found, [&](const auto& pair) {
     const bool adds = pair.first.empty() && all && found.size() == 1;
@@ -345,7 +345,7 @@ std::string prefix_text(const Pairs& pairs, bool all) {
   if (!plain || 2 * found.size() > pairs.size() + 1) return "";
   // The first that matches is taken: "a.b." stands before "a.".
   std::string text;
-  for (const auto& [a, b] : std::views::reverse(found))
+  for (const auto& [a, b] : found)
     text += fmt::format("{}{}={}", text.empty() ? "" : ",", a, b);
   return text;
 }

@@ -2,14 +2,15 @@
 #include "app/commands/delta.h"
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
 #include <utility>
 
-#include "api/lora.h"
 #include "api/lossless.h"
 #include "api/places.h"
-#include "api/tensor_file.h"
+#include "api/write_delta.h"
+#include "app/commands/engine.h"
 #include "app/commands/source.h"
 #include "app/commands/write.h"
 #include "app/options/target_name.h"
@@ -24,25 +25,6 @@
 
 namespace ckpt::app {
 namespace {
-
-using Written = std::vector<std::pair<std::string, uint64_t>>;
-
-JsonWriter delta_document(const DeltaPaths& paths, const DeltaOptions& options,
-                          const Written& written) {
-  JsonWriter json;
-  json.begin_document("diff");
-  json.member("a", paths.a);
-  json.member("b", paths.b);
-  json.member("path", options.path);
-  json.key("written").begin_array();
-  for (const auto& [path, bytes] : written)
-    json.begin_object()
-        .member("path", path)
-        .member("bytes", bytes)
-        .end_object();
-  json.end_array();
-  return json;
-}
 
 std::string percent(uint64_t part, uint64_t whole) {
   return fmt::format("{:.3g}%",
@@ -79,6 +61,9 @@ void add_delta_options(CLI::App& app, DeltaOptions& options) {
   app.add_flag("--overwrite", options.overwrite,
                "Replace DELTA, once the new one is whole, and files in the way")
       ->group(group);
+  app.add_flag("-n,--dry-run", options.dry_run,
+               "Say what would be written; write nothing")
+      ->group(group);
   app.add_flag_callback(
          "--no-fsync", [&] { options.sync = false; }, "Don't wait for the disk")
       ->group(group);
@@ -94,6 +79,7 @@ void check_delta_options(const DeltaOptions& options, const Selection& select) {
   needs(options.lossless, "--lossless");
   needs(!options.to.empty(), "--to");
   needs(options.dtype.has_value(), "--dtype");
+  needs(options.dry_run, "--dry-run");
   if (options.path.empty()) return;
   library::check_target_name(options.path);
   const auto excludes = [](bool both, const char* one, const char* other) {
@@ -122,37 +108,148 @@ void check_delta_options(const DeltaOptions& options, const Selection& select) {
         .with_hint("leave the selection out");
 }
 
-ExitCode write_lossless_delta(Catalog a, Catalog b, const DeltaPaths& paths,
-                              const DeltaOptions& options,
-                              const EngineOptions& engine,
-                              const OutputOptions& output) {
+namespace {
+
+ckpt::DeltaOptions library_options(const DeltaOptions& options,
+                                   const Selection& select,
+                                   const std::string& family,
+                                   const std::string& base) {
+  ckpt::DeltaOptions made{
+      .rank = options.rank,
+      .dtype = options.dtype.value_or(DType::f32),
+      .selection = select,
+      .family = family,
+      .base = base,
+      .overwrite = options.overwrite,
+      .sync = options.sync,
+      .dry_run = options.dry_run,
+      .note = [](const std::string& line) { spdlog::info("{}", line); }};
+  if (options.lossless) made.form = DeltaForm::kLossless;
+  if (options.rank != 0) made.form = DeltaForm::kLora;
+  return made;
+}
+
+std::string delta_json(const DeltaPaths& paths, const DeltaOptions& options,
+                       const DeltaReport& report) {
+  JsonWriter json;
+  json.begin_document("diff");
+  json.member("a", paths.a);
+  json.member("b", paths.b);
+  json.member("path", options.path);
+  json.member("dry_run", options.dry_run);
+  json.key("written").begin_array();
+  for (const auto& [path, bytes] : report.written)
+    json.begin_object()
+        .member("path", path)
+        .member("bytes", bytes)
+        .end_object();
+  json.end_array();
+  if (options.lossless) {
+    json.key("lossless").begin_object();
+    json.member("files", report.files);
+    json.member("bytes", report.bytes);
+    json.member("xored", report.xored);
+    json.end_object();
+  } else if (options.rank != 0) {
+    json.key("lora").begin_object();
+    json.member("rank", options.rank);
+    json.key("modules").begin_array();
+    for (const LoraModule& module : report.modules) {
+      json.begin_object().member("name", module.name);
+      json.member("rank", module.rank);
+      if (!options.dry_run)
+        json.member("norm", module.norm).member("error", module.error());
+      json.end_object();
+    }
+    json.end_array().key("saved").begin_array();
+    for (const std::string& module : report.saved) json.value(module);
+    json.end_array().end_object();
+  } else {
+    json.member("tensors", report.tensors);
+  }
+  json.end_object();
+  return std::move(json).text();
+}
+
+// Of a LoRA: what is left of each module.
+std::string modules_text(const DeltaReport& report, bool computed) {
+  Table table({Align::kLeft, Align::kRight, Align::kRight, Align::kRight});
+  if (computed)
+    table.row({"module", "rank", "norm", "error left"});
+  else
+    table.row({"module", "rank", "", ""});
+  for (const LoraModule& module : report.modules)
+    table.row({text::printable(module.name), fmt::format("{}", module.rank),
+               computed ? fmt::format("{:.3g}", module.norm) : "",
+               computed ? fmt::format("{:.3g}", module.error()) : ""});
+  std::string text = report.modules.empty() ? "" : table.text(0);
+  for (const std::string& module : report.saved)
+    text += text::printable(module) + "  whole\n";
+  return text;
+}
+
+// "B - A of 21 tensors in f32, 62.6 KiB"
+std::string delta_line(const DeltaPaths& paths, const DeltaOptions& options,
+                       const DeltaReport& report) {
+  const std::string a = text::shell_path(paths.a);
+  const std::string delta = text::shell_path(options.path);
+  if (options.lossless) {
+    const uint64_t packed = report.written.front().second;
+    return fmt::format(
+        "{} of {} in {}{} ({}), {} of them against A{}", text::iec_size(packed),
+        text::iec_size(report.bytes), text::counted(report.files, "file"),
+        options.dry_run ? " at most" : "", percent(packed, report.bytes),
+        percent(report.xored, report.bytes),
+        options.dry_run
+            ? ""
+            : fmt::format("; restore: ckpt convert {} DST --delta {}", a,
+                          delta));
+  }
+  if (options.rank != 0)
+    return fmt::format(
+        "a LoRA of rank {}, {}{}{}", options.rank,
+        text::counted(report.modules.size(), "module"),
+        report.saved.empty()
+            ? ""
+            : fmt::format(" and {} whole", report.saved.size()),
+        options.dry_run
+            ? ""
+            : fmt::format(
+                  "; next: ckpt convert {} DST --to safetensors --adapter {}",
+                  a, delta));
+  return fmt::format("B - A of {} in {}, {}",
+                     text::counted(report.tensors, "tensor"),
+                     ckpt::name(options.dtype.value_or(DType::f32)),
+                     text::iec_size(report.written.front().second));
+}
+
+}  // namespace
+
+ExitCode write_delta(Catalog a, Catalog b, const DeltaPaths& paths,
+                     const DeltaOptions& options, const Selection& select,
+                     const std::string& family, const EngineOptions& engine,
+                     const OutputOptions& output) {
   for (const std::string& source : {paths.a, paths.b})
     check_apart(source, options.path);
-  const library::LosslessResult result =
-      library::write_lossless(std::move(a), std::move(b), options.path,
-                              {.threads = engine.threads,
-                               .max_mem = engine.max_mem,
-                               .overwrite = options.overwrite,
-                               .sync = options.sync},
-                              make_progress(output));
+  const DeltaReport report =
+      library::write_delta(std::move(a), std::move(b), options.path,
+                           library_options(options, select, family, paths.a),
+                           engine_of(engine, output));
   if (output.json) {
-    JsonWriter json =
-        delta_document(paths, options, {{options.path, result.packed}});
-    json.key("lossless").begin_object();
-    json.member("files", result.files);
-    json.member("bytes", result.bytes);
-    json.member("xored", result.xored);
-    json.end_object().end_object();
-    print(std::move(json).text());
+    print(delta_json(paths, options, report));
+    return ExitCode::kDone;
+  }
+  if (options.rank != 0) print(modules_text(report, !options.dry_run));
+  const std::string line = delta_line(paths, options, report);
+  if (options.dry_run) {
+    std::string files;
+    for (const auto& [path, bytes] : report.written)
+      files += fmt::format("  {}: {}{} bytes\n", text::printable(path),
+                           options.lossless ? "at most " : "", bytes);
+    print_folded(fmt::format("{}: {}\n", text::printable(options.path), line));
+    print(files + "dry run: nothing was written\n");
   } else if (output.verbosity >= 0) {
-    say(fmt::format(
-        "wrote {}: {} of {} in {} ({}), {} of them against A; restore: ckpt "
-        "convert {} DST --delta {}",
-        text::printable(options.path), text::iec_size(result.packed),
-        text::iec_size(result.bytes), text::counted(result.files, "file"),
-        percent(result.packed, result.bytes),
-        percent(result.xored, result.bytes), text::shell_path(paths.a),
-        text::shell_path(options.path)));
+    say(fmt::format("wrote {}: {}", text::printable(options.path), line));
   }
   return ExitCode::kDone;
 }
@@ -199,95 +296,6 @@ ExitCode restore_delta(const WriteRequest& request, const std::string& delta) {
                     text::printable(request.target_path), what,
                     text::shell_path(request.target_path)));
   }
-  return ExitCode::kDone;
-}
-
-ExitCode write_plain_delta(Catalog a, Catalog b,
-                           const std::vector<std::string>& differing,
-                           const DeltaPaths& paths, const DeltaOptions& options,
-                           const EngineOptions& engine,
-                           const OutputOptions& output) {
-  for (const std::string& source : {paths.a, paths.b})
-    check_apart(source, options.path);
-  const bool folder = file_format(options.path).empty();
-  const size_t tensors = b.tensors.size();
-  const auto written = library::write_difference(
-      std::move(a), std::move(b), differing, options.path, folder,
-      {.dtype = options.dtype.value_or(DType::f32),
-       .base = paths.a,
-       .threads = engine.threads,
-       .max_mem = engine.max_mem,
-       .overwrite = options.overwrite,
-       .sync = options.sync},
-      make_progress(output));
-  if (output.json) {
-    JsonWriter json = delta_document(paths, options, written);
-    json.member("tensors", uint64_t{tensors}).end_object();
-    print(std::move(json).text());
-  } else if (output.verbosity >= 0) {
-    say(fmt::format("wrote {}: B - A of {} in {}, {}",
-                    text::printable(options.path),
-                    text::counted(tensors, "tensor"),
-                    ckpt::name(options.dtype.value_or(DType::f32)),
-                    text::iec_size(written.front().second)));
-  }
-  return ExitCode::kDone;
-}
-
-ExitCode write_lora_delta(Catalog a, Catalog b,
-                          const std::vector<std::string>& differing,
-                          const DeltaPaths& paths, const DeltaOptions& options,
-                          const EngineOptions& engine,
-                          const OutputOptions& output) {
-  for (const std::string& source : {paths.a, paths.b})
-    check_apart(source, options.path);
-  const library::LoraResult result =
-      library::write_lora(std::move(a), std::move(b), differing, options.path,
-                          {.rank = options.rank,
-                           .dtype = options.dtype.value_or(DType::f32),
-                           .base = paths.a,
-                           .threads = engine.threads,
-                           .max_mem = engine.max_mem,
-                           .overwrite = options.overwrite,
-                           .sync = options.sync},
-                          make_progress(output));
-  if (output.json) {
-    JsonWriter json = delta_document(paths, options, result.written);
-    json.key("lora").begin_object();
-    json.member("rank", options.rank);
-    json.key("modules").begin_array();
-    for (const library::LoraModule& module : result.modules)
-      json.begin_object()
-          .member("name", module.name)
-          .member("rank", module.rank)
-          .member("norm", module.norm)
-          .member("error", module.error())
-          .end_object();
-    json.end_array().key("saved").begin_array();
-    for (const std::string& module : result.saved) json.value(module);
-    json.end_array().end_object().end_object();
-    print(std::move(json).text());
-    return ExitCode::kDone;
-  }
-  Table table({Align::kLeft, Align::kRight, Align::kRight, Align::kRight});
-  table.row({"module", "rank", "norm", "error left"});
-  for (const library::LoraModule& module : result.modules)
-    table.row({text::printable(module.name), fmt::format("{}", module.rank),
-               fmt::format("{:.3g}", module.norm),
-               fmt::format("{:.3g}", module.error())});
-  if (!result.modules.empty()) print(table.text(0));
-  for (const std::string& module : result.saved)
-    print(text::printable(module) + "  whole\n");
-  if (output.verbosity >= 0)
-    say(
-        fmt::format("wrote {}: a LoRA of rank {}, {}{}; next: ckpt convert {} "
-                    "DST --to safetensors --adapter {}",
-                    text::printable(options.path), options.rank,
-                    text::counted(result.modules.size(), "module"),
-                    result.saved.empty()
-                        ? std::string()
-                        : fmt::format(" and {} whole", result.saved.size()),
-                    text::shell_path(paths.a), text::shell_path(options.path)));
   return ExitCode::kDone;
 }
 

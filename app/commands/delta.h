@@ -26,9 +26,10 @@ struct DeltaOptions {
   std::optional<DType> dtype;
   bool overwrite = false;
   bool sync = true;
+  bool dry_run = false;
 };
 
-// --write --as-lora --lossless --to --dtype --overwrite --no-fsync
+// --write --as-lora --lossless --to --dtype --overwrite --no-fsync -n
 void add_delta_options(CLI::App& app, DeltaOptions& options);
 // Throws usage_error for options that contradict each other or the selection.
 void check_delta_options(const DeltaOptions& options, const Selection& select);
@@ -38,25 +39,13 @@ struct DeltaPaths {
   std::string a, b;
 };
 
-// The bytes of B's files, packed with A's tensors.
-ExitCode write_lossless_delta(Catalog a, Catalog b, const DeltaPaths& paths,
-                              const DeltaOptions& options,
-                              const EngineOptions& engine,
-                              const OutputOptions& output);
+// Writes it, or says what would be.
+ExitCode write_delta(Catalog a, Catalog b, const DeltaPaths& paths,
+                     const DeltaOptions& options, const Selection& select,
+                     const std::string& family, const EngineOptions& engine,
+                     const OutputOptions& output);
 // `convert --delta`: B's files again, of A (the request's source) and a
 // lossless delta.
 ExitCode restore_delta(const WriteRequest& request, const std::string& delta);
-// B - A, tensor by tensor; `differing` are names that both have.
-ExitCode write_plain_delta(Catalog a, Catalog b,
-                           const std::vector<std::string>& differing,
-                           const DeltaPaths& paths, const DeltaOptions& options,
-                           const EngineOptions& engine,
-                           const OutputOptions& output);
-// An adapter.
-ExitCode write_lora_delta(Catalog a, Catalog b,
-                          const std::vector<std::string>& differing,
-                          const DeltaPaths& paths, const DeltaOptions& options,
-                          const EngineOptions& engine,
-                          const OutputOptions& output);
 
 }  // namespace ckpt::app

@@ -12,7 +12,6 @@
 #include "api/check/meet.h"
 #include "api/check/rename_rules.h"
 #include "api/edit/select.h"
-#include "api/unproven.h"
 #include "app/command.h"
 #include "app/commands/delta.h"
 #include "app/commands/engine.h"
@@ -93,24 +92,6 @@ std::string as_json(const Comparison& result, const FactDifferences& facts,
   return std::move(json).text();
 }
 
-// Throws unfaithful_error for a tensor that no difference is of.
-std::vector<std::string> names_that_differ(const Comparison& result) {
-  std::vector<std::string> names;
-  for (const Difference& difference : result.differences) {
-    if (difference.distance && difference.kind != "replica") {
-      if (difference.distance->differing != 0)
-        names.push_back(difference.tensor);
-    } else if (!is_note(difference) && difference.kind != "object" &&
-               difference.kind != "file") {
-      throw unfaithful_error({{}, difference.tensor},
-                             "{}: {}; no delta holds it", difference.kind,
-                             difference.message)
-          .with_hint("--model-only, or --exclude " + difference.tensor);
-    }
-  }
-  return names;
-}
-
 class Diff : public Command {
  public:
   std::string_view name() const override { return "diff"; }
@@ -147,12 +128,9 @@ class Diff : public Command {
     if (!delta_.path.empty()) Session::current()->watch.begin();
     Catalog a = open_source(a_, source_);
     Catalog b = open_source(b_, source_);
-    const DeltaPaths paths{a_, b_};
     if (!delta_.path.empty())
-      for (const Catalog* source : {&a, &b}) need_stored_of(*source);
-    if (delta_.lossless)
-      return write_lossless_delta(std::move(a), std::move(b), paths, delta_,
-                                  engine_, output);
+      return write_delta(std::move(a), std::move(b), {a_, b_}, delta_, select_,
+                         source_.read.family, engine_, output);
     library::select_both(a, b, select_);
     const library::Engine engine = engine_of(engine_, output);
     const FactDifferences facts = library::differing_facts(a, b, engine);
@@ -163,26 +141,15 @@ class Diff : public Command {
     const library::ReadAsNumbers read = library::as_numbers(a, b, engine);
     std::optional<DiffPage> page;
     if (!html_.empty()) page.emplace(a, b);
-    std::optional<library::RenameRules> rename;
-    if (delta_.path.empty()) rename = library::rename_rules(a, b, engine);
-    Catalog of_a, of_b;
-    if (!delta_.path.empty()) {
-      of_a = a;
-      of_b = b;
-    }
-    // Of the model alone: not its trainer's step, or files beside it.
-    Comparison result = library::compare(
-        std::move(a), std::move(b),
-        {.objects = !met && !select_.model_only && delta_.path.empty(),
-         .describe = true,
-         .arrangements = delta_.path.empty(),
-         .vocabulary = vocabulary},
-        engine);
+    const auto rename = library::rename_rules(a, b, engine);
+    Comparison result =
+        library::compare(std::move(a), std::move(b),
+                         {.objects = !met && !select_.model_only,
+                          .describe = true,
+                          .arrangements = true,
+                          .vocabulary = vocabulary},
+                         engine);
     library::say_read(read, result);
-    if (!delta_.path.empty())
-      return (delta_.rank == 0 ? write_plain_delta : write_lora_delta)(
-          std::move(of_a), std::move(of_b), names_that_differ(result), paths,
-          delta_, engine_, output);
     if (page) save_html(html_, page->text(result, facts), output);
     if (output.json) {
       print(as_json(result, facts, a_, b_, rename));
@@ -191,16 +158,6 @@ class Diff : public Command {
       if (rename) print_rename(*rename);
     }
     return same(result, facts) ? ExitCode::kDone : ExitCode::kNegative;
-  }
-
-  // What is computed of a source has to be of what was stored.
-  void need_stored_of(const Catalog& source) const {
-    try {
-      library::need_stored(source, engine_of(engine_, output));
-    } catch (const Error& error) {
-      throw error.with_hint(fmt::format("`ckpt verify {}` lists all",
-                                        text::shell_path(source.path)));
-    }
   }
 
   static void log_assumptions(const Catalog& a, const Catalog& b) {

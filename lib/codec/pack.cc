@@ -26,6 +26,15 @@ std::vector<std::byte> pack_zstd(std::span<const std::byte> plain) {
 #endif
 }
 
+uint64_t most_packed(uint64_t bytes) {
+#ifdef CKPT_HAVE_ZSTD
+  return ZSTD_compressBound(bytes);
+#else
+  (void)bytes;
+  throw_missing({}, Codec::kZstd, "libzstd");
+#endif
+}
+
 void unpack_zstd(std::span<const std::byte> packed, std::span<std::byte> plain,
                  const Where& where) {
   unpack(Codec::kZstd, packed, plain, where);

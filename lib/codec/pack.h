@@ -14,6 +14,9 @@ namespace ckpt::codec {
 // Throws resource_error if this build lacks zstd.
 std::vector<std::byte> pack_zstd(std::span<const std::byte> plain);
 
+// The most that so many bytes become.
+uint64_t most_packed(uint64_t bytes);
+
 // Throws input_error, naming `where`, for a frame that does not make exactly
 // plain.size() bytes.
 void unpack_zstd(std::span<const std::byte> packed, std::span<std::byte> plain,

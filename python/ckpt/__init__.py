@@ -24,7 +24,7 @@ from ._adapter import Adapter
 from ._array import Array
 from ._checkpoint import Checkpoint, Tensor, load
 from ._checkpoint import open_checkpoint as open
-from ._commands import (Difference, Served, Verdict, Written, digest,
+from ._commands import (Delta, Difference, Served, Verdict, Written, digest,
                         fingerprint, run)
 from ._functions import *  # noqa: F403  the commands
 from ._plain import Opaque
@@ -35,8 +35,8 @@ from .errors import Error
 if TYPE_CHECKING:
     __version__: str
 
-__all__ = ["Adapter", "Array", "Checkpoint", "Difference", "Error", "Opaque",
-           "PendingSave", "Served", "Tensor", "Verdict", "Written",
+__all__ = ["Adapter", "Array", "Checkpoint", "Delta", "Difference", "Error",
+           "Opaque", "PendingSave", "Served", "Tensor", "Verdict", "Written",
            "__version__", "begin_save", "digest", "errors", "fingerprint",
            "load", "open", "run", "safe_open", "save", "save_async", "version"]
 __all__ += _functions.__all__

@@ -57,6 +57,23 @@ class Difference:
         return not self.same
 
 
+@dataclass(frozen=True)
+class Delta:
+    """What diff(write=...) wrote or, with `dry_run`, would write."""
+
+    path: str
+    written: list[dict[str, Any]]  # its files; of lossless=True not yet: at most
+    document: dict[str, Any] = field(repr=False)
+    tensors: int = 0  # of a difference
+    # Of a LoRA: name, rank, norm and the part of it that is left (error), the
+    # largest error first; and modules that are whole in it.
+    modules: list[dict[str, Any]] = field(default_factory=list)
+    saved: list[str] = field(default_factory=list)
+    files: int = 0  # of B, which lossless=True packs: so many,
+    bytes: int = 0  # of so many bytes
+    xored: int = 0  # of those, the ones that A is needed for
+
+
 def _word(value: Any) -> str:
     """Popen would not cut it short, but its ValueError names nothing."""
     text = os.fsdecode(value) if isinstance(
@@ -292,8 +309,14 @@ def _unsafe(said: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def difference_of(command: str, given: dict[str, Any],
-                  positional: tuple[str, ...]) -> Difference:
+                  positional: tuple[str, ...]) -> Union[Difference, Delta]:
     said = called(command, given, positional, (0, 1))
+    if "written" in said:
+        lora, packed = said.get("lora", {}), said.get("lossless", {})
+        return Delta(said["path"], said["written"], said,
+                     said.get("tensors", 0), lora.get("modules", []),
+                     lora.get("saved", []), packed.get("files", 0),
+                     packed.get("bytes", 0), packed.get("xored", 0))
     return Difference(bool(said.get("same")), said.get("differences", []),
                       said)
 

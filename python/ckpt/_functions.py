@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any, Optional, Union
 
-from ._commands import (Difference, Path, Served, Verdict, Written,
+from ._commands import (Delta, Difference, Path, Served, Verdict, Written,
                         difference_of, document_of, served, verdict_of,
                         written_of)
 
@@ -753,10 +753,10 @@ def verify(path: Path, other: Optional[Path] = None, *, against: Words = None,
 
 def diff(left: Path, right: Path, *, html: Words = None, write: Words = None,
         as_lora: Words = None, lossless: bool = False, to: Words = None,
-        dtype: Words = None, overwrite: bool = False, no_fsync: bool = False,
-        keys: Words = None, exclude: Words = None, layers: Words = None,
-        experts: Words = None, blocks: Words = None, part: Words = None,
-        model_only: bool = False, optim_only: bool = False,
+        dtype: Words = None, overwrite: bool = False, dry_run: bool = False,
+        no_fsync: bool = False, keys: Words = None, exclude: Words = None,
+        layers: Words = None, experts: Words = None, blocks: Words = None,
+        part: Words = None, model_only: bool = False, optim_only: bool = False,
         from_: Words = None, family: Words = None, shard_dims: Words = None,
         flat_params: Words = None, trainer: Words = None,
         assume_order: Words = None, restrict: bool = False,
@@ -765,7 +765,7 @@ def diff(left: Path, right: Path, *, html: Words = None, write: Words = None,
         max_rate: Union[int, str, None] = None, trace: Words = None,
         device: Words = None, io: Words = None, exchange: Words = None,
         exchange_buffer: Union[int, str, None] = None, verbose: bool = False,
-        progress: Any = None) -> Difference:
+        progress: Any = None) -> Union[Difference, Delta]:
     """`ckpt diff`: say how two checkpoints differ.
 
     html: Write a page to look at in a browser
@@ -775,6 +775,7 @@ def diff(left: Path, right: Path, *, html: Words = None, write: Words = None,
     to: Format of DELTA (default: by its ending, or safetensors)
     dtype: Dtype of DELTA: f32 (default), bf16, f16, f64
     overwrite: Replace DELTA, once the new one is whole, and files in the way
+    dry_run: Say what would be written; write nothing
     no_fsync: Don't wait for the disk
     keys: Only tensors of these names
     exclude: No tensors or objects of these names

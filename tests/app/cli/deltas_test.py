@@ -597,6 +597,52 @@ def lossless_damaged(folder):
     CKPT.run(*restored(a, folder / "cut", folder / "out")).want(4)
 
 
+def dry_run(folder):
+    """-n says what would be written, to the byte, or at most where only packing
+    tells, refuses what a run would, and writes nothing."""
+    state, after, a, b = two_models(folder)
+    for name, words in (("one.safetensors", ()), ("whole", ()),
+                        ("half.safetensors", ("--dtype", "bf16")),
+                        ("lora", ("--as-lora", "3")),
+                        ("packed", ("--lossless",))):
+        out = folder / name
+        line = ("diff", a, b, "--write", out, *words)
+        planned = CKPT.ok(*line, "-n", "--json").json()
+        text = CKPT.ok(*line, "--dry-run").out
+        check(text.endswith("dry run: nothing was written\n"), text)
+        check(not out.exists() and not list(folder.glob(".*")), name)
+        made = CKPT.ok(*line, "--json").json()
+        check_equal((planned.pop("dry_run"), made.pop("dry_run")),
+                    (True, False), name)
+        sizes = [one["bytes"] for one in made["written"]]
+        if name == "packed":
+            most = planned["written"][0]["bytes"]
+            check(sizes[0] <= most < made["lossless"]["bytes"] * 1.3 + 65536,
+                  f"{sizes} of at most {most}")
+            check(f"at most {most} bytes" in text, text)
+            planned["written"] = made["written"]
+        else:
+            for one in made["written"]:
+                check(f"  {one['path']}: {one['bytes']} bytes\n" in text, text)
+        for module in made.get("lora", {}).get("modules", []):
+            del module["norm"], module["error"]
+        for said in (planned, made):
+            if "lora" in said:
+                said["lora"]["modules"].sort(key=lambda m: m["name"])
+        check_equal(planned, made, name)
+        # What is in the way, and what can't be, as a run says it.
+        done = CKPT.run(*line, "-n").want(5)
+        check_equal(done.err, CKPT.run(*line).want(5).err, name)
+        CKPT.ok(*line, "-n", "--overwrite")
+    after["more"] = torch.ones(2)
+    save(b, "model.safetensors", after)
+    for words in ((), ("--as-lora", "3")):
+        done = CKPT.run("diff", a, b, "--write", folder / "no", "-n",
+                        *words).want(5)
+        check("--exclude more" in done.err, done.err)
+    CKPT.run("diff", a, b, "-n").want(2)
+
+
 def mistakes(folder):
     one, two = torch.ones(4, 4), torch.zeros(4, 4)
     a = save(folder, "a.safetensors", {"x.weight": one})
@@ -619,7 +665,7 @@ def mistakes(folder):
 
 CASES = [across_dtypes, by_pattern, no_leading_zeros, edges, quantized,
          model_only, renamed, plain, plain_folder, marked, lora, large, not_finite, lossless,
-         lossless_formats, lossless_is_small, lossless_damaged, mistakes]
+         lossless_formats, lossless_is_small, lossless_damaged, dry_run, mistakes]
 
 
 def prepare(suite, ckpt):

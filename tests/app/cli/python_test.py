@@ -9,6 +9,7 @@ safetensors load; dcp.load by way of ckpt is held against torch's own reader.
 import gc
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from support import DATA, Skip, Suite, check, check_equal
 
@@ -242,8 +243,43 @@ def commands(folder):
     check_equal(set(ckpt.digest(source).values()),
                 set(ckpt.digest(out).values()), "digests")
     check(ckpt.scan(source), "scan")
+    deltas(source, folder)
     cast = ckpt.convert(source, folder / "f16", to="safetensors", dtype="f64")
     check(cast.tensors and ckpt.diff(source, folder / "f16"), "a cast differs")
+
+
+def deltas(source, folder):
+    """What diff wrote is in fields, whatever its form."""
+    tuned = folder / "tuned"
+    shutil.copytree(source, tuned)
+    state = load_file(source / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj"
+    norm = "model.norm"
+    for key in (name, norm):
+        state[key + ".weight"] = state[key + ".weight"] + 1
+    save_file(state, tuned / "model.safetensors", {"format": "pt"})
+    for options in ({}, {"as_lora": 2}, {"lossless": True}):
+        out = folder / "delta.safetensors" if not options else folder / "delta"
+        planned = ckpt.diff(source, tuned, write=out, dry_run=True, **options)
+        check(not out.exists(), f"{options}: nothing is written")
+        made = ckpt.diff(source, tuned, write=out, **options)
+        check(isinstance(made, ckpt.Delta) and made.path == str(out), f"{made}")
+        sizes = [one["bytes"] for one in made.written]
+        files = [out] if out.is_file() else [
+            out / one["path"] for one in made.written]
+        check_equal(sizes, [f.stat().st_size for f in files], "sizes")
+        most = [one["bytes"] for one in planned.written]
+        if options.get("lossless"):
+            check(most >= sizes and made.files > 1 and made.xored > 0, f"{made}")
+        else:
+            check_equal(most, sizes, f"{options}: sizes of a dry run")
+        if "as_lora" in options:
+            check_equal([m["name"] for m in made.modules], [name], "modules")
+            check(0 <= made.modules[0]["error"] < 1e-3, f"{made.modules}")
+            check_equal((made.saved, planned.saved), ([norm], [norm]), "whole")
+            shutil.rmtree(out)
+        elif not options:
+            check_equal(made.tensors, len(state), "tensors")
 
 
 def shards(_):
