@@ -50,7 +50,7 @@ def commands(folder):
     the table that publish a checkpoint in one piece."""
     for writer in writers.WRITERS:
         if writer.command in ("convert", "reshard", "unshard", "salvage") and \
-                writer.status == 0:
+                writer.status == 0 and "--delta" not in writer.words:
             place = folder / f"{writer.name} from"
             place.mkdir()
             yield writer.name, writer.words, writer.make(place), writer.base

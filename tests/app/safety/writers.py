@@ -23,8 +23,8 @@ READERS = {"ls", "show", "view", "scan", "wait", "doctor", "completion",
 
 @dataclass
 class Writer:
-    """One way to write. `words` have SRC, DST and PLAN, beside the target, in
-    them; `make(folder)` makes the source."""
+    """One way to write. `words` have SRC (SRC/a: what is in it), DST, PLAN and
+    DELTA, beside the target, in them; `make(folder)` makes the source."""
 
     name: str
     words: list
@@ -34,6 +34,7 @@ class Writer:
     inside: bool = False  # the target is a file in the source
     served: bool = False  # the source is a server's
     old: bool = False  # something is to be replaced
+    slow: bool = False  # a run takes a second: fewer of them
 
     command: str = field(init=False)
 
@@ -75,6 +76,24 @@ def cut_short(folder):
     return path
 
 
+def two_steps(folder):
+    """a, and b that differs in the last bit of each element of two tensors."""
+    path = folder / "steps"
+    for name in "ab":
+        shutil.copytree(DATA.joinpath(*LLAMA), path / name)
+    file = path / "b/model.safetensors"
+    data = bytearray(file.read_bytes())
+    size, = struct.unpack_from("<Q", data)
+    header = json.loads(data[8:8 + size])
+    for name in ("model.layers.0.mlp.up_proj.weight", "model.norm.weight"):
+        begin, end = header[name]["data_offsets"]
+        step = {"F32": 4, "BF16": 2, "F16": 2}[header[name]["dtype"]]
+        for at in range(8 + size + begin, 8 + size + end, step):
+            data[at] ^= 1
+    file.write_bytes(data)
+    return path
+
+
 def of_no_family(folder):
     path = copied("hf", "llama", "ckpt")(folder)
     config = json.loads((path / "config.json").read_text())
@@ -112,6 +131,16 @@ WRITERS = [
            golden(*LLAMA), "out.svg"),
     Writer("diff's page", ["diff", "SRC", "SRC", "--html", "DST"],
            golden(*LLAMA), "out.html"),
+    Writer("difference", ["diff", "SRC/a", "SRC/b", "--write", "DST"],
+           two_steps, "out.safetensors"),
+    Writer("difference's folder", ["diff", "SRC/a", "SRC/b", "--write", "DST"],
+           two_steps, "out"),
+    Writer("LoRA", ["diff", "SRC/a", "SRC/b", "--write", "DST", "--as-lora",
+                    "2"], two_steps, "out", slow=True),
+    Writer("lossless delta", ["diff", "SRC/a", "SRC/b", "--write", "DST",
+                              "--lossless"], two_steps, "out.delta"),
+    Writer("restored", ["convert", "SRC/a", "DST", "--delta", "DELTA"],
+           two_steps, "out"),
     Writer("family's file", ["family", "infer", "SRC", "--draft", "DST"],
            of_no_family, "out.json"),
     Writer("manual", ["man", "--dir", "DST"], golden(*LLAMA), "out"),
