@@ -100,7 +100,7 @@ class Convert : public Command {
 
   ExitCode write() {
     Catalog source = open_for_write(request_);
-    if (target_.to.empty()) target_.to = own_format(request_, source);
+    if (target_.to.empty()) target_.to = own_container(request_, source);
     const bool alone = is_adapter_alone(source);
     const bool inside = !alone && adds_inside(source);
     if (!alone && !inside) check_adapter(source);

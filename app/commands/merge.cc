@@ -480,7 +480,7 @@ ExitCode Merge::write() {
   // Names may become others' on the way.
   const Catalog& frame =
       with_optimizer_ ? last_model(sources) : sources.front();
-  if (target_.to.empty()) target_.to = own_format(request_, frame);
+  if (target_.to.empty()) target_.to = own_container(request_, frame);
   Catalog merged = merge_models(std::move(sources), merge_options());
   dialect_.renamed = !request_.write.rename_file.empty();
   dialect_.with_optimizer = with_optimizer_;

@@ -57,15 +57,18 @@ void share(const WriteRequest& request, const TargetOptions& options,
 std::string own_format(const WriteRequest& request, const Catalog& source) {
   const std::string_view step = formats::traits_of(source.format).rewritten_as;
   const bool becomes = source.run && !step.empty() &&
-                       !request.select.model_only &&
                        io::is_directory(source.path) &&
                        (file_format(request.target_path).empty() ||
                         is_named_alike(source.path, request.target_path));
-  if (becomes) return std::string(step);
-  const bool alone = source.run && request.select.model_only;
-  return alone && !formats::traits_of(source.format).is_container
-             ? std::string(formats::usual_container())
-             : source.format;
+  return becomes ? std::string(step) : source.format;
+}
+
+std::string own_container(const WriteRequest& request, const Catalog& source) {
+  if (!source.run || !request.select.model_only)
+    return own_format(request, source);
+  return formats::traits_of(source.format).is_container
+             ? source.format
+             : std::string(formats::usual_container());
 }
 
 namespace {

@@ -30,9 +30,11 @@ void add_target_options(CLI::App& app, TargetOptions& options);
 void check_target_options(const TargetOptions& options);
 
 // The format of a target that nobody names: a trainer's step stays one, except
-// for a single file, for the model alone and for formats whose steps are
-// rewritten as themselves.
+// for a single file and for formats whose steps are rewritten as themselves.
 std::string own_format(const WriteRequest& request, const Catalog& source);
+// The same where a step may become another thing: the model alone is a folder
+// of weights.
+std::string own_container(const WriteRequest& request, const Catalog& source);
 
 // Throws usage_error if options contradict each other, the name of DST or the
 // source.
