@@ -195,7 +195,7 @@ std::string target_place(const std::string& path) {
   return target;
 }
 
-void check_target_name(const std::string& target) {
+void check_target_place(const std::string& target) {
   if (target == "-" || target == "/dev/stdout" || target == "/dev/stderr" ||
       target.starts_with("/dev/fd/") || target.starts_with("/proc/self/fd/"))
     throw usage_error({target, {}}, "a checkpoint can't be written to a pipe")
@@ -206,18 +206,30 @@ void check_target_name(const std::string& target) {
     throw usage_error({target, {}}, "a device, not a place for a checkpoint")
         .with_hint("-n (--dry-run) writes nothing and checks all the same");
   // "s3:/b/m": the advice to make a directory named "s3:" would be followed.
-  const std::string url =
-      target.find(":/") != target.npos ? formats::meant_url(target) : "";
+  const bool elsewhere = formats::is_elsewhere(target);
+  const std::string url = elsewhere || target.find(":/") != target.npos
+                              ? formats::meant_url(target)
+                              : "";
   if (!url.empty())
     throw usage_error({target, {}},
                       "a path of this machine that begins like a URL")
         .with_hint("did you mean " + text::printable(url) +
                    "? A path of that name: ./" + text::printable(target));
+  if (elsewhere)
+    throw usage_error({target, {}}, "looks like a path on another machine")
+        .with_hint(
+            "ckpt writes to paths of this machine, s3://BUCKET/PATH and "
+            "gs://BUCKET/PATH, not over ssh; a path of that name: ./" +
+            text::printable(target));
   if (io::is_url(target) && !io::is_target_url(target))
     throw usage_error({target, {}}, "can be read, not written")
         .with_hint(
             "targets are paths, s3:// and gs://; for others write to a "
             "directory first, then copy that: hf upload, azcopy, rclone copy");
+}
+
+void check_target_name(const std::string& target) {
+  check_target_place(target);
   if (target.empty() || target.ends_with('/')) return;
   const std::string lower = text::lower(target);
   if (formats::format_of_name(lower) != formats::format_of_name(target))

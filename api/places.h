@@ -17,8 +17,10 @@ std::string source_place(const std::string& path);
 // The same for what it writes, with check_target_name.
 std::string target_place(const std::string& path);
 
-// Throws a usage_error for a target that can't be meant: "-", /dev/stdout, the
-// ending of a format that ckpt does not write.
+// Throws a usage_error for a target that can't be meant: "-", /dev/stdout, a
+// path on another machine.
+void check_target_place(const std::string& target);
+// The same, and for the ending of a format that ckpt does not write.
 void check_target_name(const std::string& target);
 
 }  // namespace ckpt::library

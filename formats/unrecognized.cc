@@ -91,6 +91,9 @@ std::string missing_hint(const std::string& path) {
     if (const std::string url = meant_url(path); !url.empty())
       return fmt::format("did you mean {}?", printable(url));
     if (std::string hint = unexpanded(path); !hint.empty()) return hint;
+    if (is_elsewhere(path))
+      return "a path on another machine? ckpt reads http(s)://, hf://, s3://, "
+             "gs:// and az://; over ssh, copy it here first: rsync -a";
     if (!io::is_directory(directory)) {
       if (is_hub_name(path))
         return fmt::format("a model of the Hugging Face hub is hf://{}",
@@ -238,8 +241,16 @@ std::string meant_url(const std::string& path) {
 }
 
 std::string checkpoints_below(const std::string& path,
-                              const std::string& failed) {
-  return below_text(path, failed, false);
+                              const std::string& failed, bool files) {
+  return below_text(path, failed, files);
+}
+
+bool is_elsewhere(const std::string& path) {
+  const std::string head = path.substr(0, path.find('/'));
+  const size_t colon = head.find(':');
+  if (colon == head.npos || colon == 0 || io::is_url(path)) return false;
+  const failures::Unimportant not_here;
+  return !io::is_file(head) && !io::is_directory(head);
 }
 
 void check_named(const std::string& path) {

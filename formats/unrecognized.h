@@ -27,8 +27,13 @@ std::string meant_url(const std::string& path);
 [[noreturn]] void empty_file(const std::string& path);
 
 // "below it are: a (dcp), b (dcp) and 7 more": the checkpoints in the folders
-// of a directory, except the folder that holds `failed`; "" if there are none.
+// of a directory, with `files` its own files as well, except what holds
+// `failed`; "" if there are none.
 std::string checkpoints_below(const std::string& path,
-                              const std::string& failed);
+                              const std::string& failed, bool files = false);
+
+// "host:path", "user@host:/path", "s3:bucket/x": a colon before the first
+// slash, and nothing of that name on this machine.
+bool is_elsewhere(const std::string& path);
 
 }  // namespace ckpt::formats

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <map>
 
+#include "api/places.h"
 #include "app/command.h"
 #include "app/options/options.h"
 #include "app/options/rate.h"
@@ -200,6 +201,7 @@ ExitCode Fetch::run() {
   if (there && !io::is_target_url(job_.target))
     throw usage_error({job_.target, {}}, "can be read, not written")
         .with_hint("targets are directories, s3:// and gs://");
+  library::check_target_place(job_.target);
   if (there && job_.verify)
     throw usage_error({}, "--verify reads files of this machine")
         .with_hint("what is sent is compared with the server's checksums");

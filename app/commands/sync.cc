@@ -19,6 +19,7 @@
 #include <system_error>
 #include <vector>
 
+#include "api/places.h"
 #include "app/command.h"
 #include "app/commands/fetch.h"
 #include "app/options/options.h"
@@ -183,6 +184,7 @@ void Sync::check_places() const {
     throw usage_error({target_, {}},
                       "--delete-extra deletes on this machine only")
         .with_hint("-n names what SRC lacks");
+  library::check_target_place(target_);
   if (io::is_file(target_))
     throw usage_error({target_, {}}, "is a file, and DST is a directory");
   if (there() != io::is_url(source_)) return;

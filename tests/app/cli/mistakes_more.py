@@ -200,6 +200,19 @@ ROWS = (
      "out.safetensors: --to dcp does not fit", "name a directory"),
     ("reshard tp4 file/out --tp 8", 2, "file: is a file, not a directory",
      "choose a target in a directory"),
+    ("convert llama host:/out --to dcp", 2, "path on another machine",
+     "not over ssh"),
+    ("merge llama llama host:out", 2, "path on another machine", "./host:out"),
+    ("unshard tp4 s3:bucket/out", 2, "begins like a URL",
+     "did you mean s3://bucket/out?"),
+    ("reshard tp4 gs:bucket/out --tp 8", 2, "begins like a URL",
+     "did you mean gs://bucket/out?"),
+    ("demo host:out", 2, "path on another machine", "not over ssh"),
+    ("inspect host:/model", 3, "no such file", "rsync"),
+    ("fetch https://localhost/x host:out", 2, "path on another machine",
+     "not over ssh"),
+    ("convert llama out --to dcp --dry", 2, "unknown option --dry",
+     "--dry-run"),
     ("reshard tp4 nowhere/deep/out --tp 8", 3,
      "nowhere/deep: the directory of the target is missing",
      "mkdir -p nowhere/deep"),
@@ -408,7 +421,7 @@ def next_steps(folder, name):
     (folder / "bin/ckpt").symlink_to(scene.CKPT.path)
     at = folder / "at"
     at.mkdir()
-    here = name if name[0] not in "-@" else "./" + name
+    here = name if name[0] not in "-@" and ":" not in name else "./" + name
 
     def pasted(done, mark, end=""):
         line = next(l for l in done.err.splitlines() if mark in l)
