@@ -110,14 +110,8 @@ void Prune::check() const {
 
 void Prune::list() {
   const Session::Own session;
-  rows_ = library::steps_of(root_, options_.open.format, read_, nullptr);
-  if (rows_.empty()) {
-    const Catalog newest = formats::open(root_, options_.open.format, read_);
-    rows_ = library::steps_of(root_, options_.open.format, read_, &newest, 1);
-  }
-  if (rows_.empty())
-    throw usage_error({root_, {}}, "is not a root of steps")
-        .with_hint("name the directory that the steps are in");
+  rows_ = library::steps_in(root_, options_.open.format, read_);
+  if (rows_.empty()) throw library::not_a_root(root_);
   std::ranges::stable_sort(rows_, {}, [](const StepRow& row) {
     return row.number.value_or(UINT64_MAX);
   });

@@ -113,4 +113,24 @@ std::vector<StepRow> steps_of(const std::string& root, const std::string& from,
   return steps;
 }
 
+std::vector<StepRow> steps_in(const std::string& root, const std::string& from,
+                              const formats::ReadOptions& read) {
+  std::vector<StepRow> steps = steps_of(root, from, read, nullptr);
+  if (!steps.empty()) return steps;
+  const Catalog newest = formats::open(root, from, read);
+  return steps_of(root, from, read, &newest, 1);
+}
+
+Error not_a_root(const std::string& root) {
+  return usage_error({root, {}}, "is not a root of steps")
+      .with_hint("name the directory that the steps are in");
+}
+
+time_t last_change(const std::string& directory) {
+  StepRow all;
+  all.path = directory;
+  add_files(all);
+  return all.saved;
+}
+
 }  // namespace ckpt::library

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ckpt/catalog.h"
+#include "ckpt/error.h"
 #include "formats/format.h"
 
 namespace ckpt::library {
@@ -33,5 +34,15 @@ struct StepRow {
 std::vector<StepRow> steps_of(const std::string& root, const std::string& from,
                               const formats::ReadOptions& read,
                               const Catalog* catalog, size_t least = 2);
+
+// The same of a root alone, which is opened if no trainer's rule explains it. A
+// single step is enough. Empty: it is a checkpoint itself. Throws as
+// formats::open() does.
+std::vector<StepRow> steps_in(const std::string& root, const std::string& from,
+                              const formats::ReadOptions& read);
+Error not_a_root(const std::string& root);
+
+// When something in a directory was written to last; 0: not known.
+time_t last_change(const std::string& directory);
 
 }  // namespace ckpt::library

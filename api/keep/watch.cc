@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <ctime>
 #include <filesystem>
@@ -17,6 +18,7 @@
 #include "ckpt/check.h"
 #include "ckpt/error.h"
 #include "ckpt/keep.h"
+#include "formats/unrecognized.h"
 #include "lib/failures.h"
 #include "lib/interrupt.h"
 #include "lib/io/file.h"
@@ -31,6 +33,37 @@ namespace {
 using library::JobEnd;
 using library::StepRow;
 using library::WatchState;
+
+constexpr auto kPlaceholders =
+    std::to_array<std::string_view>({"{step}", "{name}", "{root}"});
+
+// A misspelt name would be passed on as it stands, and the command would run
+// for every step with that. "${NAME}" is a shell's, "{ print }" another's.
+// False: nothing of the command differs from step to step.
+bool names_step(const std::vector<std::string>& command) {
+  bool differs = false;
+  for (const std::string& word : command)
+    for (size_t at = word.find('{'); at != word.npos;
+         at = word.find('{', at + 1)) {
+      const size_t end =
+          std::min(word.find_first_not_of("abcdefghijklmnopqrstuvwxyz"
+                                          "ABCDEFGHIJKLMNOPQRSTUVWXYZ_",
+                                          at + 1),
+                   word.size());
+      if (end == at + 1 || end == word.size() || word[end] != '}' ||
+          (at > 0 && word[at - 1] == '$'))
+        continue;
+      const std::string found = word.substr(at, end + 1 - at);
+      if (std::ranges::find(kPlaceholders, found) == kPlaceholders.end())
+        throw usage_error({}, "the command has {}, which is not one of a step",
+                          found)
+            .with_hint(
+                "names are {step}, {name} and {root}; braces of the command's "
+                "own need a space inside: { print }");
+      differs = differs || found != "{root}";
+    }
+  return differs;
+}
 
 std::string with_names(std::string word,
                        const std::map<std::string, std::string>& names) {
@@ -58,7 +91,8 @@ class Watching {
   std::vector<WatchedStep> run();
 
  private:
-  std::vector<StepRow> list() const;
+  bool is_no_root();
+  std::vector<StepRow> list();
   std::vector<WatchedStep> round();
   void take_up_earlier();
   bool is_new(const StepRow& row) const;
@@ -82,6 +116,7 @@ class Watching {
   const WatchOptions& options_;
   WatchState state_;
   library::Changes changes_;
+  bool began_ = false;  // it is a root of steps, or nothing is in it yet
   double soonest_ = 0;  // seconds until a step has settled; 0: none waits
   std::map<std::string, std::string> told_;  // what is the same every round
   std::set<std::string> worked_on_;          // of a run that ends
@@ -95,10 +130,28 @@ Watching::Watching(const std::string& root, const WatchOptions& options)
                  : options.state,
              real_root(root), options.dry_run) {
   tell("the state is in " + state_.path());
+  if (!names_step(options.command))
+    tell(
+        "the command has neither {step} nor {name}: it is the same for every "
+        "step");
 }
 
-// A root without a step is one that has not begun.
-std::vector<StepRow> Watching::list() const {
+// A root without a step is one that has not begun. What holds checkpoints but
+// no steps never will; but the first save of all may look like that before its
+// trainer has signed it, so what is still written to is looked at again.
+bool Watching::is_no_root() {
+  if (began_) return false;
+  return options_.dry_run || is_settled({.name = {},
+                                         .path = root_,
+                                         .number = {},
+                                         .trainer = {},
+                                         .format = {},
+                                         .saved = library::last_change(root_),
+                                         .parts = {},
+                                         .why = {}});
+}
+
+std::vector<StepRow> Watching::list() {
   if (io::is_url(root_)) io::forget_remote();
   const formats::ReadOptions read{
       .family = options_.open.family,
@@ -106,19 +159,21 @@ std::vector<StepRow> Watching::list() const {
       .restrict_globals = options_.open.restrict_globals,
       .trainer = options_.trainer};
   const Session::Own session;
-  std::vector<StepRow> rows =
-      library::steps_of(root_, options_.open.format, read, nullptr);
-  if (rows.empty()) {
-    const uint64_t mark = failures::mark();
-    try {
-      const Catalog newest = formats::open(root_, options_.open.format, read);
-      rows = library::steps_of(root_, options_.open.format, read, &newest, 1);
-    } catch (const Error& error) {
-      if (error.code() != ExitCode::kMissing &&
-          error.code() != ExitCode::kDamaged)
-        throw;
-      if (const auto failed = failures::since(mark, root_)) throw *failed;
-    }
+  std::vector<StepRow> rows;
+  const uint64_t mark = failures::mark();
+  try {
+    rows = library::steps_in(root_, options_.open.format, read);
+    if (rows.empty() && is_no_root()) throw library::not_a_root(root_);
+    began_ = began_ || !rows.empty();
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kMissing &&
+        error.code() != ExitCode::kDamaged)
+      throw;
+    if (const auto failed = failures::since(mark, root_)) throw *failed;
+    if (formats::checkpoints_below(root_, {}, true).empty())
+      began_ = true;
+    else if (is_no_root())
+      throw;
   }
   std::erase_if(rows, [](const StepRow& row) {
     return !row.number || io::base_name(row.path).starts_with("last");
@@ -202,8 +257,8 @@ void Watching::work_on(const StepRow& row, WatchedStep& step) {
   step.status = known.status;
   if (known.tries >= options_.tries) {
     step.result = Watched::kGivenUp;
-    step.why = fmt::format("the command ended with {} in {}", known.status,
-                           text::counted(known.tries, "try"));
+    step.why = fmt::format("the command ended with {} in {} {}", known.status,
+                           known.tries, known.tries == 1 ? "try" : "tries");
     return;
   }
   if (step.why = why_not(row); !step.why.empty()) {
@@ -319,6 +374,7 @@ std::vector<WatchedStep> watch(const std::string& root,
   if (!io::is_url(root) && !io::is_directory(root))
     throw missing_error({root, {}}, "no such directory")
         .with_hint("name the directory that the steps come into");
+  names_step(options.command);  // before anything is made
   library::check_program(options.command[0]);
   return Watching(root, options).run();
 }

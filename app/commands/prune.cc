@@ -46,12 +46,12 @@ void PruneCommand::add_options(CLI::App& app) {
   const std::string group = "What stays (by any of these)";
   app.add_option("--keep-last", options_.keep_last,
                  "The newest N complete steps")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(uint64_t{1}, uint64_t{INT64_MAX}))
       ->type_name("N")
       ->group(group);
   app.add_option("--keep-every", options_.keep_every,
                  "Steps whose number is a multiple of K")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(uint64_t{1}, uint64_t{INT64_MAX}))
       ->type_name("K")
       ->group(group);
   app.add_option("--keep-best", options_.keep_best,

@@ -21,7 +21,7 @@ namespace ckpt::app {
 namespace {
 
 constexpr std::string_view kWatchExamples =
-    "ckpt watch run --do 'ckpt convert {step} out/{name} --to safetensors'\n"
+    "ckpt watch run --do 'ckpt convert {step} {name}-hf --to safetensors'\n"
     "ckpt watch run --do 'aws s3 sync {step} s3://b/{name}' --interval 5m\n"
     "ckpt watch run --once --do './evaluate.sh {step}'   # from cron";
 
@@ -69,7 +69,7 @@ void WatchCommand::add_options(CLI::App& app) {
   app.add_option("--tries", options_.tries,
                  "Give up a step when its command has failed N times (default "
                  "3)")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(uint64_t{1}, uint64_t{INT32_MAX}))
       ->type_name("N")
       ->group(group);
   const std::string when = "When";

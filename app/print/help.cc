@@ -143,11 +143,16 @@ std::string reworded(const std::string& message) {
   const size_t range = message.find(" not in range ");
   if (value != message.npos && range != message.npos && value < range) {
     const std::string limits = message.substr(range + 14);
-    constexpr size_t kLongest = 40;  // else the largest number there is
+    // The largest number that there is is none that anybody meant.
+    const size_t to = limits.find(" to ");
+    const bool endless = to != limits.npos && limits.size() - to > 12;
     return fmt::format(
         "{} '{}': expected {}", message.substr(0, value),
         message.substr(value + 8, range - value - 8),
-        limits.size() > kLongest ? "a number, 0 or more" : limits);
+        !endless
+            ? limits
+            : fmt::format("a number, {} or more",
+                          limits.substr(0, std::min(limits.find('.'), to))));
   }
   if (const size_t at = message.find(": At Most 1 required");
       at != message.npos)
@@ -157,6 +162,21 @@ std::string reworded(const std::string& message) {
   if (const size_t at = message.find(" excludes "); at != message.npos)
     return message.substr(0, at) + " can't go with " + message.substr(at + 10);
   return message;
+}
+
+// "--keep-last or --keep-every" for "--keep": options that begin with the word.
+std::string longer_options(std::string_view word,
+                           const std::vector<std::string>& words) {
+  constexpr size_t kLeast = 5;  // "--kee"
+  if (word.size() < kLeast) return {};
+  std::vector<std::string> found;
+  for (const std::string& one : words)
+    if (one.starts_with(word)) found.push_back(one);
+  if (found.empty()) return {};
+  const std::string last = found.back();
+  found.pop_back();
+  return found.empty() ? last
+                       : fmt::format("{} or {}", fmt::join(found, ", "), last);
 }
 
 std::vector<std::string> option_words(const CLI::App& app) {
@@ -430,7 +450,8 @@ Error wrong_options(const Command& command, const CLI::App& app,
               "a step is a path below its root: ckpt ls ROOT lists them");
     std::string near(meant_option(word));
     if (std::ranges::find(words, near) == words.end())
-      near = text::nearest(word, words);
+      near = longer_options(word, words);
+    if (near.empty()) near = text::nearest(word, words);
     return usage_error({}, "unknown option {} for `ckpt {}`", word,
                        command.name())
         .with_hint(near.empty() ? help : fmt::format("did you mean {}?", near));

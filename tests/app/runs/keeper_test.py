@@ -6,6 +6,7 @@ once for each step, whatever is killed and when."""
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -187,7 +188,12 @@ def test_mistakes(folder):
     root = make_run(folder, (10, 20), losses=LOSSES)
     for words, code, said in (
             ((root,), 2, "nothing says which steps to keep"),
-            ((root, "--keep-last", "0"), 2, "--keep-last"),
+            ((root, "--keep-last", "0"), 2, "'0': expected a number, 1 or more"),
+            ((root, "--keep-every", "0"), 2, "'0': expected a number, 1 or more"),
+            ((root, "--keep-last", "-1"), 2, "expected a number, 1 or more"),
+            ((root, "--keep", "3"), 2,
+             "did you mean --keep-last, --keep-every or --keep-best?"),
+            ((root, "--keep-b", "loss"), 2, "did you mean --keep-best?"),
             ((root, "--keep-best", "bleu"), 2,
              "metrics there: eval_accuracy, eval_loss"),
             ((root, "--keep-best", "a:b"), 2, "expected METRIC"),
@@ -316,12 +322,11 @@ def test_words(folder):
     tell.write_text("import json, sys\n"
                     f"json.dump(sys.argv[1:], open('{folder}/words', 'w'))\n")
     line = (f"{sys.executable} {tell} {{step}}/x 'a  b' \"c'd\" e\\ f $HOME * "
-            "\"g\\\"h\" {root}{name} {other} ''")
+            "\"g\\\"h\" {root}{name} '{ other}' ${other} {} ''")
     shown = CKPT.ok("watch", root, "--state", folder / "s", "--do", line, "-n")
     check(not (folder / "s").exists(), "a dry run left a state")
-    import shlex
     want = [f"{root}/checkpoint-10/x", "a  b", "c'd", "e f", "$HOME", "*",
-            'g"h', f"{root}checkpoint-10", "{other}", ""]
+            'g"h', f"{root}checkpoint-10", "{ other}", "${other}", "{}", ""]
     check_equal(shlex.split(shown.out)[2:], want, "what -n shows")
     once(root, folder / "s", line)
     check_equal(json.loads((folder / "words").read_text()), want, "what came")
@@ -338,6 +343,7 @@ def test_failures(folder):
                 [["failed"] * 2, ["given_up"] * 2, ["given_up"] * 2], "results")
     check_equal([one["steps"][0]["tries"] for one in got], [1, 2, 2], "tries")
     check_equal(got[0]["steps"][0]["status"], 1, "status")
+    check(got[2]["steps"][0]["why"].endswith("in 2 tries"), str(got[2]))
     flag.touch()
     said = once(root, folder / "s", do, "--tries", "3")
     check_equal([s["result"] for s in said["steps"]], ["done"] * 2, "more")
@@ -354,13 +360,107 @@ def test_failures(folder):
 
 
 def test_convert(folder):
-    """What the command is for: each step converted, by this very program."""
-    root = make_run(folder, (10, 20))
-    (folder / "out").mkdir()
-    do = f"ckpt convert {{step}} {folder}/out/{{name}} --to dcp -q"
-    once(root, folder / "s", do)
+    """What the command is for: each step converted, by this very program, with
+    the line that the guide and the help have."""
+    make_run(folder, (10, 20))
+    guide = (DATA.parents[1] / "docs/guides/keeper.md").read_text()
+    line = next(line for line in guide.split("\n") if "watch run" in line)
+    check(line in CKPT.ok("watch", "--help").out, f"{line!r} is not in --help")
+    words = shlex.split(line)[1:]
+    done = subprocess.run(
+        [CKPT.path, *words, "--once", "--settle", "0", "--state", "state"],
+        cwd=folder, capture_output=True, text=True, timeout=HANG, check=False)
+    check_equal(done.returncode, 0, done.stderr)
     for number in (10, 20):
-        CKPT.ok("verify", folder / f"out/checkpoint-{number}")
+        CKPT.ok("verify", folder / f"checkpoint-{number}-hf")
+
+
+MODEL = DATA / "safetensors/hf_sharded/ckpt"
+
+
+def models(root):
+    """Plain models, named like steps."""
+    for number in (10, 20):
+        shutil.copytree(MODEL, root / f"step_{number}")
+    return root
+
+
+def model_files(root):
+    root.mkdir()
+    source = DATA / "torch_legacy/tar/ckpt/old.pth"
+    for number in (10, 20):
+        shutil.copy(source, root / f"step_{number}.pt")
+    return root
+
+
+def one_model(root):
+    shutil.copytree(MODEL, root)
+    return root
+
+
+def one_step(root):
+    return make_step(root, 10)
+
+
+def unsigned_step(root):
+    (make_step(root, 10) / "trainer_state.json").unlink()
+    return root
+
+
+def test_no_root(folder, make):
+    """What holds checkpoints but no steps is refused, as prune does, whether it
+    is watched once or on and on; nothing is left behind."""
+    root = make(folder / "run")
+    prune = CKPT.run("prune", root, "--keep-last", "1")
+    check(prune.code != 0, prune.out)
+    for more in (["--once"], ["-n"], []):
+        done = subprocess.run(
+            watch_words(root, folder / "state", "true {step}", *more),
+            capture_output=True, text=True, timeout=HANG, check=False)
+        check_equal(done.returncode, prune.code, done.stderr)
+        check_equal([line for line in done.stderr.split("\n")
+                     if not line.startswith("note:")],
+                    prune.err.split("\n"), "what is said")
+    if make in (models, model_files, unsigned_step):
+        check_equal(CKPT.run("ls", root).err, prune.err, "what ls says")
+
+
+def test_not_begun(folder):
+    """A run that has not saved yet is one, whatever else is in its folder."""
+    root = folder / "run"
+    for name in (".", "logs", "checkpoint-10"):
+        (root / name).mkdir(parents=True, exist_ok=True)
+        check_equal(once(root, folder / "s", "true {step}")["steps"], [], name)
+    for name in ("config.json", "logs/events.out", "checkpoint-10/config.json"):
+        (root / name).write_text("{}")
+        check_equal(once(root, folder / "s", "true {step}")["steps"], [], name)
+
+
+def test_first_save(folder):
+    """The very first save, before its trainer has signed it, is no reason to
+    refuse the folder, nor is it taken."""
+    root = unsigned_step(folder / "run")
+    words = [*watch_words(root, folder / "s", noter(folder)), "--once", "--json"]
+    words[words.index("--settle") + 1] = "3"
+    child = subprocess.Popen(words, stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE, text=True)
+    until(lambda: (folder / "s.ckpt-lock").exists() or
+          list(folder.glob(".s*")), "it began", child)
+    check(child.poll() is None, "it ended")
+    shutil.copy(STEP / "trainer_state.json", root / "checkpoint-10")
+    out, err = child.communicate(timeout=HANG)
+    check_equal(child.returncode, 0, err)
+    check_equal([(s["step"], s["result"]) for s in json.loads(out)["steps"]],
+                [(10, "done")], "steps")
+
+
+def test_same_command(folder):
+    """Whoever forgets the step's name is told."""
+    root = make_run(folder, (10,))
+    for do, told in (("true {step}", False), ("true x{name}y", False),
+                     ("true", True), ("true {root}", True)):
+        done = CKPT.run("watch", root, "--state", folder / "s", "--do", do, "-n")
+        check_equal("the same for every step" in done.err, told, done.err)
 
 
 def test_watch_mistakes(folder):
@@ -373,6 +473,9 @@ def test_watch_mistakes(folder):
             ((root, "--do", ""), 2, "the command is empty"),
             ((root, "--do", "a 'b"), 2, "has no end"),
             ((root, "--do", "no-such-program"), 2, "no program"),
+            ((root, "--do", "echo {stp}"), 2, "{step}, {name} and {root}"),
+            ((root, "--do", "echo x{step}{Name}"), 2, "has {Name}"),
+            ((root, "--do", "echo {step", "--tries", "0"), 2, "a number, 1 or more"),
             ((folder / "no", "--do", "true"), 3, "no such directory"),
             ((root, "--do", "true", "--interval", "x"), 2, "--interval"),
             ((root, "--do", "true", "--state", folder / "text"), 4, "schema"),
@@ -473,9 +576,12 @@ def prepare(suite, ckpt):
     SHIM = Path(ckpt.path).parent / "libckpt_faults.so"
     for change in (links, incomplete, elsewhere, best):
         suite.add(f"kept: {change.__name__}", test_kept, change)
+    for make in (models, model_files, one_model, one_step, unsigned_step):
+        suite.add(f"no root: {make.__name__}", test_no_root, make)
     for case in (test_rules, test_hard_links, test_other_roots, test_mistakes,
                  test_prune_killed, test_once, test_words, test_failures,
-                 test_convert, test_watch_mistakes, test_follow,
+                 test_convert, test_not_begun, test_first_save,
+                 test_same_command, test_watch_mistakes, test_follow,
                  test_interrupted, test_killed, test_keeper_killed):
         suite.add(case.__name__, case)
     if SHIM.exists():
