@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "api/keep/heads.h"
+#include "api/keep/steps.h"
 #include "ckpt/error.h"
 #include "ckpt/keep.h"
 #include "containers/sums/sums.h"
@@ -53,7 +54,8 @@ class Edit {
   Edited run();
 
  private:
-  std::vector<std::string> files() const;
+  std::vector<std::string> files();
+  void take_step(const Catalog& catalog, const formats::ReadOptions& read);
   void plan();
   void find_manifests();
   void check_manifests() const;
@@ -73,7 +75,19 @@ class Edit {
   Edited result_;
 };
 
-std::vector<std::string> Edit::files() const {
+// Of a root the newest step is edited, as it is opened everywhere.
+void Edit::take_step(const Catalog& catalog, const formats::ReadOptions& read) {
+  const std::string inside = catalog.root + "/";
+  if (catalog.root.empty() || !catalog.path.starts_with(inside)) return;
+  result_.step = catalog.path.substr(inside.size());
+  const size_t count =
+      library::steps_of(path_, options_.open.format, read, &catalog).size();
+  if (options_.note && count > 1)
+    options_.note(fmt::format("{} holds {} steps; this is {}", path_, count,
+                              result_.step));
+}
+
+std::vector<std::string> Edit::files() {
   if (io::is_url(path_))
     throw usage_error({path_, {}}, "files on a server can't be edited")
         .with_hint("ckpt fetch brings it here");
@@ -85,6 +99,7 @@ std::vector<std::string> Edit::files() const {
       .shard_dims_file = options_.open.shard_dims_file,
       .restrict_globals = options_.open.restrict_globals};
   const Catalog catalog = formats::open(path_, options_.open.format, read);
+  take_step(catalog, read);
   std::set<std::string> paths;
   for (const File& file : catalog.files)
     if (!is_decoded(file)) paths.insert(file.path);

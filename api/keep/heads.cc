@@ -12,7 +12,6 @@
 #include "ckpt/error.h"
 #include "containers/gguf/header.h"
 #include "containers/safetensors/header.h"
-#include "lib/pickle/json.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"
 #include "lib/text/other_json.h"
@@ -25,6 +24,7 @@ using pickle::Document;
 using pickle::Id;
 
 constexpr uint64_t kSniffed = 64;
+constexpr size_t kShown = 8;      // items of a list
 constexpr uint64_t kAligned = 8;  // safetensors' data begin at a multiple
 
 bool is_ggml(const io::Handle& file) {
@@ -131,12 +131,37 @@ Id list_of(Document& document, const Wish& wish, const std::string& type) {
   return document.add_container(pickle::Type::kList, items);
 }
 
-std::string text_of(const Document& document, Id value) {
-  constexpr uint64_t kShown = 8;
-  if (document.type(value) == pickle::Type::kString)
-    return std::string(document.text(value));
-  return pickle::to_json(document, value, kShown)
-      .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+// Plain text, as --set takes it: 0.5, true, ["a","b"]. An f32 has as many
+// digits as tell it from its neighbours. At most so many items of a list.
+std::string text_of(const Document& document, Id value, const std::string& type,
+                    size_t most = SIZE_MAX, bool in_list = false) {
+  switch (document.type(value)) {
+    case pickle::Type::kString:
+      return in_list ? nlohmann::json(document.text(value))
+                           .dump(-1, ' ', false,
+                                 nlohmann::json::error_handler_t::replace)
+                     : std::string(document.text(value));
+    case pickle::Type::kBool:
+      return document.boolean(value) ? "true" : "false";
+    case pickle::Type::kInt:
+      return std::to_string(document.integer(value));
+    case pickle::Type::kBigInt:
+      return std::string(document.text(value));
+    case pickle::Type::kFloat:
+      return type.ends_with("f32")
+                 ? fmt::format("{}", static_cast<float>(document.real(value)))
+                 : fmt::format("{}", document.real(value));
+    default:
+      break;
+  }
+  std::string text;
+  const auto items = document.items(value);
+  for (size_t i = 0; i < std::min(items.size(), most); ++i)
+    text += (i == 0 ? "" : ",") +
+            text_of(document, items[i], type, most, /*in_list=*/true);
+  if (items.size() > most)
+    text += fmt::format(", {} more", items.size() - most);
+  return "[" + text + "]";
 }
 
 void set_key(gguf::Header& header, const Wish& wish, const std::string& path) {
@@ -199,24 +224,27 @@ Head typed_head(const io::Handle& file, const std::vector<Wish>& wishes) {
       return std::ranges::find(header.keys, wish.key, &gguf::Key::name);
     };
     Edited::Change change{.key = wish.key, .before = {}, .after = {}};
-    std::string type;
+    std::string type, before, after;  // values to the last item
     if (const auto found = find(); found != header.keys.end()) {
-      change.before = text_of(*header.document, found->value);
       type = found->type;
+      before = text_of(*header.document, found->value, type);
+      change.before = text_of(*header.document, found->value, type, kShown);
     }
     if (!wish.unset) {
       set_key(header, wish, file.path());
-      change.after = text_of(*header.document, find()->value);
+      const gguf::Key& key = *find();
+      after = text_of(*header.document, key.value, key.type);
+      change.after = text_of(*header.document, key.value, key.type, kShown);
       // The same number in another type is a change, too.
-      if (change.before == change.after && find()->type != type &&
-          !type.empty()) {
+      if (change.before == change.after && key.type != type && !type.empty()) {
         change.before = *change.before + " (" + type + ")";
-        change.after = *change.after + " (" + find()->type + ")";
+        change.after = *change.after + " (" + key.type + ")";
       }
     } else if (find() != header.keys.end()) {
       header.keys.erase(find());
     }
-    add_change(head.changes, std::move(change));
+    if (before != after || change.before != change.after)
+      head.changes.push_back(std::move(change));
   }
   if (head.changes.empty()) return head;
   try {

@@ -70,6 +70,7 @@ void EditCommand::add_options(CLI::App& app) {
 std::string EditCommand::json(const Edited& done) const {
   JsonWriter json;
   json.begin_document("edit").member("path", path_);
+  json.text_or_null("step", done.step);
   json.member("dry_run", options_.dry_run);
   json.key("files").begin_array();
   for (const Edited::OneFile& file : done.files) {
@@ -119,8 +120,9 @@ std::string EditCommand::text(const Edited& done) const {
                           text::printable(change.key), shown(change.after),
                           shown(change.before));
   }
-  const std::string count = fmt::format(
-      "{} of {}", changed, text::counted(done.files.size(), "file"));
+  std::string count = fmt::format("{} of {}", changed,
+                                  text::counted(done.files.size(), "file"));
+  if (!done.step.empty()) count += " of " + text::printable(done.step);
   if (changed == 0) return said + "nothing to change\n";
   if (options_.dry_run)
     return said + count + " would change; dry run: nothing was written\n";

@@ -154,6 +154,7 @@ struct Edited {
     std::vector<Change> changes;
     bool written = false;
   };
+  std::string step;  // of a root: which one, relative to it
   std::vector<OneFile> files;
   std::vector<std::pair<std::string, uint64_t>> manifests;  // path, bytes
 };

@@ -168,6 +168,48 @@ def test_ggml(folder, source):
     CKPT.ok("inspect", path)
 
 
+def test_shown(folder):
+    """Values are said as --set takes them, and a change in the last item of a
+    long list is one."""
+    path = folder / "m.gguf"
+    shutil.copy(GGUF[0], path)
+    many = list(range(20))
+    for word, value in (("f:f32", "0.5"), ("g:f64", "0.1"), ("h:f32", "0.1"),
+                        ("b:bool", "true"), ("u:u64", "18446744073709551615"),
+                        ("l:arr:f32", "[0.5,0.25]"), ("s:arr:str", '["a","b"]'),
+                        ("n:arr:i32", json.dumps(many, separators=(",", ":")))):
+        said = edit(path, "--set", f"{word}={value}")
+        shown = said["files"][0]["changes"][0]["after"]
+        want = "[0,1,2,3,4,5,6,7, 12 more]" if word.startswith("n:") else value
+        check_equal(shown, want, word)
+        check_equal(edit(path, "--set", f"{word}={value}")["files"][0]["changes"],
+                    [], f"{word} again")
+    text = CKPT.ok("edit", path, "--set", "f=0.75").out
+    check("f: '0.75', was '0.5'" in text, text)
+    many[-1] = 7
+    edit(path, "--set", f"n={many}")
+    check_equal(fields_of(path)[0]["n"][1], many, "the list")
+
+
+def test_root(folder):
+    """Of a run the newest step is edited, which is said."""
+    root = folder / "run"
+    for number in (10, 20):
+        shutil.copytree(DATA / "runs/hf_trainer_qwen2/ckpt/checkpoint-10",
+                        root / f"checkpoint-{number}")
+    done = CKPT.ok("edit", root, "--set", "a=b", "-n")
+    check("holds 2 steps; this is checkpoint-20" in done.err, done.err)
+    check("1 of 1 file of checkpoint-20 would change" in done.out, done.out)
+    said = edit(root, "--set", "a=b")
+    check_equal(said["step"], "checkpoint-20", "step")
+    check_equal(said["files"][0]["path"],
+                str(root / "checkpoint-20/model.safetensors"), "file")
+    said = edit(root / "checkpoint-10", "--set", "a=b")
+    check_equal(said["step"], None, "of a step itself")
+    check("holds" not in CKPT.ok("edit", root / "checkpoint-10", "--set",
+                                 "a=c").err, "told of a step itself")
+
+
 def test_mistakes(folder):
     path = folder / "m.safetensors"
     shutil.copy(min(SHARDED.glob("*.safetensors")), path)
@@ -243,7 +285,8 @@ def prepare(suite, ckpt):
     global CKPT, SHIM
     CKPT = ckpt
     SHIM = Path(ckpt.path).parent / "libckpt_faults.so"
-    for case in (test_plain, test_manifest, test_rotten_header, test_mistakes):
+    for case in (test_plain, test_manifest, test_rotten_header, test_shown,
+                 test_root, test_mistakes):
         suite.add(case.__name__, case)
     for source in GGUF:
         suite.add(f"ggml: {source.relative_to(DATA / 'gguf')}", test_ggml, source)
