@@ -102,7 +102,7 @@ models: 6660
 formats: 78590
 convert: 18530
 reshard: 24120
-api: 28980
+api: 30300
 app: 19440
 '
 while IFS=: read -r room most; do

@@ -12,10 +12,11 @@
 #include <string>
 #include <utility>
 
+#include "api/fetch/fetch.h"
 #include "api/replace.h"
 #include "app/command.h"
-#include "app/commands/fetch.h"
 #include "app/commands/write.h"
+#include "app/options/rate.h"
 #include "app/options/read_paths.h"
 #include "app/options/target_name.h"
 #include "app/print/console.h"
@@ -65,9 +66,9 @@ constexpr uint64_t kMostList = uint64_t{1} << 30;
 
 // What the server has, and what lies here of it. Empty if those can't be of the
 // same version for certain.
-std::string list_of_copy(const FetchJob& job) {
+std::string list_of_copy(const library::FetchJob& job) {
   std::string text;
-  for (const FetchFile& file : job.files) {
+  for (const library::FetchFile& file : job.files) {
     const std::string copy = io::join(job.target, file.path);
     if (!file.versioned || !io::is_file(copy)) return "";
     const std::string sum =
@@ -95,12 +96,13 @@ FetchedSource::FetchedSource(std::string url, const std::string& target,
   const std::string list = folder_ + ".list";
   // Always on the disk before the list says so: a later run takes the copy for
   // the source, if its bytes are still those.
-  FetchJob job;
+  library::FetchJob job;
   job.target = folder_;
+  job.paced = max_rate() != 0;
   // Only while it is fetched: what comes is held to the version of this look.
   const Session::Own session;
   Session::current()->watch.begin();
-  list_files(job, url_, [](const std::string&) { return true; });
+  library::list_files(job, url_, [](const std::string&) { return true; });
   path_ = job.single ? io::join(folder_, job.files[0].path) : folder_;
   Session::current()->watch.ignore_below(folder_);
   if (io::is_file(list)) {
@@ -112,10 +114,10 @@ FetchedSource::FetchedSource(std::string url, const std::string& target,
   }
   const InterruptScope scope;
   uint64_t bytes = 0;
-  for (const FetchFile& file : job.files) bytes += file.bytes;
+  for (const library::FetchFile& file : job.files) bytes += file.bytes;
   job.progress = make_progress(output);
   job.progress.begin("fetching", bytes);
-  fetch_here(job);
+  library::fetch_here(job);
   job.progress.end();
   write_list(list, list_of_copy(job));
 }

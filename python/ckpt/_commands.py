@@ -274,7 +274,9 @@ def document_of(command: str, given: dict[str, Any],
 def written_of(command: str, given: dict[str, Any],
                positional: tuple[str, ...]) -> Written:
     target = given.get("target", given.get("dir"))
-    said = called(command, given, positional)
+    # What sync leaves out is in its document.
+    accept = (0, 1) if command == "sync" else (0,)
+    said = called(command, given, positional, accept)
     tensors = said.get("tensors", 0)
     return Written(_word(said.get("target", "") if target is None else target),
                    tensors if isinstance(tensors, int) else len(tensors),

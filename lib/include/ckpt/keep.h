@@ -133,6 +133,57 @@ std::string default_watch_state(const std::string& root,
 std::vector<WatchedStep> watch(const std::string& root,
                                const WatchOptions& options);
 
+struct SyncOptions {
+  std::vector<std::string> include;  // globs; none: all files
+  std::vector<std::string> exclude;
+  bool delete_extra = false;  // what the target has alone, on this machine
+  bool dry_run = false;       // only compare
+  bool sync = true;           // wait for the disk
+  // Progress in bytes, from any thread. Each stage counts from zero.
+  std::function<void(uint64_t done, uint64_t total)> progress = {};
+  // Called with what the user should know, one sentence at a time.
+  std::function<void(const std::string& line)> note = {};
+};
+
+enum class SyncFate : uint8_t {
+  kSame,      // and not touched
+  kNew,       // copied, or with `dry_run` to be copied
+  kReplaced,  // likewise
+  kExtra,     // in the target alone, and stays
+  kDeleted,
+  kLeftOut,  // not copied
+};
+// "same", "new", "replaced", "extra", "deleted", "left_out"
+std::string_view name(SyncFate fate);
+
+struct SyncedFile {
+  std::string path;  // below the source and the target
+  uint64_t bytes = 0;
+  SyncFate fate = SyncFate::kSame;
+  std::string why;  // it is left out
+};
+
+struct Synced {
+  std::vector<SyncedFile> files;  // by path
+  uint64_t bytes = 0;             // of all files of the source
+  uint64_t bytes_differ = 0;      // of those that are new or replaced
+  // False if something is left out whose content the target lacks: a link out
+  // of the source or to nowhere, a pipe, a socket.
+  bool complete = true;
+};
+
+// Copies each file of `source`, a directory, a file or a URL, that differs in
+// `target`, a directory or a URL of s3:// or gs://, or that it lacks. Files are
+// compared by bytes, or by a checksum that stands for them. A step of a run
+// that the target lacks appears when it is whole; after a kill the same call
+// goes on. Nothing is written through a link of the target.
+//
+// Throws usage_error for places that can't be meant, missing_error if nothing
+// is there or wanted, unfaithful_error for what stands in the way, input_error
+// if what came is not what was promised.
+Synced sync(const std::string& source, const std::string& target,
+            const SyncOptions& options);
+
 struct EditOptions {
   std::vector<std::string> set;    // "KEY=VALUE", of GGUF also "KEY:TYPE=VALUE"
   std::vector<std::string> unset;  // keys; one that is not there is no error

@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,7 @@ MIB = 1 << 20
 def sync(source, target, *words, code=0, env=None):
     done = CKPT.run("sync", source, target, *words, "--json",
                     env={**CLEAN, **(env or {})}).want(code)
-    return json.loads(done.out) if code == 0 else done
+    return json.loads(done.out) if code <= 1 else done
 
 
 def fates(document):
@@ -182,13 +183,65 @@ def test_links(folder):
     (root / "sub").mkdir()
     (root / "sub/a").write_text("a")
     (root / "again").symlink_to("sub")
-    said = sync(root, out)
+    said = sync(root, out, code=1)
     check_equal(tree(out), {"file.txt": b"content", "sub/a": b"a",
                             "again": "-> sub"}, "tree")
-    left = {f["path"]: f["why"] for f in said["files"]
-            if f["fate"] == "left_out"}
+    left = left_out(said)
     check_equal(set(left), {"outside", "rooted"}, "left out")
     check("not in SRC" in left["outside"], str(left))
+    for name in ("outside", "rooted"):
+        (root / name).unlink()
+    check_equal(sync(root, out)["complete"], True, "nothing is left out")
+
+
+def left_out(said):
+    check_equal(said["complete"], False, "complete")
+    return {f["path"]: f["why"] for f in said["files"]
+            if f["fate"] == "left_out"}
+
+
+def test_odd(folder):
+    """What is no file is named and left out, all else is copied, and the status
+    says so; what DST has of it stays."""
+    root, out = folder / "run", folder / "out"
+    (root / "sub").mkdir(parents=True)
+    (root / "a").write_text("a")
+    (root / "sub/b").write_text("b")
+    (root / "broken").symlink_to("nowhere")
+    (root / "round").symlink_to("round")
+    os.mkfifo(root / "sub/pipe")
+    with socket.socket(socket.AF_UNIX) as bound:
+        here = os.getcwd()
+        os.chdir(root)
+        bound.bind("socket")
+        os.chdir(here)
+    want = {"broken": "a link that leads nowhere",
+            "round": "a link that leads nowhere", "sub/pipe": "a pipe",
+            "socket": "a socket"}
+    check_equal(left_out(sync(root, out, "-n", code=1)), want, "dry run")
+    check_equal(left_out(sync(root, out, code=1)), want, "left out")
+    check_equal(tree(out), {"a": b"a", "sub/b": b"b"}, "tree")
+    text = CKPT.run("sync", root, out).want(1).out
+    check("left out  broken: a link that leads nowhere" in text, text)
+    check_equal(sync(root, out, "--exclude", "broken", "--exclude", "round",
+                     "--exclude", "*pipe", "--exclude", "socket")["complete"],
+                True, "excluded")
+    (root / "outside").symlink_to(folder)
+    (out / "outside").mkdir()
+    for path in (out / "broken", out / "outside/x", out / "extra"):
+        path.write_text("an older copy")
+    said = sync(root, out, "--delete-extra", code=1)
+    check_equal(fates(said)["extra"], "deleted", "extra")
+    check_equal(set(tree(out)), {"a", "sub/b", "broken", "outside/x"}, "stays")
+    with Objects() as server:
+        (root / "again").symlink_to("sub")
+        said = sync(root, "s3://b/r", code=1, env=server.env)
+        check_equal(set(left_out(said)), {*want, "outside", "again"}, "store")
+        for name in (*want, "outside"):
+            (root / name).unlink()
+        said = sync(root, "s3://b/r", env=server.env)
+        check_equal((fates(said)["again"], said["complete"]),
+                    ("left_out", True), "a link into SRC")
 
 
 def test_through_links(folder):
@@ -223,7 +276,7 @@ def test_through_links(folder):
 def test_refused(folder):
     root = make_run(folder)
     (folder / "odd").mkdir()
-    os.mkfifo(folder / "odd/pipe")
+    os.mkfifo(folder / "odd/pipe")  # and no file beside it
     (folder / "a.txt").write_text("a")
     (folder / "clash/log.txt").mkdir(parents=True)
     for source, target, words, code, text in (
@@ -239,7 +292,7 @@ def test_refused(folder):
             (root, "gs:/bucket/x", (), 2, "did you mean gs://bucket/x?"),
             (folder / "none", folder / "o", (), 3, "does not exist"),
             (root / "log.txt", folder / "o.txt", (), 2, "named like"),
-            (folder / "odd", folder / "o", (), 5, "not a regular file"),
+            (folder / "odd", folder / "o", (), 3, "lists no files"),
             (root, folder / "clash", (), 5, "is a directory"),
             (root, folder / "o", ("--include", "*.nothing"), 3, "wanted")):
         done = sync(source, target, *words, code=code)
@@ -403,7 +456,7 @@ def prepare(suite, ckpt):
     import remote_test
     CKPT = remote_test.CKPT = ckpt
     for test in (test_here, test_differs, test_changes, test_delete,
-                 test_chosen, test_file, test_links,
+                 test_chosen, test_file, test_links, test_odd,
                  test_through_links, test_refused, test_listed,
                  test_changed_meanwhile, test_killed, test_up, test_parts,
                  test_down, test_web):

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How `ckpt fetch` and `ckpt sync` copy the files of a list: fetch_here.cc to
-// files on this machine, fetch_there.cc to objects below s3:// or gs://.
+// How `ckpt fetch` and `ckpt sync` copy the files of a list: here.cc to files
+// on this machine, there.cc to objects below s3:// or gs://.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@
 #include "lib/io/remote.h"
 #include "lib/progress.h"
 
-namespace ckpt::app {
+namespace ckpt::library {
 
 struct FetchFile {
   std::string path;  // below the target
@@ -28,14 +28,27 @@ struct FetchFile {
   std::vector<sums::Sum> sums = {};  // by lists that lie beside it there
 };
 
+// What of a directory is no file to be copied.
+struct FetchOdd {
+  std::string path;  // below the source
+  std::string why;
+};
+
 struct FetchJob {
   std::string target;
   bool single = false;     // one file, not a directory
   bool sync = true;        // wait for the disk
   bool overwrite = false;  // files that differ, once the new ones are whole
   bool verify = false;     // read what stands there once more
+  bool paced = false;      // by progress: few requests at a time, in order
   std::vector<FetchFile> files;
+  // Of a source on this machine: links to directories, and what is neither
+  // file nor directory.
+  std::vector<std::string> links;
+  std::vector<FetchOdd> odd;
   Progress progress;
+  // Called with what the user should know, one sentence at a time.
+  std::function<void(const std::string& line)> warn = {};
 
   std::atomic<uint64_t> copying = 0;  // files at a time
   std::atomic<uint64_t> fetched = 0;  // bytes
@@ -49,17 +62,20 @@ std::function<bool(const std::string& path)> wanted(
     const std::vector<std::string>& include,
     const std::vector<std::string>& exclude);
 
-// Fills in job.files, and job.single, from what is at a path or URL, without
-// the files that are not wanted. Links to directories are not followed. Throws
-// missing_error if nothing is there or wanted.
+// Fills in job.files, job.single and what else is known of a path or URL,
+// without the files that are not wanted. Links to directories are not followed.
+// Throws missing_error if nothing is there or wanted.
 void list_files(FetchJob& job, const std::string& url,
                 const std::function<bool(const std::string& path)>& wanted);
 
-// The files below a directory of this machine, by their relative paths. Links
-// to files are files; links to directories are not followed, and go into
-// `links`.
-std::vector<io::RemoteEntry> files_here(const std::string& root,
-                                        std::vector<std::string>* links);
+// What is below a directory of this machine, by relative paths. Links to files
+// are files; links to directories are not followed.
+struct FilesHere {
+  std::vector<io::RemoteEntry> files;
+  std::vector<std::string> links;
+  std::vector<FetchOdd> odd;
+};
+FilesHere files_here(const std::string& root);
 
 // Adds the checksums that lists beside the files have of them.
 void add_listed_sums(FetchJob& job);
@@ -89,4 +105,4 @@ void check_sum(FetchJob& job, const FetchFile& file, const std::string& sum);
 void check_listed(FetchJob& job, const FetchFile& file, const sums::Sum& sum,
                   const std::string& hex);
 
-}  // namespace ckpt::app
+}  // namespace ckpt::library

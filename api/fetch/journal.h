@@ -18,7 +18,7 @@
 #include "lib/digest.h"
 #include "lib/io/file.h"
 
-namespace ckpt::app {
+namespace ckpt::library {
 
 // A name in one folder and on one line, whatever folders the file is in.
 std::string flat_name(const std::string& path);
@@ -81,4 +81,4 @@ Digest digest_of(const io::Handle& file, uint64_t begin, uint64_t end);
 Ranges proven(const io::Handle& file,
               const std::vector<FetchJournal::Part>& parts);
 
-}  // namespace ckpt::app
+}  // namespace ckpt::library

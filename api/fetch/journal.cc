@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "app/commands/fetch_journal.h"
+#include "api/fetch/journal.h"
 
 #include <fmt/format.h>
 
@@ -12,7 +12,7 @@
 #include "lib/sha256.h"
 #include "lib/text/number.h"
 
-namespace ckpt::app {
+namespace ckpt::library {
 namespace {
 
 constexpr uint64_t kMostJournal = uint64_t{1} << 30;
@@ -155,4 +155,4 @@ Ranges proven(const io::Handle& file,
   return right;
 }
 
-}  // namespace ckpt::app
+}  // namespace ckpt::library

@@ -9,14 +9,14 @@
 #include <optional>
 #include <vector>
 
-#include "app/commands/fetch.h"
+#include "api/fetch/fetch.h"
 #include "ckpt/error.h"
 #include "lib/interrupt.h"
 #include "lib/io/staging.h"
 #include "lib/parallel.h"
 #include "lib/session.h"
 
-namespace ckpt::app {
+namespace ckpt::library {
 namespace {
 
 // What the spool's parts are of; another list makes them useless.
@@ -135,4 +135,4 @@ void FetchThere::run() {
 
 void fetch_there(FetchJob& job) { FetchThere(job).run(); }
 
-}  // namespace ckpt::app
+}  // namespace ckpt::library

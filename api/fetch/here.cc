@@ -2,7 +2,7 @@
 // Pieces of files arrive in any order, each by a request whose bytes go
 // straight into the file. A run that was stopped is resumed from:
 //
-//   DIR/.ckpt-fetch/journal     what has come (fetch_journal.h)
+//   DIR/.ckpt-fetch/journal     what has come (journal.h)
 //   DIR/.ckpt-fetch/NAME.part   a file, where its bytes belong
 //   DIR/NAME                    when all files are whole, their sha256 is what
 //                               the hub promises, and none changed meanwhile
@@ -21,9 +21,8 @@
 #include <system_error>
 #include <vector>
 
-#include "app/commands/fetch.h"
-#include "app/commands/fetch_journal.h"
-#include "app/options/rate.h"
+#include "api/fetch/fetch.h"
+#include "api/fetch/journal.h"
 #include "ckpt/box.h"
 #include "ckpt/error.h"
 #include "lib/interrupt.h"
@@ -36,7 +35,7 @@
 #include "lib/sha256.h"
 #include "lib/text/format.h"
 
-namespace ckpt::app {
+namespace ckpt::library {
 namespace {
 
 namespace fs = std::filesystem;
@@ -298,7 +297,7 @@ void FetchHere::copy(const Stretch& piece) {
     const io::RemoteFile* const remote = io::remote_of(*one.from);
     if (!remote)  // in the hub's cache
       copy_steps(*one.from, *one.to, piece, look);
-    else if (max_rate() == 0)
+    else if (!job_.paced)
       remote->copy(piece.begin, size, one.to, piece.begin, look);
     else
       fetch_bytes(job_, *one.from, piece.begin, piece.end, piece.end,
@@ -459,7 +458,7 @@ void FetchHere::run() {
         pieces, [](const Stretch& one) { return one.begin < one.end; }));
     parallel_for(
         pieces.size(), [&](size_t i) { fetch(pieces[i]); },
-        max_rate() == 0 ? kPieces : kFetchThreads);
+        job_.paced ? kFetchThreads : kPieces);
     place_all();
   } catch (const Interrupted&) {
     throw Interrupted("stopped; what was received is kept in " + folder_ +
@@ -480,4 +479,4 @@ void FetchHere::run() {
 
 void fetch_here(FetchJob& job) { FetchHere(job).run(); }
 
-}  // namespace ckpt::app
+}  // namespace ckpt::library
