@@ -9,7 +9,8 @@
 //                 (200 ms), `lost` (a sync that fails with EIO; what was
 //                 written to the file since its last one becomes zeros, as
 //                 when the kernel lets go of pages that it can't write),
-//                 `stop` (SIGSTOP to the process), `kill`
+//                 `stop` (SIGSTOP to the process), `kill`, `copy` (of a clone:
+//                 it succeeds, as where the file system can share blocks)
 //   FAULTS_COUNT  a file that gets "CALL N" lines at the end: calls that were
 //   FAULTS_RECORD a file that gets every change, for replaying power cuts:
 //                 u32 kind, u32 path bytes, u32 other bytes, u64 offset,
@@ -383,15 +384,39 @@ ssize_t copy_file_range(int from, off64_t* from_offset, int to,
   return n;
 }
 
+// What reads as shared blocks do.
+static int copied(int to, const void* argument) {
+  struct {
+    int64_t from;
+    uint64_t at, size, target;
+  } range;
+  memcpy(&range, argument, sizeof range);
+  REAL(copy_file_range);
+  auto in = static_cast<off64_t>(range.at);
+  auto out = static_cast<off64_t>(range.target);
+  for (uint64_t left = range.size; left > 0;) {
+    const ssize_t n = real_copy_file_range(static_cast<int>(range.from), &in,
+                                           to, &out, left, 0);
+    if (n <= 0) return -1;
+    left -= static_cast<uint64_t>(n);
+  }
+  return 0;
+}
+
 int ioctl(int fd, unsigned long request, ...) noexcept {
   va_list rest;
   va_start(rest, request);
   void* const argument = va_arg(rest, void*);
   va_end(rest);
-  // The recorder doesn't see shared blocks.
-  if (state().record >= 0 && request == 0x4020940D) {  // FICLONERANGE
-    errno = EOPNOTSUPP;
-    return -1;
+  if (request == 0x4020940D) {  // FICLONERANGE
+    const std::string what = fate(kClone, path_of(fd));
+    if (what == "copy") return copied(fd, argument);
+    if (fails(what)) return -1;
+    // The recorder doesn't see shared blocks.
+    if (state().record >= 0) {
+      errno = EOPNOTSUPP;
+      return -1;
+    }
   }
   static auto* const real_ioctl = real<int(int, unsigned long, void*)>("ioctl");
   return real_ioctl(fd, request, argument);

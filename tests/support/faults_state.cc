@@ -13,10 +13,10 @@ namespace faults {
 namespace {
 
 constexpr const char* kNames[kCalls] = {
-    "open",      "read",   "write",  "truncate",        "fsync",
-    "fdatasync", "rename", "unlink", "rmdir",           "mkdir",
-    "readdir",   "stat",   "close",  "sync_file_range", "copy_file_range",
-    "link",      "opendir"};
+    "open",      "read",    "write",  "truncate",        "fsync",
+    "fdatasync", "rename",  "unlink", "rmdir",           "mkdir",
+    "readdir",   "stat",    "close",  "sync_file_range", "copy_file_range",
+    "link",      "opendir", "clone"};
 
 void read_faults(State& state, const char* text) {
   std::string rest = text;

@@ -32,6 +32,7 @@ enum Call {
   kCopyRange,
   kLink,
   kOpendir,
+  kClone,
   kCalls
 };
 struct Fault {

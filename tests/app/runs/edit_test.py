@@ -281,6 +281,31 @@ def test_faults(folder):
     check(failed > 10, f"only {failed} runs failed")
 
 
+def test_shared_blocks(folder):
+    """The tensors' bytes are shared where the file system can, else copied by
+    the kernel; only a header that grows moves them."""
+    path = folder / "m.safetensors"
+    shutil.copy(min(SHARDED.glob("*.safetensors")), path)
+    payload = header_of(path)[1]
+
+    def calls(value, faults=""):
+        subprocess.run(
+            [CKPT.path, "edit", path, "--set", f"note={value}", "-q"],
+            env={**os.environ, "LD_PRELOAD": str(SHIM),
+                 "FAULTS_ROOT": str(folder), "FAULTS": faults,
+                 "FAULTS_COUNT": f"{folder}.counts"},
+            timeout=HANG, check=True)
+        check_equal(header_of(path)[1], payload, "the tensors' bytes")
+        check_equal(loaded(path)[0]["note"], value, "value")
+        count = dict(line.split() for line in
+                     Path(f"{folder}.counts").read_text().splitlines())
+        return int(count["clone"]), int(count["copy_file_range"])
+
+    check_equal(calls("l" * 3000), (0, 1), "a header that grows")
+    check_equal(calls("short", "clone@1=95"), (1, 1), "no shared blocks")
+    check_equal(calls("other", "clone@1=copy"), (1, 0), "shared blocks")
+
+
 def prepare(suite, ckpt):
     global CKPT, SHIM
     CKPT = ckpt
@@ -292,6 +317,7 @@ def prepare(suite, ckpt):
         suite.add(f"ggml: {source.relative_to(DATA / 'gguf')}", test_ggml, source)
     if SHIM.exists():
         suite.add("test_faults", test_faults)
+        suite.add("test_shared_blocks", test_shared_blocks)
 
 
 if __name__ == "__main__":
