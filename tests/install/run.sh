@@ -31,6 +31,14 @@ if [ "$status" != 5 ] || ! grep -q '"kind":"unfaithful"' "$work/said"; then
   exit 1
 fi
 
+# The steps of a run, by C.
+for step in 10 20 30; do
+  mkdir -p "$work/run"
+  cp -r "$here/../data/runs/hf_trainer_qwen2/ckpt/checkpoint-10" \
+    "$work/run/checkpoint-$step"
+done
+"$work/build/keep" "$work"
+
 # Nothing of it makes the loader look in the current directory.
 python3 "$here/elf.py" "$work/prefix"
 

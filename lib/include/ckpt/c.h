@@ -198,6 +198,43 @@ int ckpt_save_written(const ckpt_pending* pending);
 int ckpt_save_finish(ckpt_pending* pending, char** error);
 void ckpt_save_drop(ckpt_pending* pending);
 
+/* The steps of a run (ckpt/keep.h). `options` is a JSON object, or null: the
+ * long options of the command, without dashes and with its meanings, as true,
+ * a number, a text or a list of texts. Times are seconds. Other names, and
+ * values of another type, are errors. Returns a JSON object which ckpt_free
+ * releases; with less in it than the command's document has.
+ *
+ * ckpt prune: {"keep-last": 3, "keep-every": 5000, "keep-best": "eval_loss",
+ * "delete": true, "dry-run", "from", "trainer"} ->
+ *   {"deleted": true, "bytes": 1, "unfinished": [paths], "steps": [{"name",
+ *    "step": number or null, "bytes", "complete", "fate": "stays", "goes" or
+ *    "deleted", "why": [texts]}]} */
+char* ckpt_prune(const char* root, const char* options, char** error);
+
+/* ckpt edit: {"set": ["license=mit"], "unset": ["author"], "dry-run", "from",
+ * "no-fsync"} ->
+ *   {"step": of a run's folder which, or null, "files": [{"path", "bytes",
+ *    "changes": [{"key", "before", "after": text or null}]}], "written":
+ *    [{"path", "bytes"}], "notes": [texts]} */
+char* ckpt_edit(const char* path, const char* options, char** error);
+
+/* ckpt sync: {"include": [globs], "exclude": [globs], "delete-extra",
+ * "dry-run", "no-fsync"} ->
+ *   {"complete": false if content is left out, "bytes", "bytes_differ",
+ *    "files": [{"path", "bytes", "fate": as of the command, "why": text or
+ *    null}], "notes": [texts]} */
+char* ckpt_sync(const char* source, const char* target, const char* options,
+                char** error);
+
+/* ckpt watch --once: {"do": "convert.sh {step}", or its words as a list,
+ * "deep", "tries", "interval", "settle", "state", "from", "trainer",
+ * "dry-run"} ->
+ *   {"steps": [{"name", "step": number or null, "result": "done" and the like,
+ *    "status", "tries", "seconds", "why": text or null, "command": [words]}],
+ *    "notes": [texts]}
+ * A command that failed is no error. */
+char* ckpt_watch_once(const char* root, const char* options, char** error);
+
 #ifdef __cplusplus
 }
 #endif
