@@ -8,6 +8,7 @@ import inspect
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import warnings
@@ -363,6 +364,41 @@ def every_command(folder):
     refused(None, TypeError, ckpt.convert, LLAMA, folder / "x", tpp=2)
 
 
+def runs(folder):
+    """merge, watch, prune, sync and edit on the steps of a run."""
+    root = folder / "run"
+    for number in (10, 20, 30):
+        shutil.copytree(DATA / "runs/hf_trainer_qwen2/ckpt/checkpoint-10",
+                        root / f"checkpoint-{number}")
+    said = ckpt.sync(root, folder / "copy")
+    check_equal(len(said.files), len(said.written), "all are new")
+    (root / "broken").symlink_to("nowhere")
+    said = ckpt.sync(root, folder / "copy", exclude="*.bin")
+    check_equal((said.written, said.document["complete"]), ([], False), "again")
+    refused(None, ckpt.errors.UsageError, ckpt.sync, root, "host:/x")
+    (root / "broken").unlink()
+    changed = ckpt.edit(root, set={"license": "mit"})
+    check_equal((changed["step"], changed["files"][0]["changes"][0]["after"]),
+                ("checkpoint-30", "mit"), "edit")
+    mean = ckpt.merge(root, folder / "mean.safetensors", last=2)
+    check(mean.tensors > 0 and (folder / "mean.safetensors").exists(), "merge")
+    options = {"do": "test -d {step}", "once": True, "settle": 0,
+               "state": folder / "state"}
+    check_equal([s["result"] for s in ckpt.watch(root, **options)["steps"]],
+                ["done"] * 3, "watch")
+    check_equal(ckpt.watch(root, **options)["steps"], [], "watch again")
+    failed = ckpt.watch(root, **{**options, "do": "false {step}",
+                                 "state": folder / "other"})
+    check_equal([s["result"] for s in failed["steps"]], ["failed"] * 3,
+                "a command that fails is an answer")
+    refused(None, ckpt.errors.UsageError, ckpt.watch, root, do="true {stp}")
+    said = ckpt.prune(root, keep_last=1)
+    check_equal([s["fate"] for s in said["steps"]], ["goes", "goes", "stays"],
+                "prune")
+    ckpt.prune(root, keep_last=1, delete=True)
+    check_equal(os.listdir(root), ["checkpoint-30"], "what is left")
+
+
 def by_asyncio(folder):
     """Commands side by side; one that is cancelled ends its process."""
     async def both():
@@ -463,4 +499,4 @@ def demo_model(folder):
 
 CASES = (other_name, demo_model, keys_of_numpy, acts_as_tensor, wide_dtypes, like_safe_open,
          loads_states, reads_into, says_what_it_is, opens_steps, saves_folders,
-         live, every_command, by_asyncio, bars)
+         live, every_command, runs, by_asyncio, bars)
