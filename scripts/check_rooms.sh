@@ -96,14 +96,14 @@ forbid 'api includes no format but dcp, fairseq2, megatron, modelopt' \
 
 # How many lines of C++ a room may have.
 budgets='
-lib: 33200
+lib: 33290
 containers: 11540
 models: 6660
-formats: 78590
+formats: 78610
 convert: 18530
 reshard: 24120
-api: 30300
-app: 19440
+api: 31230
+app: 17830
 '
 while IFS=: read -r room most; do
   [ -n "$room" ] || continue

@@ -105,6 +105,11 @@ Tensor fold(const Tensor& tensor, const Shape& shape, uint32_t files) {
 // from a base, and no mean with a model.
 MergeOptions with_base_of_deltas(const std::vector<Catalog>& sources,
                                  MergeOptions options) {
+  for (const Catalog& source : sources)
+    if (library::is_lossless_delta(source))
+      throw usage_error({source.path, {}}, "is {}", library::delta_text(source))
+          .with_hint(
+              "`ckpt convert BASE DST --delta DELTA` gives the files back");
   std::vector<size_t> models;
   for (size_t i = 0; i < sources.size(); ++i)
     if (!library::is_delta(sources[i])) models.push_back(i);
