@@ -132,7 +132,7 @@ void checkpoints_below(const std::string& path, const std::string& failed,
   }
   for (const std::string& name : names) {
     const std::string below = io::join(path, name);
-    const std::string title = shown.empty() ? name : shown + "/" + name;
+    const std::string title = shown.empty() ? name : io::join(shown, name);
     if (!io::is_directory(below) && depth > 0) continue;
     if (left == 0) return;
     --left;

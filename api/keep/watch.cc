@@ -55,7 +55,7 @@ bool names_step(const std::vector<std::string>& command) {
         continue;
       const std::string found = word.substr(at, end + 1 - at);
       if (std::ranges::find(kPlaceholders, found) == kPlaceholders.end())
-        throw usage_error({}, "the command has {}, which is not one of a step",
+        throw usage_error({}, "the command has {}: there is no such name",
                           found)
             .with_hint(
                 "names are {step}, {name} and {root}; braces of the command's "

@@ -13,6 +13,7 @@
 #include "app/print/console.h"
 #include "app/print/json_writer.h"
 #include "app/print/progress.h"
+#include "lib/io/file.h"
 #include "lib/io/remote.h"
 #include "lib/text/format.h"
 

@@ -93,7 +93,7 @@ std::string option_lines(const CLI::Option& option, bool brief = false) {
     text = fmt::format("  {}\n", names);
     names.clear();
   }
-  const std::string what = option.get_description();
+  const std::string& what = option.get_description();
   return text + row_lines(names, names_width,
                           brief ? what.substr(0, std::min(what.find(';'),
                                                           what.find(" (")))
