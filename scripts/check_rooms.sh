@@ -96,13 +96,13 @@ forbid 'api includes no format but dcp, fairseq2, megatron, modelopt' \
 
 # How many lines of C++ a room may have.
 budgets='
-lib: 33290
+lib: 33300
 containers: 11540
 models: 6660
 formats: 78610
 convert: 18530
 reshard: 24120
-api: 31230
+api: 31354
 app: 17830
 '
 while IFS=: read -r room most; do

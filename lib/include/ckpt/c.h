@@ -198,6 +198,22 @@ int ckpt_save_written(const ckpt_pending* pending);
 int ckpt_save_finish(ckpt_pending* pending, char** error);
 void ckpt_save_drop(ckpt_pending* pending);
 
+/* Sources as one (ckpt/merge.h), to be read like any other: elements are computed
+ * when they are. Options as of ckpt_prune, of ckpt merge: "method", "weights",
+ * "ema", "density", "base" (the place of a source), "lambda", "t", "seed",
+ * "normalize", "no-normalize", "no-rescale", "exact", "dtype",
+ * "allow-nonfinite", "with-optimizer". */
+ckpt_checkpoint* ckpt_merge(const ckpt_checkpoint* const* sources, size_t count,
+                            const char* options, char** error);
+
+/* What B is more than A, as files (ckpt/delta.h). Options as of ckpt_prune:
+ * "as-lora": rank, "lossless", "dtype", "overwrite", "dry-run", "no-fsync" ->
+ *   {"written": [{"path", "bytes"}], "tensors", "modules": [{"name", "rank",
+ *    "norm", "error": share of it that is left}], "saved": [modules],
+ *    "notes": [texts]} */
+char* ckpt_write_delta(const ckpt_checkpoint* a, const ckpt_checkpoint* b,
+                       const char* target, const char* options, char** error);
+
 /* The steps of a run (ckpt/keep.h). `options` is a JSON object, or null: the
  * long options of the command, without dashes and with its meanings, as true,
  * a number, a text or a list of texts. Times are seconds. Other names, and

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C interface to what looks after a run (ckpt/keep.h): options and answers
-// are JSON.
+// The C interface to what looks after a run (ckpt/keep.h), and to what computes
+// (ckpt/merge.h, ckpt/delta.h): options and answers are JSON.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -17,8 +17,10 @@
 #include "api/c_handles.h"
 #include "api/keep/words.h"
 #include "api/places.h"
+#include "ckpt/delta.h"
 #include "ckpt/error.h"
 #include "ckpt/keep.h"
+#include "ckpt/merge.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"
 #include "lib/text/suggest.h"
@@ -61,6 +63,20 @@ class Given {
       if (!found->is_number() || found->get<double>() < 0)
         wrong(name, "seconds, 0 or more");
       value = found->get<double>();
+    }
+  }
+  void take_number(const char* name, std::optional<double>& value) {
+    if (const json* found = find(name)) {
+      if (!found->is_number()) wrong(name, "a number");
+      value = found->get<double>();
+    }
+  }
+  void take_numbers(const char* name, std::vector<double>& value) {
+    const json* const found = find(name);
+    if (found == nullptr) return;
+    for (const json& one : found->is_array() ? *found : json{*found}) {
+      if (!one.is_number()) wrong(name, "a number or a list of numbers");
+      value.push_back(one.get<double>());
     }
   }
   void take(const char* name, std::string& value) {
@@ -110,6 +126,14 @@ class Given {
   json all_ = json::object();
   std::vector<std::string> known_;
 };
+
+DType dtype_of(const std::string& text) {
+  const auto dtype = dtype_from_name(text);
+  if (!dtype)
+    throw usage_error({}, "option 'dtype': unknown dtype '{}'",
+                      text::printable(text));
+  return *dtype;
+}
 
 char* copy_of(const json& answer) {
   const std::string text =
@@ -190,6 +214,83 @@ json answer_of(const std::vector<WatchedStep>& done) {
                      {"why", or_null(step.why)},
                      {"command", step.command}});
   return {{"steps", std::move(steps)}};
+}
+
+json answer_of(const DeltaReport& done) {
+  json written = json::array(), modules = json::array();
+  for (const auto& [path, bytes] : done.written)
+    written.push_back({{"path", path}, {"bytes", bytes}});
+  for (const LoraModule& module : done.modules)
+    modules.push_back({{"name", module.name},
+                       {"rank", module.rank},
+                       {"norm", module.norm},
+                       {"error", module.error()}});
+  return {{"written", std::move(written)},
+          {"tensors", done.tensors},
+          {"modules", std::move(modules)},
+          {"saved", done.saved}};
+}
+
+MergeOptions merge_options(Given& given) {
+  MergeOptions what;
+  std::string method, dtype;
+  std::optional<double> lambda, between, base;
+  bool normalize = false, no_normalize = false, no_rescale = false;
+  given.take("method", method);
+  given.take_numbers("weights", what.weights);
+  given.take_number("ema", what.decay);
+  given.take_numbers("density", what.densities);
+  given.take_number("base", base);
+  given.take_number("lambda", lambda);
+  given.take_number("t", between);
+  given.take("seed", what.seed);
+  given.take("normalize", normalize);
+  given.take("no-normalize", no_normalize);
+  given.take("no-rescale", no_rescale);
+  given.take("exact", what.exact);
+  given.take("dtype", dtype);
+  given.take("allow-nonfinite", what.allow_nonfinite);
+  given.take("with-optimizer", what.with_optimizer);
+  given.end();
+  if (!method.empty()) {
+    what.method = merge_method(method);
+    if (!what.method)
+      throw usage_error({}, "option 'method': unknown method '{}'",
+                        text::printable(method));
+  }
+  if (normalize && no_normalize)
+    throw usage_error({}, "'normalize' and 'no-normalize' exclude each other");
+  if (normalize || no_normalize) what.normalize = normalize;
+  if (no_rescale) what.rescale = false;
+  if (base) {
+    if (!(*base >= 0) || *base != std::floor(*base) || *base > 1e6)
+      throw usage_error({}, "option 'base': expected the place of a source");
+    what.base = static_cast<size_t>(*base);
+  }
+  what.lambda = lambda.value_or(1);
+  what.t = between.value_or(0.5);
+  if (!dtype.empty()) what.dtype = dtype_of(dtype);
+  return what;
+}
+
+DeltaOptions delta_options(Given& given) {
+  DeltaOptions what;
+  std::string dtype;
+  bool lossless = false, no_fsync = false;
+  given.take("as-lora", what.rank);
+  given.take("lossless", lossless);
+  given.take("dtype", dtype);
+  given.take("overwrite", what.overwrite);
+  given.take("dry-run", what.dry_run);
+  given.take("no-fsync", no_fsync);
+  given.end();
+  if (lossless && what.rank != 0)
+    throw usage_error({}, "'as-lora' and 'lossless' exclude each other");
+  if (what.rank != 0) what.form = DeltaForm::kLora;
+  if (lossless) what.form = DeltaForm::kLossless;
+  if (!dtype.empty()) what.dtype = dtype_of(dtype);
+  what.sync = !no_fsync;
+  return what;
 }
 
 // What the library tells while it works, for the answer.
@@ -288,6 +389,36 @@ char* ckpt_watch_once(const char* root, const char* options, char** error) {
     what.note = ckpt::into(notes);
     const std::string path = ckpt::library::source_place(ckpt::text_of(root));
     nlohmann::json answer = ckpt::answer_of(ckpt::watch(path, what));
+    answer["notes"] = std::move(notes);
+    return ckpt::copy_of(answer);
+  });
+}
+
+ckpt_checkpoint* ckpt_merge(const ckpt_checkpoint* const* sources, size_t count,
+                            const char* options, char** error) {
+  return ckpt::guarded(error, [&] {
+    ckpt::Given given(options);
+    const ckpt::MergeOptions what = ckpt::merge_options(given);
+    if (count == 0) throw ckpt::usage_error({}, "there is nothing to merge");
+    return ckpt::changed(*sources[0], [&](ckpt::Catalog first) {
+      std::vector<ckpt::Catalog> all;
+      all.push_back(std::move(first));
+      for (size_t i = 1; i < count; ++i)
+        all.push_back(sources[i]->open.catalog());
+      return ckpt::merge_models(std::move(all), what);
+    });
+  });
+}
+
+char* ckpt_write_delta(const ckpt_checkpoint* a, const ckpt_checkpoint* b,
+                       const char* target, const char* options, char** error) {
+  return ckpt::guarded(error, [&] {
+    ckpt::Given given(options);
+    ckpt::DeltaOptions what = ckpt::delta_options(given);
+    nlohmann::json notes;
+    what.note = ckpt::into(notes);
+    nlohmann::json answer = ckpt::answer_of(ckpt::write_delta(
+        a->open.catalog(), b->open.catalog(), ckpt::text_of(target), what));
     answer["notes"] = std::move(notes);
     return ckpt::copy_of(answer);
   });
