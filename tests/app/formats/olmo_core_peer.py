@@ -236,10 +236,61 @@ def logits(_, job):
         torch.save(model(torch.tensor(job["tokens"])), job["out"])
 
 
+def loaded(path, dtype=None):
+    """All tensors of a checkpoint, by OLMo-core's own loader."""
+    import torch
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    peer = checkpointing()
+    found = {
+        key: torch.empty(meta.size, dtype=dtype or meta.properties.dtype)
+        for key, meta in peer.get_checkpoint_metadata(
+            path).state_dict_metadata.items()
+        if isinstance(meta, TensorStorageMetadata)}
+    peer.load_state_dict(path, found)
+    return found
+
+
+def scale(_, job):
+    """Saves a checkpoint again, with other numbers."""
+    peer = checkpointing()
+    parts = {"model": {}, "optim": {}}
+    for key, tensor in loaded(job["source"]).items():
+        part, _, name = key.partition(".")
+        parts[part][name] = (tensor * job["by"] if tensor.is_floating_point()
+                             and tensor.numel() > 1 else tensor)
+    peer.save_state_dict(job["out"], {k: v for k, v in parts.items() if v},
+                         save_overwrite=True)
+
+
+def average(_, job):
+    """As OLMo-core's scripts average: x / n of each is added up in f32."""
+    import torch
+
+    sums = {}
+    for path in job["sources"]:
+        for key, tensor in loaded(path, torch.float32).items():
+            sums.setdefault(key, torch.zeros_like(tensor)).add_(
+                tensor, alpha=1 / len(job["sources"]))
+    merged = loaded(job["merged"])
+    lost = [k for k in sums if k.startswith("model.") and k not in merged]
+    assert not lost, lost[:3]
+    for key, tensor in merged.items():
+        want = sums[key].to(tensor.dtype)
+        if not tensor.is_floating_point() or key.endswith(".step"):
+            continue
+        off = (tensor.double() - want.double()).abs().max() if tensor.numel() \
+            else 0
+        assert off <= job["off"] * sums[key].abs().max(), f"{key}: {off}"
+
+
 def run_job(job):
     """None, or what went wrong."""
     if job["kind"] == "unshard":
         return on_processes(unshard, 1, job)
+    if job["kind"] in ("scale", "average"):
+        return on_processes({"scale": scale, "average": average}[job["kind"]],
+                            1, job)
     if job["kind"] == "logits":
         return on_processes(logits, 1, job)
     with tempfile.TemporaryDirectory() as folder:

@@ -36,6 +36,28 @@ def with_optimizer():
                   if "direct" not in p.parent.name)
 
 
+# -------------------------------------------------------------------- average
+def test_average(folder, case, more):
+    """Of two and of three checkpoints, as OLMo-core's loader and sums have it."""
+    if PEER is None:
+        raise Skip("no OLMo-core")
+    source = GOLDENS / case / "ckpt"
+    paths = [folder / f"step{i}" for i in range(3)]
+    for path, by in zip(paths, (1.0, 1.5, 0.75)):
+        shutil.copytree(source, path, ignore=lambda at, names: [
+            name for name in names if data_of(source).samefile(at)])
+        wrong = PROGRAM.ask({"kind": "scale", "source": str(data_of(source)),
+                             "out": str(data_of(path)), "by": by})
+        check_equal(wrong, None, "scaled")
+    for count, off in ((2, 0), (3, 3e-7)):
+        out = folder / f"mean{count}"
+        CKPT.ok("merge", *paths[:count], out, *more)
+        CKPT.ok("verify", out)
+        wrong = PROGRAM.ask({"kind": "average", "off": off, "merged": str(
+            data_of(out)), "sources": [str(data_of(p)) for p in paths[:count]]})
+        check_equal(wrong, None, f"{count} of {case}")
+
+
 # ------------------------------------------------------------------ unsharded
 def test_like_one_file(folder, case):
     """model.safetensors, model.pt and optim.pt as the peer writes them."""
@@ -300,6 +322,10 @@ def prepare(suite, ckpt):
         suite.add(f"{case}: places", test_same_places, case, options)
     for to in ("olmo_core", "olmo_core_v1"):
         suite.add(f"from other names: {to}", test_from_other_names, to)
+    for case in ("model_only_w1", "trainer_fsdp_w2", "trainer_fsdptp_w4"):
+        for more in ((), ("--with-optimizer",)):
+            suite.add(f"{case}: the mean {' '.join(more)}", test_average, case,
+                      more)
     suite.add("the trainer's files", test_companions)
     suite.add("a folder without a trainer", test_bare_folder)
     suite.add("a training run", test_training_run)
