@@ -198,10 +198,10 @@ int ckpt_save_written(const ckpt_pending* pending);
 int ckpt_save_finish(ckpt_pending* pending, char** error);
 void ckpt_save_drop(ckpt_pending* pending);
 
-/* Sources as one (ckpt/merge.h), to be read like any other: elements are computed
- * when they are. Options as of ckpt_prune, of ckpt merge: "method", "weights",
- * "ema", "density", "base" (the place of a source), "lambda", "t", "seed",
- * "normalize", "no-normalize", "no-rescale", "exact", "dtype",
+/* Sources as one (ckpt/merge.h), to be read like any other: elements are
+ * computed when they are. Options as of ckpt_prune, of ckpt merge: "method",
+ * "weights", "ema", "density", "base" (the place of a source), "lambda", "t",
+ * "seed", "normalize", "no-normalize", "no-rescale", "exact", "dtype",
  * "allow-nonfinite", "with-optimizer". */
 ckpt_checkpoint* ckpt_merge(const ckpt_checkpoint* const* sources, size_t count,
                             const char* options, char** error);
