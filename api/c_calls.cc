@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <new>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -293,10 +294,14 @@ DeltaOptions delta_options(Given& given) {
   return what;
 }
 
-// What the library tells while it works, for the answer.
-auto into(json& notes) {
-  notes = json::array();
-  return [&notes](const std::string& line) { notes.push_back(line); };
+// What `call` returns, as an answer, with what the library tells meanwhile.
+template <class Options, class Call>
+char* told(Options& options, const Call& call) {
+  json notes = json::array();
+  options.note = [&notes](const std::string& line) { notes.push_back(line); };
+  json answer = answer_of(call());
+  answer["notes"] = std::move(notes);
+  return copy_of(answer);
 }
 
 }  // namespace
@@ -335,12 +340,8 @@ char* ckpt_edit(const char* path, const char* options, char** error) {
     given.take("no-fsync", no_fsync);
     given.end();
     what.sync = !no_fsync;
-    nlohmann::json notes;
-    what.note = ckpt::into(notes);
     const std::string place = ckpt::library::source_place(ckpt::text_of(path));
-    nlohmann::json answer = ckpt::answer_of(ckpt::edit(place, what));
-    answer["notes"] = std::move(notes);
-    return ckpt::copy_of(answer);
+    return ckpt::told(what, [&] { return ckpt::edit(place, what); });
   });
 }
 
@@ -357,12 +358,9 @@ char* ckpt_sync(const char* source, const char* target, const char* options,
     given.take("no-fsync", no_fsync);
     given.end();
     what.sync = !no_fsync;
-    nlohmann::json notes;
-    what.note = ckpt::into(notes);
-    nlohmann::json answer = ckpt::answer_of(
-        ckpt::sync(ckpt::text_of(source), ckpt::text_of(target), what));
-    answer["notes"] = std::move(notes);
-    return ckpt::copy_of(answer);
+    return ckpt::told(what, [&] {
+      return ckpt::sync(ckpt::text_of(source), ckpt::text_of(target), what);
+    });
   });
 }
 
@@ -385,12 +383,8 @@ char* ckpt_watch_once(const char* root, const char* options, char** error) {
     what.command = given.is_text("do")
                        ? ckpt::library::command_words(words[0], "do")
                        : std::move(words);
-    nlohmann::json notes;
-    what.note = ckpt::into(notes);
     const std::string path = ckpt::library::source_place(ckpt::text_of(root));
-    nlohmann::json answer = ckpt::answer_of(ckpt::watch(path, what));
-    answer["notes"] = std::move(notes);
-    return ckpt::copy_of(answer);
+    return ckpt::told(what, [&] { return ckpt::watch(path, what); });
   });
 }
 
@@ -400,13 +394,15 @@ ckpt_checkpoint* ckpt_merge(const ckpt_checkpoint* const* sources, size_t count,
     ckpt::Given given(options);
     const ckpt::MergeOptions what = ckpt::merge_options(given);
     if (count == 0) throw ckpt::usage_error({}, "there is nothing to merge");
-    return ckpt::changed(*sources[0], [&](ckpt::Catalog first) {
-      std::vector<ckpt::Catalog> all;
-      all.push_back(std::move(first));
-      for (size_t i = 1; i < count; ++i)
-        all.push_back(sources[i]->open.catalog());
-      return ckpt::merge_models(std::move(all), what);
-    });
+    std::vector<ckpt::Catalog> all;
+    // Adapters that were added to a source are read until the result is closed.
+    auto held = std::make_shared<std::vector<ckpt::AdapterHold>>();
+    for (size_t i = 0; i < count; ++i) {
+      all.push_back(sources[i]->open.catalog());
+      held->push_back(sources[i]->held);
+    }
+    return new ckpt_checkpoint(
+        ckpt::Checkpoint(ckpt::merge_models(std::move(all), what)), held);
   });
 }
 
@@ -415,12 +411,10 @@ char* ckpt_write_delta(const ckpt_checkpoint* a, const ckpt_checkpoint* b,
   return ckpt::guarded(error, [&] {
     ckpt::Given given(options);
     ckpt::DeltaOptions what = ckpt::delta_options(given);
-    nlohmann::json notes;
-    what.note = ckpt::into(notes);
-    nlohmann::json answer = ckpt::answer_of(ckpt::write_delta(
-        a->open.catalog(), b->open.catalog(), ckpt::text_of(target), what));
-    answer["notes"] = std::move(notes);
-    return ckpt::copy_of(answer);
+    return ckpt::told(what, [&] {
+      return ckpt::write_delta(a->open.catalog(), b->open.catalog(),
+                               ckpt::text_of(target), what);
+    });
   });
 }
 

@@ -10,21 +10,17 @@
 #include <utility>
 #include <vector>
 
+#include "api/tensor_file.h"
 #include "ckpt/catalog.h"
 #include "ckpt/delta.h"
 #include "lib/progress.h"
 
 namespace ckpt::library {
 
-struct LoraOptions {
+// The dtype is the factors'; the base is base_model_name_or_path. A dry run
+// computes nothing.
+struct LoraOptions : DifferenceOptions {
   uint64_t rank = 0;
-  DType dtype = DType::f32;  // of the factors
-  std::string base;          // base_model_name_or_path
-  uint32_t threads = 0;      // 0: as many as processors
-  uint64_t max_mem = uint64_t{1} << 30;
-  bool overwrite = false;
-  bool sync = true;
-  bool dry_run = false;  // nothing is computed or written
 };
 
 struct LoraResult {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <atomic>
-
+#include "api/engine.h"
 #include "api/memory.h"
 #include "api/naming.h"
 #include "api/saver.h"
@@ -15,24 +14,6 @@ namespace ckpt {
 namespace {
 
 using library::add_memory;
-
-Progress progress_of(const SaveOptions& options) {
-  if (!options.progress) return {};
-  struct State {
-    std::atomic<uint64_t> done = 0;
-    std::atomic<uint64_t> total = 0;
-  };
-  const auto state = std::make_shared<State>();
-  Progress progress;
-  progress.on_begin = [state](std::string_view, uint64_t total) {
-    state->done = 0;
-    state->total = total;
-  };
-  progress.on_advance = [state, tell = options.progress](uint64_t bytes) {
-    tell(state->done += bytes, state->total);
-  };
-  return progress;
-}
 
 Preview preview_of(library::Prepared prepared, const SaveOptions& options) {
   Preview preview;
@@ -124,7 +105,9 @@ Preview library::run(const Catalog& source, Layout layout,
   Prepared prepared = ckpt::prepare(source, std::move(layout), path, options);
   if (look) look(prepared.target);
   library::prove(prepared, options, {});
-  library::execute(prepared, options, progress_of(options));
+  library::execute(
+      prepared, options,
+      options.progress ? library::stages_told(options.progress) : Progress{});
   return preview_of(std::move(prepared), options);
 }
 

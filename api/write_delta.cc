@@ -97,20 +97,19 @@ DeltaReport write_delta(Catalog a, Catalog b, const std::string& target,
                                     engine.make_progress()));
   select_both(a, b, options.selection);
   const std::vector<std::string> differing = compared(a, b, options, engine);
-  const std::string base = options.base.empty() ? a.path : options.base;
+  const DifferenceOptions file{
+      .dtype = options.dtype,
+      .base = options.base.empty() ? a.path : options.base,
+      .threads = engine.threads,
+      .max_mem = engine.max_mem,
+      .overwrite = options.overwrite,
+      .sync = options.sync,
+      .dry_run = options.dry_run};
   DeltaReport report{.tensors = b.tensors.size()};
   if (options.form == DeltaForm::kLora) {
     LoraResult result =
         write_lora(std::move(a), std::move(b), differing, target,
-                   {.rank = options.rank,
-                    .dtype = options.dtype,
-                    .base = base,
-                    .threads = engine.threads,
-                    .max_mem = engine.max_mem,
-                    .overwrite = options.overwrite,
-                    .sync = options.sync,
-                    .dry_run = options.dry_run},
-                   engine.make_progress());
+                   {file, options.rank}, engine.make_progress());
     report.written = std::move(result.written);
     report.modules = std::move(result.modules);
     report.saved = std::move(result.saved);
@@ -120,14 +119,7 @@ DeltaReport write_delta(Catalog a, Catalog b, const std::string& target,
       target.ends_with('/') || formats::format_of_name(target).empty();
   report.written =
       write_difference(std::move(a), std::move(b), differing, target, folder,
-                       {.dtype = options.dtype,
-                        .base = base,
-                        .threads = engine.threads,
-                        .max_mem = engine.max_mem,
-                        .overwrite = options.overwrite,
-                        .sync = options.sync,
-                        .dry_run = options.dry_run},
-                       engine.make_progress());
+                       file, engine.make_progress());
   return report;
 }
 

@@ -102,8 +102,8 @@ models: 6660
 formats: 78610
 convert: 18530
 reshard: 24120
-api: 31354
-app: 17830
+api: 31306
+app: 17782
 '
 while IFS=: read -r room most; do
   [ -n "$room" ] || continue

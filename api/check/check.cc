@@ -24,8 +24,7 @@ namespace ckpt {
 Progress library::stages_told(
     const std::function<void(uint64_t done, uint64_t total)>& tell) {
   struct State {
-    std::atomic<uint64_t> done = 0;
-    uint64_t total = 0;
+    std::atomic<uint64_t> done = 0, total = 0;
   };
   const auto state = std::make_shared<State>();
   Progress progress;

@@ -127,25 +127,8 @@ void Prune::list() {
 // A step whose headers can't be read is not one of those that are counted, and
 // not one that goes: somebody has yet to look at it.
 void Prune::open_each() {
-  for (StepRow& row : rows_) {
-    if (!row.complete) continue;
-    const Session::Own session;
-    const uint64_t mark = failures::mark();
-    try {
-      const Catalog catalog =
-          formats::open(row.path, options_.open.format, read_);
-      for (const Problem& problem : catalog.problems)
-        if (problem.severity == Problem::Severity::kDamage && row.complete) {
-          row.complete = false;
-          row.why = problem.message;
-        }
-    } catch (const Error& error) {
-      if (error.code() == ExitCode::kResource) throw;
-      if (const auto failed = failures::since(mark, row.path)) throw *failed;
-      row.complete = false;
-      row.why = error.problem();
-    }
-  }
+  for (StepRow& row : rows_)
+    library::open_step(row, options_.open.format, read_);
 }
 
 void Prune::keep_best(const library::Notes& notes) {

@@ -12,6 +12,7 @@
 #include "lib/io/file.h"
 #include "lib/io/listing.h"
 #include "lib/io/remote.h"
+#include "lib/session.h"
 
 namespace ckpt::library {
 namespace {
@@ -119,6 +120,26 @@ std::vector<StepRow> steps_in(const std::string& root, const std::string& from,
   if (!steps.empty()) return steps;
   const Catalog newest = formats::open(root, from, read);
   return steps_of(root, from, read, &newest, 1);
+}
+
+void open_step(StepRow& row, const std::string& from,
+               const formats::ReadOptions& read) {
+  if (!row.complete) return;
+  const Session::Own session;
+  const uint64_t mark = failures::mark();
+  try {
+    const Catalog catalog = formats::open(row.path, from, read);
+    for (const Problem& problem : catalog.problems)
+      if (problem.severity == Problem::Severity::kDamage && row.complete) {
+        row.complete = false;
+        row.why = problem.message;
+      }
+  } catch (const Error& error) {
+    if (error.code() == ExitCode::kResource) throw;
+    if (const auto failed = failures::since(mark, row.path)) throw *failed;
+    row.complete = false;
+    row.why = error.problem();
+  }
 }
 
 Error not_a_root(const std::string& root) {

@@ -41,6 +41,10 @@ std::vector<StepRow> steps_of(const std::string& root, const std::string& from,
 std::vector<StepRow> steps_in(const std::string& root, const std::string& from,
                               const formats::ReadOptions& read);
 Error not_a_root(const std::string& root);
+// Reads a step's headers: one that is damaged, or can't be opened, is not
+// complete.
+void open_step(StepRow& row, const std::string& from,
+               const formats::ReadOptions& read);
 
 // When something in a directory was written to last; 0: not known.
 time_t last_change(const std::string& directory);

@@ -13,17 +13,16 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <atomic>
 #include <filesystem>
 #include <iterator>
 #include <map>
-#include <memory>
 #include <set>
 #include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
 
+#include "api/engine.h"
 #include "api/fetch/fetch.h"
 #include "api/keep/steps.h"
 #include "api/places.h"
@@ -495,24 +494,6 @@ Synced Sync::run() {
   return result();
 }
 
-Progress told_to(const SyncOptions& options) {
-  if (!options.progress) return {};
-  struct State {
-    std::atomic<uint64_t> done = 0;
-    std::atomic<uint64_t> total = 0;
-  };
-  const auto state = std::make_shared<State>();
-  Progress progress;
-  progress.on_begin = [state](std::string_view, uint64_t total) {
-    state->done = 0;
-    state->total = total;
-  };
-  progress.on_advance = [state, tell = options.progress](uint64_t bytes) {
-    tell(state->done += bytes, state->total);
-  };
-  return progress;
-}
-
 }  // namespace
 
 Synced sync_with(const std::string& source, const std::string& target,
@@ -544,9 +525,10 @@ std::string_view name(SyncFate fate) {
 Synced sync(const std::string& source, const std::string& target,
             const SyncOptions& options) {
   const Session::Own session;
-  return library::sync_with(library::source_place(source),
-                            library::source_place(target), options,
-                            library::told_to(options), false);
+  return library::sync_with(
+      library::source_place(source), library::source_place(target), options,
+      options.progress ? library::stages_told(options.progress) : Progress{},
+      false);
 }
 
 }  // namespace ckpt

@@ -101,8 +101,6 @@ class Merge : public Command {
   bool take_file();
   void take_paths();
   void take_last();
-  std::vector<StepRow> steps_beside_broken(const std::string& root) const;
-  bool opens(const StepRow& step) const;
   void warn_of_order() const;
   MergeOptions method_options() const;
   MergeOptions merge_options() const;
@@ -256,16 +254,22 @@ void Merge::take_last() {
                       given_.size())
         .with_hint("ckpt merge RUN DST --last 5");
   const std::string& root = given_.front();
-  std::vector<StepRow> steps = steps_of(root, request_.source, nullptr);
-  if (steps.empty()) steps = steps_beside_broken(root);
-  std::erase_if(steps, [](const StepRow& step) { return !step.complete; });
+  std::vector<StepRow> steps =
+      library::steps_in(root, request_.source.from, request_.source.read);
+  if (steps.empty()) throw library::not_a_root(root);
   std::vector<StepRow> chosen;
-  while (!steps.empty() && chosen.size() < last_) {
-    if (opens(steps.back())) chosen.push_back(steps.back());
-    steps.pop_back();
+  // A save in progress, or one that was cut off, is no step yet.
+  for (; !steps.empty() && chosen.size() < last_; steps.pop_back()) {
+    StepRow& newest = steps.back();
+    library::open_step(newest, request_.source.from, request_.source.read);
+    if (newest.complete)
+      chosen.push_back(newest);
+    else
+      spdlog::warn("{}: is not complete, and is left out: {}",
+                   text::printable(newest.path), newest.why);
   }
   if (chosen.size() < last_)
-    throw usage_error({root, {}}, "--last {}: there are {} here", last_,
+    throw usage_error({root, {}}, "--last {} is more than the {} here", last_,
                       text::counted(chosen.size(), "complete step"))
         .with_hint("`ckpt ls " + root + "` lists them");
   std::ranges::reverse(chosen);
@@ -276,43 +280,6 @@ void Merge::take_last() {
     names += (names.empty() ? "" : ", ") + step.name;
   }
   spdlog::info("merged: {}", text::printable(names));
-}
-
-// Where no trainer's rule says what a step is, those are that have the name of
-// one that opens, but for the number.
-std::vector<StepRow> Merge::steps_beside_broken(const std::string& root) const {
-  try {
-    const Catalog newest =
-        formats::open(root, request_.source.from, request_.source.read);
-    return steps_of(root, request_.source, &newest);
-  } catch (const Error& error) {
-    if (error.code() != ExitCode::kDamaged) throw;
-    std::vector<std::string> names = io::list_directory(root);
-    std::ranges::sort(names, by_numbers);
-    for (const std::string& name : names) try {
-        Catalog one = formats::open(io::join(root, name), request_.source.from,
-                                    request_.source.read);
-        one.root = root;
-        std::vector<StepRow> steps = steps_of(root, request_.source, &one);
-        if (!steps.empty()) return steps;
-      } catch (const Error&) {
-        continue;  // neither is this one
-      }
-    throw;
-  }
-}
-
-// A save in progress, or one that was cut off, is no step yet.
-bool Merge::opens(const StepRow& step) const {
-  try {
-    formats::open(step.path, request_.source.from, request_.source.read);
-    return true;
-  } catch (const Error& error) {
-    if (error.code() != ExitCode::kDamaged) throw;
-    spdlog::warn("{}: is not complete, and is left out: {}",
-                 text::printable(step.path), error.problem());
-    return false;
-  }
 }
 
 // A shell lists step_1000 before step_900.
@@ -477,11 +444,12 @@ ExitCode Merge::write() {
   std::vector<Catalog> sources = open_sources();
   if (!with_optimizer_) request_.select.model_only = true;
   choose_dtype(sources);
+  const MergeOptions options = merge_options();
   // Names may become others' on the way.
   const Catalog& frame =
-      with_optimizer_ ? last_model(sources) : sources.front();
+      with_optimizer_ && options.method ? last_model(sources) : sources.front();
   if (target_.to.empty()) target_.to = own_container(request_, frame);
-  Catalog merged = merge_models(std::move(sources), merge_options());
+  Catalog merged = merge_models(std::move(sources), options);
   dialect_.renamed = !request_.write.rename_file.empty();
   dialect_.with_optimizer = with_optimizer_;
   merged = into_dialect(

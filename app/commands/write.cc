@@ -450,8 +450,8 @@ ExitCode write_checkpoint(const WriteRequest& request, Catalog source,
   if (library::is_delta(prepared.source) &&
       !(layout.single_file && formats::traits_of(layout.format).is_container))
     spdlog::warn(
-        "{}: {}, and what is written is none either: `ckpt merge BASE {} DST "
-        "--weights 1,1 --no-normalize` adds it to one",
+        "{}: {}, and what is written is none either: `ckpt merge BASE {} DST` "
+        "adds it to one",
         text::printable(request.source_path),
         text::printable(library::delta_text(prepared.source)),
         text::shell_path(request.source_path));
