@@ -4,7 +4,9 @@
 #include "reshard/ranks/share_files.h"
 
 #include <algorithm>
+#include <map>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <type_traits>
 #include <utility>
