@@ -10,7 +10,7 @@
 #include "api/edit/vocabulary.h"
 #include "ckpt/error.h"
 #include "models/view.h"
-#include "reshard/cast_kernel.h"
+#include "reshard/numbers/cast_kernel.h"
 
 namespace ckpt::library {
 namespace {

@@ -13,8 +13,8 @@
 
 #include "ckpt/catalog.h"
 #include "formats/peft/adapter.h"
-#include "reshard/low_rank.h"
-#include "reshard/two_products.h"
+#include "reshard/sources/low_rank.h"
+#include "reshard/sources/two_products.h"
 
 namespace ckpt::library {
 

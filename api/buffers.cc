@@ -9,8 +9,8 @@
 
 #include "ckpt/error.h"
 #include "models/buffers.h"
-#include "reshard/numbers.h"
-#include "reshard/read.h"
+#include "reshard/numbers/numbers.h"
+#include "reshard/run/read.h"
 
 namespace ckpt::library {
 namespace {

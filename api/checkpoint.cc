@@ -5,8 +5,8 @@
 #include "ckpt/ckpt.h"
 #include "formats/format.h"
 #include "lib/text/suggest.h"
-#include "reshard/prove.h"
-#include "reshard/read.h"
+#include "reshard/prove/prove.h"
+#include "reshard/run/read.h"
 
 namespace ckpt {
 namespace {

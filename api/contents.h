@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "api/prepared.h"
+#include "api/write/prepared.h"
 #include "ckpt/catalog.h"
 #include "lib/manifest.h"
 

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "api/lossless.h"
+#include "api/delta/lossless.h"
 #include "ckpt/error.h"
 #include "containers/safetensors/header.h"
 #include "lib/io/file.h"

@@ -4,8 +4,8 @@
 //
 //   __metadata__   ckpt.delta_of   "step_4000", or "difference"
 //
-// A lossless delta (api/lossless.h) is known by its format. A LoRA needs no
-// mark.
+// A lossless delta (api/delta/lossless.h) is known by its format. A LoRA needs
+// no mark.
 #pragma once
 
 #include <string>

@@ -12,9 +12,9 @@
 #include "ckpt/note.h"
 #include "formats/megatron/model/keys.h"
 #include "lib/io/remote.h"
-#include "reshard/crc_check.h"
 #include "reshard/engine.h"
-#include "reshard/planner.h"
+#include "reshard/plan/planner.h"
+#include "reshard/run/crc_check.h"
 
 namespace ckpt {
 namespace {

@@ -9,7 +9,7 @@
 #include "formats/fairseq2/layout.h"
 #include "formats/rank_rules.h"
 #include "models/rules.h"
-#include "reshard/read.h"
+#include "reshard/run/read.h"
 
 namespace ckpt {
 namespace {

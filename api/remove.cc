@@ -16,11 +16,11 @@
 #include "ckpt/sharded.h"
 #include "formats/dcp/metadata.h"
 #include "formats/format.h"
+#include "lib/hash/sha256.h"
 #include "lib/io/file.h"
 #include "lib/manifest.h"
 #include "lib/pickle/decode.h"
 #include "lib/pickle/encode.h"
-#include "lib/sha256.h"
 #include "lib/text/json.h"
 
 namespace ckpt {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/engine.h"
 #include "api/memory.h"
-#include "api/naming.h"
 #include "api/saver.h"
-#include "api/write.h"
+#include "api/write/naming.h"
+#include "api/write/write.h"
 #include "ckpt/ckpt.h"
 #include "formats/fairseq2/layout.h"
 #include "formats/format.h"
 #include "lib/session.h"
-#include "reshard/planner.h"
+#include "reshard/plan/planner.h"
 
 namespace ckpt {
 namespace {

@@ -16,8 +16,8 @@
 #include "formats/megatron/state/common.h"
 #include "lib/pickle/whole_json.h"
 #include "lib/text/suggest.h"
-#include "reshard/prove.h"
-#include "reshard/read.h"
+#include "reshard/prove/prove.h"
+#include "reshard/run/read.h"
 
 namespace ckpt {
 namespace {

@@ -15,7 +15,7 @@ namespace {
 
 // A checkpoint of thousands of ranks has as many files, but shells start with a
 // limit of 1024. The limit is this process's own; files stay open as long as it
-// allows (reshard/sources.h).
+// allows (reshard/sources/sources.h).
 void raise_file_limit() {
   constexpr rlim_t kWanted = 16384;
   rlimit limit;

@@ -8,7 +8,7 @@
 #include <cmath>
 #include <map>
 
-#include "convert/facts_table.h"
+#include "convert/config/facts_table.h"
 #include "lib/text/format.h"
 
 namespace ckpt::families {

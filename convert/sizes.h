@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "ckpt/error.h"
-#include "convert/facts.h"
-#include "convert/mismatches.h"
-#include "convert/named_tensors.h"
+#include "convert/config/facts.h"
+#include "convert/rules/mismatches.h"
+#include "convert/rules/named_tensors.h"
 
 namespace ckpt::families {
 

@@ -10,8 +10,8 @@
 #include <optional>
 #include <string_view>
 
-#include "convert/config_parts.h"
-#include "convert/quantized_config.h"
+#include "convert/config/parts.h"
+#include "convert/quantized/config.h"
 #include "lib/text/other_json.h"
 
 namespace ckpt::families {

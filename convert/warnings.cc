@@ -8,8 +8,8 @@
 #include <set>
 
 #include "ckpt/note.h"
-#include "convert/config_parts.h"
-#include "convert/quantized_config.h"
+#include "convert/config/parts.h"
+#include "convert/quantized/config.h"
 #include "convert/tokens.h"
 #include "lib/text/other_json.h"
 

@@ -17,7 +17,7 @@
 #include "formats/file_list.h"
 #include "formats/format.h"
 #include "formats/loose_files.h"
-#include "formats/runs/run.h"
+#include "formats/runs/read/run.h"
 #include "formats/stray.h"
 #include "lib/decoding.h"
 #include "lib/io/file.h"

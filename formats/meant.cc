@@ -9,7 +9,7 @@
 
 #include "containers/foreign.h"
 #include "formats/format.h"
-#include "formats/runs/trainer.h"
+#include "formats/runs/find/trainer.h"
 #include "lib/text/format.h"
 #include "lib/text/suggest.h"
 

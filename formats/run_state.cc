@@ -12,9 +12,9 @@
 
 #include "ckpt/note.h"
 #include "containers/torch/tensor_nodes.h"
-#include "formats/runs/group_names.h"
-#include "formats/runs/pattern.h"
-#include "formats/runs/trainer.h"
+#include "formats/runs/find/pattern.h"
+#include "formats/runs/find/trainer.h"
+#include "formats/runs/optimizer/group_names.h"
 #include "lib/io/file.h"
 #include "lib/pickle/parts.h"
 #include "lib/pickle/value.h"

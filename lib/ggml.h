@@ -60,7 +60,7 @@ struct GgmlInfo {
   uint32_t elements;           // of a block; 1 for plain numbers
   uint32_t bytes;              // of a block
   std::optional<DType> dtype;  // of plain numbers
-  // What reshard/decode_ggml.h does.
+  // What reshard/sources/decode_ggml.h does.
   bool decodes = false;  // blocks to numbers
   bool encodes = false;  // numbers to blocks
 };

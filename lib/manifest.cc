@@ -12,10 +12,10 @@
 #include <span>
 
 #include "ckpt/error.h"
-#include "lib/crc32.h"
+#include "lib/hash/crc32.h"
+#include "lib/hash/sha256.h"
 #include "lib/io/ahead.h"
 #include "lib/io/remote.h"
-#include "lib/sha256.h"
 #include "lib/text/format.h"
 #include "lib/text/number.h"
 #include "lib/text/scan.h"

@@ -34,7 +34,7 @@
 #include <vector>
 
 #include "ckpt/catalog.h"
-#include "lib/digest.h"
+#include "lib/hash/digest.h"
 #include "lib/io/file.h"
 
 namespace ckpt {

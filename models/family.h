@@ -137,8 +137,9 @@ class Family {
   // Null if the family has no such dialect, or no rules for it.
   const Dialect* dialect(std::string_view name) const;
   const std::vector<Dialect>& dialects() const { return dialects_; }
-  // For the ledger of facts (convert/facts.h), in addition to facts.json: the
-  // file's "traits", over those of the families that it extends.
+  // For the ledger of facts (convert/config/facts.h), in addition to
+  // facts.json: the file's "traits", over those of the families that it
+  // extends.
   const Json& traits() const { return traits_; }
   // The families that it extends, the nearest one first.
   const std::vector<std::string>& bases() const { return bases_; }

@@ -14,12 +14,12 @@
 #include "lib/processors.h"
 #include "lib/text/format.h"
 #include "lib/trace.h"
-#include "reshard/caching.h"
-#include "reshard/crc_check.h"
 #include "reshard/cuda/mover.h"
-#include "reshard/mover.h"
-#include "reshard/source_crcs.h"
-#include "reshard/work.h"
+#include "reshard/plan/work.h"
+#include "reshard/run/caching.h"
+#include "reshard/run/crc_check.h"
+#include "reshard/run/mover.h"
+#include "reshard/sources/source_crcs.h"
 
 namespace ckpt::reshard {
 namespace {

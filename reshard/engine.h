@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "ckpt/catalog.h"
-#include "lib/digest.h"
-#include "reshard/output.h"
-#include "reshard/plan.h"
-#include "reshard/run_options.h"
+#include "lib/hash/digest.h"
+#include "reshard/plan/plan.h"
+#include "reshard/run/output.h"
+#include "reshard/run/run_options.h"
 
 namespace ckpt::reshard {
 

@@ -54,24 +54,55 @@ if [ -n "$mutual" ]; then
   status=1
 fi
 
-# The command line is parsed, then commands work and print their findings.
-forbid 'app/options includes neither print nor commands' \
-  '#include "app/(print|commands)/' app/options
-forbid 'app/print includes no command' '#include "app/commands/' app/print
-
-# Megatron's folders, from the lowest: each includes itself and those before it.
-# Files beside them (options, where a checkpoint is) include none.
-folders='model state canonical buckets dist legacy'
-above=$folders
-for folder in $folders; do
-  above=${above#"$folder"}
-  above=${above# }
-  [ -z "$above" ] || forbid "formats/megatron/$folder includes only what is below it" \
-    "#include \"formats/megatron/(${above// /|})/" "formats/megatron/$folder"
-done
+# Folders of a room, from the lowest: each includes itself and those before it.
+# Files beside the folders are below some of them and above others.
+orders='
+lib: include text hash io pickle net codec zip
+formats/megatron: model state canonical buckets dist legacy
+formats/runs: find models nanotron optimizer ranks read write
+convert: tokenizer config quantized rules adapters whole
+reshard: plan torch numbers sources run prove cuda ranks
+api: edit fetch check keep write delta merge salvage parallel mcore c
+app: page options print commands
+'
+while IFS=: read -r room folders; do
+  [ -n "$room" ] || continue
+  folders=${folders# }
+  for folder in "$room"/*/; do
+    folder=$(basename "$folder")
+    [[ " $folders " == *" $folder "* ]] && continue
+    printf '%s/%s has no place in scripts/check_rooms.sh\n\n' "$room" "$folder"
+    status=1
+  done
+  above=$folders
+  for folder in $folders; do
+    above=${above#"$folder"}
+    above=${above# }
+    [ -z "$above" ] || forbid "$room/$folder includes only what is below it" \
+      "#include \"$room/(${above// /|})/" "$room/$folder"
+  done
+done <<<"$orders"
+folders=$(sed -n 's#^formats/megatron: ##p' <<<"$orders")
 forbid 'files beside the folders of formats/megatron include none of them' \
   "#include \"formats/megatron/(${folders// /|})/" formats/megatron/*.h \
   formats/megatron/*.cc
+
+# What one can look over: a folder's own files, without those of its folders.
+most_files=60 most_lines=9000
+# shellcheck disable=SC2086  # one word a room
+every=$(find $all -type d)
+while read -r folder; do
+  files=$(find "$folder" -maxdepth 1 -name '*.cc' -o -maxdepth 1 -name '*.h' \
+    -o -maxdepth 1 -name '*.cu')
+  count=$(wc -w <<<"$files")
+  [ "$count" -gt 0 ] || continue
+  # shellcheck disable=SC2086  # names without spaces
+  lines=$(cat $files | wc -l)
+  [ "$count" -gt "$most_files" ] || [ "$lines" -gt "$most_lines" ] || continue
+  printf '%s has %d files of %d lines: give it folders (%d files, %d lines)\n\n' \
+    "$folder" "$count" "$lines" "$most_files" "$most_lines"
+  status=1
+done <<<"$every"
 
 # Code above the formats asks their rows, not their names. There, the words for
 # dialects (fairseq2, meta, olmo_core, vllm), the command `run` and the module
@@ -102,7 +133,7 @@ models: 6660
 formats: 78610
 convert: 18530
 reshard: 24120
-api: 31306
+api: 31308
 app: 17782
 '
 while IFS=: read -r room most; do

@@ -11,7 +11,7 @@
 #include "ckpt/error.h"
 #include "lib/interrupt.h"
 #include "models/view.h"
-#include "reshard/read.h"
+#include "reshard/run/read.h"
 
 namespace ckpt::library {
 namespace {

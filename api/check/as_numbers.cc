@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "ckpt/error.h"
-#include "convert/dequantize.h"
+#include "convert/quantized/dequantize.h"
 
 namespace ckpt::library {
 namespace {

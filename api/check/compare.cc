@@ -19,11 +19,11 @@
 #include "lib/heap.h"
 #include "lib/text/other_json.h"
 #include "lib/text/words.h"
-#include "reshard/numeric.h"
-#include "reshard/plan_size.h"
-#include "reshard/prove.h"
-#include "reshard/read.h"
-#include "reshard/values.h"
+#include "reshard/numbers/numeric.h"
+#include "reshard/numbers/values.h"
+#include "reshard/plan/plan_size.h"
+#include "reshard/prove/prove.h"
+#include "reshard/run/read.h"
 
 namespace ckpt::library {
 namespace {

@@ -10,10 +10,10 @@
 
 #include "ckpt/error.h"
 #include "formats/traits.h"
-#include "lib/digest.h"
-#include "reshard/cast.h"
-#include "reshard/read.h"
-#include "reshard/values.h"
+#include "lib/hash/digest.h"
+#include "reshard/numbers/cast.h"
+#include "reshard/numbers/values.h"
+#include "reshard/run/read.h"
 
 namespace ckpt::library {
 namespace {

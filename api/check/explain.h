@@ -9,7 +9,7 @@
 
 #include "api/engine.h"
 #include "ckpt/catalog.h"
-#include "reshard/run_options.h"
+#include "reshard/run/run_options.h"
 
 namespace ckpt::library {
 

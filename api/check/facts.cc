@@ -9,14 +9,14 @@
 #include "api/edit/tied.h"
 #include "ckpt/error.h"
 #include "ckpt/note.h"
-#include "convert/dialects.h"
-#include "convert/quantized.h"
-#include "convert/quantized_config.h"
-#include "convert/values.h"
+#include "convert/config/dialects.h"
+#include "convert/config/values.h"
+#include "convert/quantized/config.h"
+#include "convert/quantized/quantized.h"
 #include "formats/peft/settings.h"
 #include "lib/text/words.h"
-#include "reshard/cast_kernel.h"
-#include "reshard/prove.h"
+#include "reshard/numbers/cast_kernel.h"
+#include "reshard/prove/prove.h"
 
 namespace ckpt::library {
 

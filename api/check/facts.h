@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Facts of models (convert/facts.h), for checks that compare them.
+// Facts of models (convert/config/facts.h), for checks that compare them.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "api/engine.h"
-#include "convert/facts.h"
+#include "convert/config/facts.h"
 
 namespace ckpt::library {
 

@@ -6,7 +6,7 @@
 #include <map>
 #include <string_view>
 
-#include "lib/sha256.h"
+#include "lib/hash/sha256.h"
 
 namespace ckpt::library {
 

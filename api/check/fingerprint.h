@@ -7,7 +7,7 @@
 #include <string>
 
 #include "ckpt/catalog.h"
-#include "lib/digest.h"
+#include "lib/hash/digest.h"
 
 namespace ckpt::library {
 

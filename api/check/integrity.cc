@@ -27,10 +27,10 @@
 #include "containers/hf/hf.h"
 #include "containers/hf/hub_cache.h"
 #include "convert/warnings.h"
-#include "convert/whole.h"
+#include "convert/whole/whole.h"
 #include "formats/loose_files.h"
-#include "formats/runs/counts.h"
-#include "formats/runs/stale.h"
+#include "formats/runs/find/stale.h"
+#include "formats/runs/read/counts.h"
 #include "formats/traits.h"
 #include "lib/decoding.h"
 #include "lib/heap.h"
@@ -39,10 +39,10 @@
 #include "lib/lost_file.h"
 #include "lib/manifest.h"
 #include "lib/text/format.h"
-#include "reshard/crc_check.h"
-#include "reshard/plan_size.h"
-#include "reshard/prove.h"
+#include "reshard/plan/plan_size.h"
+#include "reshard/prove/prove.h"
 #include "reshard/ranks/run.h"
+#include "reshard/run/crc_check.h"
 
 namespace ckpt::library {
 namespace {

@@ -9,7 +9,7 @@
 #include "ckpt/catalog.h"
 #include "formats/scan/heads.h"
 #include "formats/scan/scan.h"
-#include "reshard/run_options.h"
+#include "reshard/run/run_options.h"
 
 namespace ckpt::library {
 

@@ -16,10 +16,10 @@
 #include "lib/io/remote.h"
 #include "lib/text/format.h"
 #include "reshard/cuda/load.h"
-#include "reshard/plan_size.h"
-#include "reshard/planner.h"
+#include "reshard/plan/plan_size.h"
+#include "reshard/plan/planner.h"
 #include "reshard/ranks/run.h"
-#include "reshard/source_crcs.h"
+#include "reshard/sources/source_crcs.h"
 
 namespace ckpt::library {
 

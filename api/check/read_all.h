@@ -7,8 +7,8 @@
 
 #include "api/engine.h"
 #include "reshard/engine.h"
-#include "reshard/run_options.h"
-#include "reshard/stats.h"
+#include "reshard/numbers/stats.h"
+#include "reshard/run/run_options.h"
 
 namespace ckpt::library {
 

@@ -8,8 +8,8 @@
 #include <cstddef>
 
 #include "lib/decoding.h"
-#include "reshard/read.h"
-#include "reshard/values.h"
+#include "reshard/numbers/values.h"
+#include "reshard/run/read.h"
 
 namespace ckpt::library {
 namespace {

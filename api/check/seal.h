@@ -8,7 +8,7 @@
 #include <string>
 
 #include "ckpt/catalog.h"
-#include "lib/digest.h"
+#include "lib/hash/digest.h"
 #include "lib/manifest.h"
 
 namespace ckpt::library {

@@ -13,10 +13,10 @@
 #include "lib/interrupt.h"
 #include "lib/processors.h"
 #include "lib/text/format.h"
-#include "reshard/cast_kernel.h"
-#include "reshard/read.h"
+#include "reshard/numbers/cast_kernel.h"
+#include "reshard/numbers/values.h"
+#include "reshard/run/read.h"
 #include "reshard/torch/load.h"
-#include "reshard/values.h"
 
 namespace ckpt::library {
 namespace {

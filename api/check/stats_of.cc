@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "lib/processors.h"
-#include "reshard/values.h"
+#include "reshard/numbers/values.h"
 
 namespace ckpt::library {
 namespace {

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "ckpt/catalog.h"
-#include "reshard/stats.h"
-#include "reshard/tally.h"
+#include "reshard/numbers/stats.h"
+#include "reshard/numbers/tally.h"
 
 namespace ckpt::library {
 

@@ -12,7 +12,7 @@
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "lib/unruled.h"
-#include "reshard/prove.h"
+#include "reshard/prove/prove.h"
 
 namespace ckpt::library {
 

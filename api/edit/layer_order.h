@@ -17,7 +17,7 @@
 #include "api/edit/towers.h"
 #include "api/edits.h"
 #include "ckpt/catalog.h"
-#include "convert/facts.h"
+#include "convert/config/facts.h"
 
 namespace ckpt::library {
 

@@ -10,7 +10,7 @@
 #include "api/edit/layers.h"
 #include "api/edit/quantized_modules.h"
 #include "ckpt/error.h"
-#include "convert/facts.h"
+#include "convert/config/facts.h"
 #include "lib/text/other_json.h"
 
 namespace ckpt::library {

@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "ckpt/ckpt.h"
-#include "convert/dialects.h"
+#include "convert/config/dialects.h"
 #include "formats/traits.h"
 #include "lib/pickle/value.h"
 #include "lib/text/format.h"

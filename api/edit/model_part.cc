@@ -9,10 +9,10 @@
 #include "ckpt/error.h"
 #include "containers/hf/hf.h"
 #include "containers/hf/numbered.h"
-#include "convert/models_of.h"
+#include "convert/whole/models_of.h"
 #include "formats/component_tree.h"
-#include "formats/runs/pattern.h"
-#include "formats/runs/trainer.h"
+#include "formats/runs/find/pattern.h"
+#include "formats/runs/find/trainer.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 

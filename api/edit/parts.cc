@@ -14,7 +14,7 @@
 #include "ckpt/error.h"
 #include "containers/hf/numbered.h"
 #include "containers/torch/walk.h"
-#include "convert/models_of.h"
+#include "convert/whole/models_of.h"
 #include "formats/component_tree.h"
 #include "formats/traits.h"
 #include "lib/pickle/value.h"

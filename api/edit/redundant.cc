@@ -7,8 +7,8 @@
 
 #include "api/buffers.h"
 #include "ckpt/ckpt.h"
+#include "convert/config/values.h"
 #include "convert/translate.h"
-#include "convert/values.h"
 #include "lib/text/glob.h"
 
 namespace ckpt::library {

@@ -15,7 +15,7 @@
 #include "api/edit/parts.h"
 #include "api/edit/towers.h"
 #include "ckpt/error.h"
-#include "convert/whole.h"
+#include "convert/whole/whole.h"
 #include "formats/traits.h"
 #include "lib/text/format.h"
 #include "lib/text/glob.h"

@@ -11,7 +11,7 @@
 #include "api/edit/config_edit.h"
 #include "ckpt/error.h"
 #include "containers/hf/hf.h"
-#include "convert/whole.h"
+#include "convert/whole/whole.h"
 #include "models/hf_names.h"
 
 namespace ckpt::library {

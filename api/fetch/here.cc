@@ -25,6 +25,7 @@
 #include "api/fetch/journal.h"
 #include "ckpt/box.h"
 #include "ckpt/error.h"
+#include "lib/hash/sha256.h"
 #include "lib/interrupt.h"
 #include "lib/io/lock.h"
 #include "lib/io/probe.h"
@@ -32,7 +33,6 @@
 #include "lib/io/rename.h"
 #include "lib/parallel.h"
 #include "lib/session.h"
-#include "lib/sha256.h"
 #include "lib/text/format.h"
 
 namespace ckpt::library {

@@ -8,8 +8,8 @@
 #include <string_view>
 
 #include "ckpt/error.h"
+#include "lib/hash/sha256.h"
 #include "lib/interrupt.h"
-#include "lib/sha256.h"
 #include "lib/text/number.h"
 
 namespace ckpt::library {

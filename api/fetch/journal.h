@@ -4,9 +4,9 @@
 //
 //   came BEGIN END SUM TAG NAME    bytes of that version, in NAME.part or DIR
 //
-// SUM is the digest of those bytes at their place (lib/digest.h). What a disk,
-// a lost power supply or another program made of them meanwhile does not have
-// it, and is fetched again: nothing is believed that can be looked at.
+// SUM is the digest of those bytes at their place (lib/hash/digest.h). What a
+// disk, a lost power supply or another program made of them meanwhile does not
+// have it, and is fetched again: nothing is believed that can be looked at.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "lib/digest.h"
+#include "lib/hash/digest.h"
 #include "lib/io/file.h"
 
 namespace ckpt::library {

@@ -7,7 +7,7 @@
 #include <filesystem>
 
 #include "ckpt/error.h"
-#include "formats/runs/find.h"
+#include "formats/runs/find/find.h"
 #include "lib/failures.h"
 #include "lib/io/file.h"
 #include "lib/io/listing.h"

@@ -12,11 +12,11 @@
 
 #include "ckpt/error.h"
 #include "ckpt/keep.h"
+#include "lib/hash/sha256.h"
 #include "lib/io/file.h"
 #include "lib/io/lock.h"
 #include "lib/io/remote.h"
 #include "lib/io/rename.h"
-#include "lib/sha256.h"
 #include "lib/text/json.h"
 #include "lib/text/shell.h"
 

@@ -8,7 +8,7 @@
 
 #include "api/engine.h"
 #include "ckpt/merge.h"
-#include "reshard/run_options.h"
+#include "reshard/run/run_options.h"
 
 namespace ckpt::library {
 

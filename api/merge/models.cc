@@ -18,17 +18,17 @@
 #include "api/edit/towers.h"
 #include "api/merge/meeting.h"
 #include "api/merge/recipe.h"
-#include "api/unproven.h"
+#include "api/write/unproven.h"
 #include "ckpt/error.h"
 #include "ckpt/merge.h"
-#include "convert/dialects.h"
+#include "convert/config/dialects.h"
 #include "lib/decoding.h"
 #include "lib/text/format.h"
 #include "lib/text/glob.h"
 #include "models/view.h"
-#include "reshard/cast_kernel.h"
-#include "reshard/crc_check.h"
-#include "reshard/read.h"
+#include "reshard/numbers/cast_kernel.h"
+#include "reshard/run/crc_check.h"
+#include "reshard/run/read.h"
 
 namespace ckpt {
 namespace {

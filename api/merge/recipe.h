@@ -9,7 +9,7 @@
 
 #include "ckpt/merge.h"
 #include "lib/decoding.h"
-#include "reshard/combine.h"
+#include "reshard/sources/combine.h"
 
 namespace ckpt::library {
 

@@ -14,9 +14,9 @@
 #include <thread>
 
 #include "api/memory.h"
-#include "api/open_write.h"
 #include "api/parallel/messages.h"
 #include "api/saver.h"
+#include "api/write/open_write.h"
 #include "ckpt/parallel.h"
 #include "lib/session.h"
 #include "reshard/ranks/control.h"

@@ -21,7 +21,7 @@
 #include "app/options/target_name.h"
 #include "ckpt/adapter.h"
 #include "ckpt/error.h"
-#include "convert/dialects.h"
+#include "convert/config/dialects.h"
 #include "formats/options.h"
 #include "formats/traits.h"
 #include "lib/text/format.h"

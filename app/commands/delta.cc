@@ -7,9 +7,9 @@
 #include <CLI/CLI.hpp>
 #include <utility>
 
-#include "api/lossless.h"
+#include "api/delta/lossless.h"
+#include "api/delta/write.h"
 #include "api/places.h"
-#include "api/write_delta.h"
 #include "app/commands/engine.h"
 #include "app/commands/source.h"
 #include "app/commands/write.h"

@@ -25,7 +25,7 @@
 #include "lib/module.h"
 #include "lib/processors.h"
 #include "lib/text/format.h"
-#include "reshard/cast_kernel.h"
+#include "reshard/numbers/cast_kernel.h"
 #include "reshard/ranks/link.h"
 
 namespace ckpt::app {

@@ -15,8 +15,8 @@
 #include "app/print/facts.h"
 #include "app/print/json_writer.h"
 #include "app/print/table.h"
-#include "convert/values.h"
-#include "convert/whole.h"
+#include "convert/config/values.h"
+#include "convert/whole/whole.h"
 #include "lib/text/format.h"
 
 namespace ckpt::app {

@@ -12,7 +12,7 @@
 #include "app/commands/write.h"
 #include "app/print/console.h"
 #include "convert/check_source.h"
-#include "convert/dialects.h"
+#include "convert/config/dialects.h"
 #include "lib/io/file.h"
 
 namespace ckpt::app {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "api/salvage.h"
+#include "api/salvage/salvage.h"
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "api/fetch/fetch.h"
-#include "api/replace.h"
+#include "api/write/replace.h"
 #include "app/command.h"
 #include "app/commands/write.h"
 #include "app/options/rate.h"

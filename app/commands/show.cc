@@ -22,8 +22,8 @@
 #include "lib/text/format.h"
 #include "lib/text/shell.h"
 #include "lib/text/suggest.h"
-#include "reshard/read.h"
-#include "reshard/values.h"
+#include "reshard/numbers/values.h"
+#include "reshard/run/read.h"
 
 namespace ckpt::app {
 namespace {

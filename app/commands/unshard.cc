@@ -10,7 +10,7 @@
 #include "app/options/target_name.h"
 #include "ckpt/error.h"
 #include "convert/check_source.h"
-#include "convert/dialects.h"
+#include "convert/config/dialects.h"
 #include "formats/options.h"
 #include "formats/traits.h"
 #include "formats/unsharded.h"

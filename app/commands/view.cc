@@ -28,7 +28,7 @@
 #include "lib/failures.h"
 #include "lib/net/server.h"
 #include "lib/text/format.h"
-#include "reshard/plan_size.h"
+#include "reshard/plan/plan_size.h"
 
 namespace ckpt::app {
 namespace {

@@ -7,15 +7,15 @@
 #include <algorithm>
 #include <optional>
 
-#include "api/write.h"
+#include "api/write/write.h"
 #include "formats/format.h"
 #include "lib/heap.h"
 #include "lib/tensor_part.h"
 #include "lib/text/format.h"
 #include "lib/tree_memory.h"
 #include "lib/tree_peak.h"
-#include "reshard/plan_size.h"
-#include "reshard/work.h"
+#include "reshard/plan/plan_size.h"
+#include "reshard/plan/work.h"
 
 namespace ckpt::app {
 namespace {

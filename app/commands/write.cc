@@ -10,7 +10,6 @@
 #include <unordered_map>
 
 #include "api/check/read_all.h"
-#include "api/decoded.h"
 #include "api/deltas.h"
 #include "api/edit/config_edit.h"
 #include "api/edit/layer_order.h"
@@ -20,7 +19,8 @@
 #include "api/edit/select.h"
 #include "api/places.h"
 #include "api/rank_part.h"
-#include "api/write.h"
+#include "api/write/decoded.h"
+#include "api/write/write.h"
 #include "app/commands/engine.h"
 #include "app/commands/plan_file.h"
 #include "app/commands/source.h"
@@ -34,10 +34,10 @@
 #include "app/print/progress.h"
 #include "app/print/write_report.h"
 #include "containers/assume.h"
-#include "convert/dequantize.h"
-#include "convert/gguf_quantize.h"
-#include "convert/quantize.h"
-#include "convert/quantized.h"
+#include "convert/quantized/dequantize.h"
+#include "convert/quantized/gguf_quantize.h"
+#include "convert/quantized/quantize.h"
+#include "convert/quantized/quantized.h"
 #include "formats/format.h"
 #include "formats/run_state.h"
 #include "formats/traits.h"
@@ -51,7 +51,7 @@
 #include "lib/text/format.h"
 #include "lib/text/shell.h"
 #include "reshard/cuda/load.h"
-#include "reshard/plan_size.h"
+#include "reshard/plan/plan_size.h"
 
 namespace ckpt::app {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "api/edit/rename.h"
 #include "ckpt/error.h"
-#include "formats/runs/order.h"
+#include "formats/runs/optimizer/order.h"
 #include "formats/unrecognized.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "ckpt/check.h"
-#include "convert/facts.h"
+#include "convert/config/facts.h"
 
 namespace ckpt::app {
 

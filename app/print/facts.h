@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Facts of models (convert/facts.h), for commands to show.
+// Facts of models (convert/config/facts.h), for commands to show.
 #pragma once
 
 #include "app/print/json_writer.h"
-#include "convert/facts.h"
+#include "convert/config/facts.h"
 
 namespace ckpt::app {
 

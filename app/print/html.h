@@ -9,7 +9,7 @@
 
 #include "app/print/plot.h"
 #include "ckpt/catalog.h"
-#include "reshard/stats.h"
+#include "reshard/numbers/stats.h"
 
 namespace ckpt::app {
 

@@ -10,7 +10,7 @@
 
 #include "api/check/compare.h"
 #include "ckpt/catalog.h"
-#include "convert/facts.h"
+#include "convert/config/facts.h"
 
 namespace ckpt::app {
 

@@ -12,7 +12,7 @@
 
 #include "app/print/write_report.h"
 #include "ckpt/catalog.h"
-#include "reshard/plan.h"
+#include "reshard/plan/plan.h"
 
 namespace ckpt::app {
 

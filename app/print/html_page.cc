@@ -11,7 +11,7 @@
 #include "app/print/table.h"
 #include "ckpt/error.h"
 #include "lib/embedded.h"
-#include "lib/sha256.h"
+#include "lib/hash/sha256.h"
 #include "lib/text/format.h"
 
 namespace ckpt::app {

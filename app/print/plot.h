@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "ckpt/catalog.h"
-#include "reshard/stats.h"
+#include "reshard/numbers/stats.h"
 
 namespace ckpt::app {
 

@@ -9,7 +9,7 @@
 
 #include "app/print/table.h"
 #include "ckpt/error.h"
-#include "convert/quantized.h"
+#include "convert/quantized/quantized.h"
 #include "lib/text/format.h"
 
 namespace ckpt::app {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "ckpt/catalog.h"
-#include "convert/dequantize.h"
+#include "convert/quantized/dequantize.h"
 
 namespace ckpt::app {
 

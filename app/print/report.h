@@ -15,9 +15,9 @@
 #include "api/check/spectra.h"
 #include "ckpt/catalog.h"
 #include "ckpt/check.h"
-#include "convert/facts.h"
-#include "lib/digest.h"
-#include "reshard/stats.h"
+#include "convert/config/facts.h"
+#include "lib/hash/digest.h"
+#include "reshard/numbers/stats.h"
 
 namespace ckpt::app {
 

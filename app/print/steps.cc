@@ -16,7 +16,7 @@
 #include "app/print/report.h"
 #include "app/print/table.h"
 #include "ckpt/error.h"
-#include "formats/runs/find.h"
+#include "formats/runs/find/find.h"
 #include "lib/failures.h"
 #include "lib/io/file.h"
 #include "lib/io/listing.h"

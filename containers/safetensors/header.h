@@ -32,7 +32,7 @@ inline constexpr std::string_view kMetadata = "__metadata__";
 // The object that holds what an index says besides total_size.
 inline constexpr std::string_view kIndexMetadata = "__index_metadata__";
 // "format" among the metadata of a lossless delta, whose tensors are packed
-// files (api/lossless.h).
+// files (api/delta/lossless.h).
 inline constexpr std::string_view kLosslessFormat = "ckpt_lossless/1";
 // The reference reader refuses longer headers.
 inline constexpr uint64_t kMaxHeader = 100'000'000;

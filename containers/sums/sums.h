@@ -21,10 +21,10 @@
 #include <vector>
 
 #include "ckpt/catalog.h"
+#include "lib/hash/sha1.h"
+#include "lib/hash/sha256.h"
 #include "lib/io/file.h"
 #include "lib/net/md5.h"
-#include "lib/sha1.h"
-#include "lib/sha256.h"
 
 namespace ckpt::sums {
 

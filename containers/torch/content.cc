@@ -8,7 +8,7 @@
 #include "containers/torch/tensors.h"
 #include "containers/torch/walk.h"
 #include "lib/codec/stream.h"
-#include "lib/crc32.h"
+#include "lib/hash/crc32.h"
 #include "lib/io/file.h"
 #include "lib/text/format.h"
 

@@ -4,7 +4,7 @@
 #include <array>
 #include <span>
 
-#include "lib/crc32.h"
+#include "lib/hash/crc32.h"
 #include "lib/zip/headers.h"
 
 namespace ckpt::torch {

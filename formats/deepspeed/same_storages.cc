@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "ckpt/error.h"
-#include "lib/crc32.h"
+#include "lib/hash/crc32.h"
 #include "lib/io/file.h"
 
 namespace ckpt::deepspeed {

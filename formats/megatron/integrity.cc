@@ -7,10 +7,10 @@
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
+#include "lib/hash/sha256.h"
 #include "lib/interrupt.h"
 #include "lib/io/file.h"
 #include "lib/parallel.h"
-#include "lib/sha256.h"
 #include "lib/text/format.h"
 #include "lib/text/json.h"
 

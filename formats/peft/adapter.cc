@@ -108,7 +108,7 @@ void refuse_empty(const std::string& path, const Tensor& tensor) {
 }
 
 // LoHa's and LoKr's: what the products need of each other is checked where they
-// meet their weight (reshard/two_products.h).
+// meet their weight (reshard/sources/two_products.h).
 void check_products(const Adapter& adapter, const std::string& name,
                     const Module& module) {
   const bool whole = module.kronecker;

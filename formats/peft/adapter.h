@@ -57,9 +57,9 @@ struct Adapter {
 // has them, else of whatever format it is of.
 Catalog open_files(const std::string& path);
 
-// An adapter of PEFT's names (convert/peft_form.h). Throws unfaithful_error for
-// parts that are not LoRA's, input_error for a factor without the other or with
-// another rank than the configuration's.
+// An adapter of PEFT's names (convert/adapters/peft_form.h). Throws
+// unfaithful_error for parts that are not LoRA's, input_error for a factor
+// without the other or with another rank than the configuration's.
 Adapter sorted(Catalog catalog, const Config& config);
 
 // What an adapter of any dialect lacks of what it needs, or promises: a factor

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Finds which stored blocks a tensor was cut into, judging by its digest.
 //
-// The digest is linear (lib/digest.h): the digests of the blocks, each at its
-// place, add up to the tensor's. So a choice of blocks is proven, not guessed;
-// another choice with the same sum has the same bytes.
+// The digest is linear (lib/hash/digest.h): the digests of the blocks, each at
+// its place, add up to the tensor's. So a choice of blocks is proven, not
+// guessed; another choice with the same sum has the same bytes.
 #pragma once
 
 #include <cstdint>

@@ -5,7 +5,7 @@
 
 #include "containers/hf/index.h"
 #include "containers/safetensors/header.h"
-#include "lib/crc32.h"
+#include "lib/hash/crc32.h"
 
 namespace ckpt::salvage {
 

@@ -7,7 +7,7 @@
 #include "containers/torch/storages.h"
 #include "formats/salvage/repair.h"
 #include "formats/salvage/zip_scan.h"
-#include "lib/crc32.h"
+#include "lib/hash/crc32.h"
 #include "lib/pickle/decode.h"
 #include "lib/text/format.h"
 #include "lib/zip/archive.h"

@@ -8,7 +8,7 @@
 //   DIR/.NAME.ckpt-staging.bad/  what a failed flush left, while it is copied
 //   DIR/.NAME.ckpt-journal    the journal, for the moment of the rename
 //   DIR/.NAME.ckpt-salvage/   what a salvage rebuilds for it first, with a lock
-//                             of its own (api/shadow.h)
+//                             of its own (api/salvage/shadow.h)
 //   DIR/NAME                  appears at publish()
 //
 // A target on another machine (s3:// gs://) is staged here too, in a directory

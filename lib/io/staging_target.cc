@@ -11,9 +11,9 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "lib/hash/sha256.h"
 #include "lib/io/file.h"
 #include "lib/io/upload.h"
-#include "lib/sha256.h"
 
 namespace ckpt::io {
 namespace {

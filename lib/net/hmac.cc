@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "lib/sha256.h"
+#include "lib/hash/sha256.h"
 
 namespace ckpt::net {
 namespace {

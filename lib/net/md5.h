@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "lib/block_hash.h"
+#include "lib/hash/block_hash.h"
 
 namespace ckpt::net {
 

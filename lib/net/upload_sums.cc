@@ -9,10 +9,10 @@
 #include <set>
 #include <span>
 
+#include "lib/hash/sha256.h"
 #include "lib/io/upload.h"
 #include "lib/net/md5.h"
 #include "lib/net/xml.h"
-#include "lib/sha256.h"
 
 namespace ckpt::net {
 namespace {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "lib/crc32.h"
+#include "lib/hash/crc32.h"
 #include "lib/pickle/json_builder.h"
 
 namespace ckpt::pickle {

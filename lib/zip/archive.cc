@@ -5,7 +5,7 @@
 
 #include "ckpt/error.h"
 #include "lib/codec/stream.h"
-#include "lib/crc32.h"
+#include "lib/hash/crc32.h"
 #include "lib/io/remote.h"
 #include "lib/text/format.h"
 #include "lib/zip/directory.h"

@@ -7,7 +7,7 @@
 
 #include "ckpt/box.h"
 #include "ckpt/error.h"
-#include "lib/crc32.h"
+#include "lib/hash/crc32.h"
 #include "lib/zip/archive.h"
 #include "lib/zip/headers.h"
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "ckpt/catalog.h"
-#include "reshard/cast_loss.h"
+#include "reshard/numbers/cast_loss.h"
 
 namespace ckpt::reshard {
 namespace {

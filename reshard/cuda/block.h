@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "reshard/cuda/load.h"
-#include "reshard/plan.h"
-#include "reshard/tiles.h"
-#include "reshard/work.h"
+#include "reshard/plan/plan.h"
+#include "reshard/plan/tiles.h"
+#include "reshard/plan/work.h"
 
 namespace ckpt::reshard {
 

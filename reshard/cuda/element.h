@@ -8,11 +8,12 @@
 //   signed, small, bool   -> int64
 //   u64                   -> uint64
 //
-// and every target is made from those by the rules of reshard/numbers.h.
+// and every target is made from those by the rules of
+// reshard/numbers/numbers.h.
 #pragma once
 
 #include "reshard/cuda/abi.h"
-#include "reshard/numbers.h"
+#include "reshard/numbers/numbers.h"
 
 namespace ckpt::cuda {
 

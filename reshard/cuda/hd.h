@@ -10,7 +10,7 @@
 #include <stdexcept>
 #endif
 
-#include "reshard/host_device.h"
+#include "reshard/numbers/host_device.h"
 
 #ifdef __CUDACC__
 #define CKPT_UNROLL _Pragma("unroll")

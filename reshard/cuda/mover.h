@@ -16,7 +16,7 @@
 
 #include "reshard/cuda/block.h"
 #include "reshard/cuda/load.h"
-#include "reshard/mover.h"
+#include "reshard/run/mover.h"
 
 namespace ckpt::reshard {
 

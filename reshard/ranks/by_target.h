@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "ckpt/layout.h"
-#include "reshard/plan.h"
-#include "reshard/work.h"
+#include "reshard/plan/plan.h"
+#include "reshard/plan/work.h"
 
 namespace ckpt::ranks {
 

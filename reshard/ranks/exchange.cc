@@ -6,7 +6,7 @@
 
 #include "ckpt/error.h"
 #include "lib/interrupt.h"
-#include "reshard/plan.h"
+#include "reshard/plan/plan.h"
 #include "reshard/ranks/control.h"
 #include "reshard/ranks/rounds.h"
 

@@ -37,10 +37,10 @@
 #include <string>
 #include <vector>
 
-#include "reshard/carrier.h"
 #include "reshard/ranks/inbox.h"
 #include "reshard/ranks/outbox.h"
 #include "reshard/ranks/wire.h"
+#include "reshard/run/carrier.h"
 
 namespace ckpt::ranks {
 

@@ -9,9 +9,9 @@
 #include "lib/io/writeback.h"
 #include "lib/session.h"
 #include "lib/trace.h"
-#include "reshard/behind.h"
 #include "reshard/ranks/chunk.h"
-#include "reshard/sources.h"
+#include "reshard/run/behind.h"
+#include "reshard/sources/sources.h"
 
 namespace ckpt::ranks {
 namespace {

@@ -17,9 +17,9 @@
 #include <vector>
 
 #include "lib/progress.h"
-#include "reshard/journal.h"
 #include "reshard/ranks/exchange.h"
 #include "reshard/ranks/link.h"
+#include "reshard/run/journal.h"
 
 namespace ckpt::ranks {
 

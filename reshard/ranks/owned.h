@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "reshard/plan.h"
-#include "reshard/work.h"
+#include "reshard/plan/plan.h"
+#include "reshard/plan/work.h"
 
 namespace ckpt::ranks {
 

@@ -14,7 +14,7 @@
 #include "reshard/ranks/share.h"
 #include "reshard/ranks/split.h"
 #include "reshard/ranks/task.h"
-#include "reshard/source_crcs.h"
+#include "reshard/sources/source_crcs.h"
 
 namespace ckpt::ranks {
 namespace {

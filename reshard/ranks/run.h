@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "ckpt/layout.h"
-#include "reshard/crc_check.h"
 #include "reshard/engine.h"
+#include "reshard/run/crc_check.h"
 
 namespace ckpt::ranks {
 

@@ -14,10 +14,10 @@
 #include "ckpt/catalog.h"
 #include "ckpt/layout.h"
 #include "ckpt/read_mode.h"
-#include "reshard/plan.h"
+#include "reshard/plan/plan.h"
+#include "reshard/plan/work.h"
 #include "reshard/ranks/pack.h"
 #include "reshard/ranks/share_files.h"
-#include "reshard/work.h"
 
 namespace ckpt::ranks {
 

@@ -13,8 +13,8 @@
 
 #include "lib/decoding.h"
 #include "lib/io/mount.h"
-#include "reshard/low_rank.h"
-#include "reshard/two_products.h"
+#include "reshard/sources/low_rank.h"
+#include "reshard/sources/two_products.h"
 
 namespace ckpt::ranks {
 namespace {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A source's files in messages. A rank opens those that are on disk, gets the
 // bytes of those that are in memory, and computes those that are made of others
-// (lib/decoding.h, reshard/made.h) as the rank does that opened the source: all
-// that they are made of goes with them.
+// (lib/decoding.h, reshard/sources/made.h) as the rank does that opened the
+// source: all that they are made of goes with them.
 #pragma once
 
 #include <deque>
@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "ckpt/catalog.h"
-#include "reshard/made.h"
 #include "reshard/ranks/pack.h"
+#include "reshard/sources/made.h"
 
 namespace ckpt::ranks {
 

@@ -8,12 +8,12 @@
 
 #include "lib/io/staging.h"
 #include "lib/processors.h"
-#include "reshard/behind.h"
-#include "reshard/cast.h"
 #include "reshard/cuda/load.h"
 #include "reshard/engine.h"
+#include "reshard/numbers/cast.h"
 #include "reshard/ranks/exchange.h"
 #include "reshard/ranks/pack.h"
+#include "reshard/run/behind.h"
 
 namespace ckpt::ranks {
 namespace {

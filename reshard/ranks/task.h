@@ -8,12 +8,12 @@
 #include <string_view>
 #include <vector>
 
-#include "lib/digest.h"
-#include "reshard/crc_check.h"
-#include "reshard/journal.h"
+#include "lib/hash/digest.h"
 #include "reshard/ranks/control.h"
 #include "reshard/ranks/share.h"
-#include "reshard/source_crcs.h"
+#include "reshard/run/crc_check.h"
+#include "reshard/run/journal.h"
+#include "reshard/sources/source_crcs.h"
 
 namespace ckpt::ranks {
 

@@ -8,7 +8,7 @@
 #include <fstream>
 #include <set>
 
-#include "lib/digest.h"
+#include "lib/hash/digest.h"
 #include "tests/support/golden.h"
 #include "tests/support/temp_file.h"
 

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "api/write.h"
+#include "api/write/write.h"
 #include "ckpt/ckpt.h"
 #include "ckpt/error.h"
 #include "formats/format.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ckpt/catalog.h"
-#include "reshard/cast_kernel.h"
+#include "reshard/numbers/cast_kernel.h"
 
 namespace {
 

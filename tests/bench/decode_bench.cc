@@ -8,8 +8,8 @@
 #include <ctime>
 #include <vector>
 
-#include "reshard/decode.h"
-#include "reshard/sources.h"
+#include "reshard/sources/decode.h"
+#include "reshard/sources/sources.h"
 
 namespace {
 

@@ -7,9 +7,9 @@
 #include <cstdio>
 #include <vector>
 
-#include "lib/crc32.h"
-#include "lib/digest.h"
-#include "lib/digest_kernel.h"
+#include "lib/hash/crc32.h"
+#include "lib/hash/digest.h"
+#include "lib/hash/digest_kernel.h"
 
 namespace {
 

@@ -13,9 +13,9 @@
 #include <chrono>
 #include <cstdlib>
 
-#include "reshard/journal.h"
-#include "reshard/planner.h"
-#include "reshard/work.h"
+#include "reshard/plan/planner.h"
+#include "reshard/plan/work.h"
+#include "reshard/run/journal.h"
 
 namespace ckpt {
 namespace {

@@ -17,7 +17,7 @@
 #include <string_view>
 #include <vector>
 
-#include "api/write.h"
+#include "api/write/write.h"
 #include "ckpt/error.h"
 #include "formats/format.h"
 #include "reshard/ranks/by_target.h"

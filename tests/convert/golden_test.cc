@@ -8,8 +8,8 @@
 #include <set>
 
 #include "ckpt/error.h"
-#include "convert/instances.h"
-#include "convert/values.h"
+#include "convert/config/values.h"
+#include "convert/rules/instances.h"
 #include "formats/format.h"
 #include "lib/io/file.h"
 

@@ -3,7 +3,7 @@
 // with an Error, or what is read is written back the same.
 #include "ckpt/error.h"
 #include "lib/manifest.h"
-#include "reshard/journal.h"
+#include "reshard/run/journal.h"
 #include "tests/fuzz/memory_file.h"
 
 using namespace ckpt;

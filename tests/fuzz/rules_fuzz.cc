@@ -5,7 +5,7 @@
 //           config.json that families are found by, an adapter_config.json, a
 //           config.json with a quantization_config
 #include "ckpt/error.h"
-#include "convert/quantized_config.h"
+#include "convert/quantized/config.h"
 #include "formats/peft/config.h"
 #include "lib/text/json.h"
 #include "models/family.h"

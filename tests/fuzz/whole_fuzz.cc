@@ -15,7 +15,7 @@
 
 #include "ckpt/error.h"
 #include "formats/format.h"
-#include "reshard/planner.h"
+#include "reshard/plan/planner.h"
 #include "tests/fuzz/memory_file.h"
 
 using namespace ckpt;

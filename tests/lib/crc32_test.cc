@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lib/crc32.h"
+#include "lib/hash/crc32.h"
 
 #include <doctest/doctest.h>
 #include <zlib.h>

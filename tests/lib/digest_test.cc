@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lib/digest.h"
+#include "lib/hash/digest.h"
 
 #include <doctest/doctest.h>
 
@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "lib/digest_kernel.h"
+#include "lib/hash/digest_kernel.h"
 
 namespace ckpt {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lib/sha1.h"
+#include "lib/hash/sha1.h"
 
 #include <doctest/doctest.h>
 

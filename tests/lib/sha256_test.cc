@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lib/sha256.h"
+#include "lib/hash/sha256.h"
 
 #include <doctest/doctest.h>
 
@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "lib/hash/sha256_kernel.h"
 #include "lib/net/hmac.h"
-#include "lib/sha256_kernel.h"
 
 namespace ckpt {
 namespace {

@@ -3,7 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "ckpt/error.h"
-#include "convert/instances.h"
+#include "convert/rules/instances.h"
 #include "tests/support/temp_file.h"
 
 namespace ckpt::families {

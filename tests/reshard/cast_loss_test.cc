@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What casts lose, against the casts themselves, element by element.
-#include "reshard/cast_loss.h"
+#include "reshard/numbers/cast_loss.h"
 
 #include <doctest/doctest.h>
 
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ckpt/catalog.h"
-#include "reshard/cast_kernel.h"
+#include "reshard/numbers/cast_kernel.h"
 
 namespace ckpt::reshard {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Casts as the engine uses them: our own against the torch module's, bit by
 // bit. torch_module_test.py compares that one with torch itself.
-#include "reshard/cast.h"
+#include "reshard/numbers/cast.h"
 
 #include <doctest/doctest.h>
 
@@ -15,10 +15,10 @@
 
 #include "ckpt/catalog.h"
 #include "ckpt/error.h"
-#include "reshard/cast_kernel.h"
-#include "reshard/exact_sum.h"
-#include "reshard/numeric.h"
-#include "reshard/tally.h"
+#include "reshard/numbers/cast_kernel.h"
+#include "reshard/numbers/exact_sum.h"
+#include "reshard/numbers/numeric.h"
+#include "reshard/numbers/tally.h"
 #include "tests/support/casts.h"
 
 namespace ckpt::reshard {

@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "ckpt/error.h"
-#include "lib/digest.h"
+#include "lib/hash/digest.h"
 #include "tests/reshard/cuda_support.h"
 
 namespace ckpt::reshard {

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "reshard/cast.h"
-#include "reshard/cast_kernel.h"
+#include "reshard/numbers/cast.h"
+#include "reshard/numbers/cast_kernel.h"
 #include "tests/reshard/cuda_support.h"
 #include "tests/support/casts.h"
 #include "tests/support/recut.h"

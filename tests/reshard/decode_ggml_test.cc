@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the suite ggml_types cannot ask of the gguf package: ranges, refusals,
 // and the types that only llama.cpp's C code reads.
-#include "reshard/decode_ggml.h"
+#include "reshard/sources/decode_ggml.h"
 
 #include <doctest/doctest.h>
 
@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "ckpt/error.h"
-#include "reshard/decode.h"
-#include "reshard/sources.h"
+#include "reshard/sources/decode.h"
+#include "reshard/sources/sources.h"
 
 namespace ckpt::reshard {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "reshard/decode.h"
+#include "reshard/sources/decode.h"
 
 #include <doctest/doctest.h>
 
@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "ckpt/error.h"
-#include "reshard/decode_kernel.h"
-#include "reshard/decode_turned.h"
-#include "reshard/sources.h"
+#include "reshard/sources/decode_kernel.h"
+#include "reshard/sources/decode_turned.h"
+#include "reshard/sources/sources.h"
 
 namespace ckpt::reshard {
 namespace {

@@ -7,9 +7,9 @@
 
 #include "ckpt/error.h"
 #include "lib/io/read_queue.h"
-#include "reshard/caching.h"
 #include "reshard/engine.h"
-#include "reshard/planner.h"
+#include "reshard/plan/planner.h"
+#include "reshard/run/caching.h"
 #include "tests/support/random_catalog.h"
 #include "tests/support/temp_file.h"
 

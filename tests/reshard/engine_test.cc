@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "ckpt/error.h"
-#include "reshard/planner.h"
+#include "reshard/plan/planner.h"
 #include "tests/support/recut.h"
 
 namespace ckpt::reshard {

@@ -7,10 +7,10 @@
 
 #include "ckpt/error.h"
 #include "lib/io/file.h"
-#include "reshard/journal.h"
-#include "reshard/plan.h"
+#include "reshard/plan/plan.h"
 #include "reshard/ranks/chunk.h"
 #include "reshard/ranks/run.h"
+#include "reshard/run/journal.h"
 #include "tests/support/columns.h"
 #include "tests/support/thread_link.h"
 

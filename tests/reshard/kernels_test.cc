@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "ckpt/catalog.h"
-#include "lib/crc32.h"
-#include "reshard/cast_kernel.h"
-#include "reshard/decode_turned.h"
-#include "reshard/low_rank.h"
-#include "reshard/turn.h"
+#include "lib/hash/crc32.h"
+#include "reshard/numbers/cast_kernel.h"
+#include "reshard/numbers/turn.h"
+#include "reshard/sources/decode_turned.h"
+#include "reshard/sources/low_rank.h"
 #include "tests/support/casts.h"
 
 namespace ckpt::reshard {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rounding against values from the formats' definitions and, over all halves,
 // against what the numbers mean; cast_test.cc has torch's bits.
-#include "reshard/numbers.h"
+#include "reshard/numbers/numbers.h"
 
 #include <doctest/doctest.h>
 

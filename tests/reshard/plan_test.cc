@@ -2,8 +2,8 @@
 #include <doctest/doctest.h>
 
 #include "ckpt/error.h"
-#include "reshard/plan_size.h"
-#include "reshard/planner.h"
+#include "reshard/plan/plan_size.h"
+#include "reshard/plan/planner.h"
 
 namespace ckpt::reshard {
 namespace {

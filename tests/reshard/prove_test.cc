@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "reshard/prove.h"
+#include "reshard/prove/prove.h"
 
 #include <doctest/doctest.h>
 
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "ckpt/error.h"
-#include "reshard/numbers.h"
+#include "reshard/numbers/numbers.h"
 
 namespace ckpt::reshard {
 namespace {

@@ -4,15 +4,15 @@
 #include <filesystem>
 
 #include "ckpt/error.h"
-#include "lib/crc32.h"
+#include "lib/hash/crc32.h"
 #include "lib/io/file.h"
 #include "lib/io/staging.h"
-#include "reshard/journal.h"
-#include "reshard/planner.h"
+#include "reshard/plan/planner.h"
 #include "reshard/ranks/pulse.h"
 #include "reshard/ranks/run.h"
 #include "reshard/ranks/share.h"
 #include "reshard/ranks/split.h"
+#include "reshard/run/journal.h"
 #include "tests/support/recut.h"
 #include "tests/support/thread_link.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "reshard/staged.h"
+#include "reshard/run/staged.h"
 
 #include <doctest/doctest.h>
 #include <sys/stat.h>
@@ -8,8 +8,8 @@
 #include <algorithm>
 
 #include "ckpt/error.h"
-#include "reshard/cast.h"
-#include "reshard/planner.h"
+#include "reshard/numbers/cast.h"
+#include "reshard/plan/planner.h"
 #include "tests/support/recut.h"
 
 namespace ckpt::reshard {

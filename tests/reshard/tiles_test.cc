@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "reshard/tiles.h"
+#include "reshard/plan/tiles.h"
 
 #include <doctest/doctest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "reshard/work.h"
+#include "reshard/plan/work.h"
 
 #include <doctest/doctest.h>
 

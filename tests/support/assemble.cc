@@ -6,7 +6,7 @@
 #include <map>
 #include <stdexcept>
 
-#include "lib/crc32.h"
+#include "lib/hash/crc32.h"
 #include "tests/support/golden.h"
 
 namespace ckpt::test {

@@ -30,7 +30,7 @@ std::vector<std::byte> cast_values(DType dtype, std::mt19937_64& random);
 bool have_torch();
 
 // torch's casts, with the bits of an element that isn't among the last of a
-// run: there PyTorch gives some NaNs other bits (reshard/numbers.h).
+// run: there PyTorch gives some NaNs other bits (reshard/numbers/numbers.h).
 std::vector<std::byte> cast_by_torch(DType from, DType to,
                                      const std::vector<std::byte>& in);
 

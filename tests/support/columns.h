@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "lib/io/file.h"
-#include "reshard/planner.h"
+#include "reshard/plan/planner.h"
 #include "reshard/ranks/exchange.h"
 #include "reshard/ranks/job.h"
 #include "reshard/ranks/run.h"

@@ -17,9 +17,9 @@
 
 #include "ckpt/error.h"
 #include "lib/decoding.h"
-#include "reshard/decode.h"
-#include "reshard/decode_ggml.h"
-#include "reshard/sources.h"
+#include "reshard/sources/decode.h"
+#include "reshard/sources/decode_ggml.h"
+#include "reshard/sources/sources.h"
 
 namespace {
 

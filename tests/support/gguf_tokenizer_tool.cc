@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// convert/gguf_tokenizer.h for Python tests: jobs come as lines of JSON, and
-// each is answered with a line.
+// convert/tokenizer/tokenizer.h for Python tests: jobs come as lines of JSON,
+// and each is answered with a line.
 //
 //   {"op": "out", "folder": …, "rows": …, "architecture": …}
 //       {"keys": [[key, type, value], …], "notes": […]}
@@ -14,7 +14,7 @@
 #include <iterator>
 
 #include "ckpt/error.h"
-#include "convert/gguf_tokenizer.h"
+#include "convert/tokenizer/tokenizer.h"
 
 namespace {
 

@@ -11,7 +11,7 @@
 
 #include "ckpt/error.h"
 #include "lib/codec/stream.h"
-#include "lib/crc32.h"
+#include "lib/hash/crc32.h"
 #include "lib/io/file.h"
 #include "tests/support/golden.h"
 

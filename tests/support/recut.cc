@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <string>
 
-#include "reshard/planner.h"
+#include "reshard/plan/planner.h"
 
 namespace ckpt::test {
 namespace {

@@ -37,7 +37,7 @@ TEXTS = [
 
 
 class Tool:
-    """The program beside ckpt that drives convert/gguf_tokenizer.h."""
+    """The program beside ckpt that drives convert/tokenizer/tokenizer.h."""
 
     def __init__(self, path):
         self.path = path

@@ -6,7 +6,7 @@
 #include "ckpt/error.h"
 #include "containers/safetensors/header.h"
 #include "formats/safetensors/safetensors.h"
-#include "lib/crc32.h"
+#include "lib/hash/crc32.h"
 #include "lib/pickle/value.h"
 #include "tests/support/golden.h"
 #include "tests/support/materialise.h"
