@@ -105,8 +105,10 @@ const char* type_name(const Json& json) {
 
 }  // namespace
 
-Located::Located(std::string text, std::string source)
-    : text_(std::move(text)), source_(std::move(source)) {
+Located::Located(std::string text, std::string source, std::string about)
+    : text_(std::move(text)),
+      source_(std::move(source)),
+      about_(std::move(about)) {
   uint64_t at = 0;
   try {
     LocatedParser parser(*this);
@@ -118,7 +120,7 @@ Located::Located(std::string text, std::string source)
     }
   } catch (const Error& error) {
     throw usage_error({place(at), {}}, "{}", without_byte(error.problem()))
-        .with_hint("docs/families.md has the schema of family files");
+        .with_hint(about_);
   }
 }
 
@@ -159,8 +161,7 @@ void Value::fail(std::string_view problem, std::string_view hint) const {
   Located::path_to(file_->places_, place_, path);
   throw usage_error({file_->place(place_->offset), text::printable(path)}, "{}",
                     problem)
-      .with_hint(hint.empty() ? "docs/families.md has the schema"
-                              : std::string(hint));
+      .with_hint(hint.empty() ? file_->about_ : std::string(hint));
 }
 
 void Value::expect(bool right, const char* what) const {

@@ -24,8 +24,10 @@ class Value;
 
 class Located {
  public:
-  // Strict JSON (lib/text/json.h). Throws usage_error with line and column.
-  Located(std::string text, std::string source);
+  // Strict JSON (lib/text/json.h). Throws usage_error with line and column;
+  // errors without another hint say `about`.
+  Located(std::string text, std::string source,
+          std::string about = "docs/families.md has the schema");
 
   Value root() const;
   const std::string& source() const { return source_; }
@@ -49,6 +51,7 @@ class Located {
 
   std::string text_;
   std::string source_;
+  std::string about_;
   Json root_;
   Place places_;
 };

@@ -31,24 +31,6 @@ Own& own() {
   return all;
 }
 
-std::vector<std::string> asked_files() {
-  std::vector<std::string> found;
-  const char* variable = std::getenv("CKPT_FAMILY_PATH");
-  std::string_view rest = variable ? variable : "";
-  while (!rest.empty()) {
-    const size_t end = std::min(rest.find(':'), rest.size());
-    const std::string directory(rest.substr(0, end));
-    rest.remove_prefix(std::min(end + 1, rest.size()));
-    if (directory.empty()) continue;
-    std::vector<std::string> here;
-    for (const std::string& name : io::list_directory(directory))
-      if (name.ends_with(".json")) here.push_back(io::join(directory, name));
-    std::ranges::sort(here);
-    found.insert(found.end(), here.begin(), here.end());
-  }
-  return found;
-}
-
 // A file must be named after its family: that is how "extends" and --family
 // find it.
 void add(const std::string& path, const std::string& text,
@@ -68,7 +50,7 @@ std::vector<Embedded> read_all() {
   if (own().load) own().load();
   const std::lock_guard lock(own().mutex);
   own().closed = true;
-  for (const std::string& path : asked_files())
+  for (const std::string& path : files_on_path("CKPT_FAMILY_PATH"))
     own().files.emplace_back(path, io::read_file(path, kMostBytes));
   const auto known = embedded();
   std::vector<Embedded> all(known.begin(), known.end());
@@ -81,6 +63,24 @@ std::vector<Embedded> read_all() {
 std::span<const Embedded> files() {
   static const std::vector<Embedded> all = read_all();
   return all;
+}
+
+std::vector<std::string> files_on_path(const char* variable) {
+  std::vector<std::string> found;
+  const char* paths = std::getenv(variable);
+  std::string_view rest = paths ? paths : "";
+  while (!rest.empty()) {
+    const size_t end = std::min(rest.find(':'), rest.size());
+    const std::string directory(rest.substr(0, end));
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+    if (directory.empty()) continue;
+    std::vector<std::string> here;
+    for (const std::string& name : io::list_directory(directory))
+      if (name.ends_with(".json")) here.push_back(io::join(directory, name));
+    std::ranges::sort(here);
+    found.insert(found.end(), here.begin(), here.end());
+  }
+  return found;
 }
 
 bool before_reading(void (*load)()) {

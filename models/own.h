@@ -4,6 +4,8 @@
 #pragma once
 
 #include <span>
+#include <string>
+#include <vector>
 
 #include "lib/embedded.h"
 
@@ -13,6 +15,10 @@ namespace ckpt::families {
 // added afterwards. Throws usage_error "FILE:LINE:COLUMN: …" for a bad one, and
 // for a name that two have.
 std::span<const Embedded> files();
+
+// The .json files of the directories that an environment variable lists
+// ("a:b"), by their order there and then by name.
+std::vector<std::string> files_on_path(const char* variable);
 
 // `load` is called before they are read: modules may add some. Returns true.
 bool before_reading(void (*load)());

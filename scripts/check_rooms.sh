@@ -127,14 +127,14 @@ forbid 'api includes no format but dcp, fairseq2, megatron, modelopt' \
 
 # How many lines of C++ a room may have.
 budgets='
-lib: 33300
+lib: 33305
 containers: 11540
-models: 6660
-formats: 78610
+models: 6664
+formats: 78806
 convert: 18530
 reshard: 24120
 api: 31308
-app: 17782
+app: 17791
 '
 while IFS=: read -r room most; do
   [ -n "$room" ] || continue

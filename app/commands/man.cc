@@ -39,6 +39,9 @@ constexpr Variable kVariables[] = {
     {"CKPT_FAMILY_PATH",
      "Directories, separated by colons, with families of one's own, "
      "NAME.json each."},
+    {"CKPT_TRAINER_PATH",
+     "Directories, separated by colons, with JSON files of trainers of one's "
+     "own."},
     {"CKPT_LAUNCHER",
      "none: a process that srun or mpirun started runs by itself."},
     {"NO_COLOR, CLICOLOR_FORCE, FORCE_COLOR",

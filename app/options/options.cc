@@ -15,6 +15,7 @@
 #include "app/options/rate.h"
 #include "app/options/read_paths.h"
 #include "ckpt/error.h"
+#include "ckpt/format.h"
 #include "lib/io/remote.h"
 #include "lib/text/format.h"
 #include "lib/text/number.h"
@@ -195,6 +196,11 @@ void add_source_options(CLI::App& app, SourceOptions& options) {
   app.add_option("--trainer", options.read.trainer,
                  "Trainer that wrote the run; none: containers alone")
       ->type_name("NAME")
+      ->group(group);
+  names_file(app.add_option_function<std::string>(
+                 "--trainer-file", ckpt::register_trainers,
+                 "Trainers of your own, for reading and for --to run"))
+      ->type_name("FILE.json")
       ->group(group);
   names_order(
       app.add_option(

@@ -27,8 +27,8 @@ def inspect(path: Path, *, all: bool = False, tree: bool = False,
         part: Words = None, model_only: bool = False, optim_only: bool = False,
         from_: Words = None, family: Words = None, shard_dims: Words = None,
         flat_params: Words = None, trainer: Words = None,
-        assume_order: Words = None, restrict: bool = False,
-        threads: Union[int, str, None] = None,
+        trainer_file: Words = None, assume_order: Words = None,
+        restrict: bool = False, threads: Union[int, str, None] = None,
         max_mem: Union[int, str, None] = None,
         max_rate: Union[int, str, None] = None, trace: Words = None,
         device: Words = None, io: Words = None, exchange: Words = None,
@@ -61,6 +61,7 @@ def inspect(path: Path, *, all: bool = False, tree: bool = False,
     shard_dims: JSON of GLOB: dim, for names that no family explains
     flat_params: JSON of the parameters in each flat one of FSDP1
     trainer: Trainer that wrote the run; none: containers alone
+    trainer_file: Trainers of your own, for reading and for --to run
     assume_order: How parameters are numbered in an optimizer keyed by index:
         module, decay, or a file of names
     restrict: Refuse pickled classes that weights-only loading refuses
@@ -86,8 +87,9 @@ def ls(path: Path, *glob: str, long: bool = False, regex: Words = None,
         model_only: bool = False, optim_only: bool = False,
         from_: Words = None, family: Words = None, shard_dims: Words = None,
         flat_params: Words = None, trainer: Words = None,
-        assume_order: Words = None, restrict: bool = False,
-        verbose: bool = False, progress: Any = None) -> dict[str, Any]:
+        trainer_file: Words = None, assume_order: Words = None,
+        restrict: bool = False, verbose: bool = False,
+        progress: Any = None) -> dict[str, Any]:
     """`ckpt ls`: list names: tensors of a checkpoint, steps of a training root.
 
     long: dtype, shape and bytes; size, age, parts
@@ -108,6 +110,7 @@ def ls(path: Path, *glob: str, long: bool = False, regex: Words = None,
     shard_dims: JSON of GLOB: dim, for names that no family explains
     flat_params: JSON of the parameters in each flat one of FSDP1
     trainer: Trainer that wrote the run; none: containers alone
+    trainer_file: Trainers of your own, for reading and for --to run
     assume_order: How parameters are numbered in an optimizer keyed by index:
         module, decay, or a file of names
     restrict: Refuse pickled classes that weights-only loading refuses
@@ -121,8 +124,9 @@ def view(path: Path, *, port: Union[int, str, None] = None, keys: Words = None,
         blocks: Words = None, part: Words = None, model_only: bool = False,
         optim_only: bool = False, from_: Words = None, family: Words = None,
         shard_dims: Words = None, flat_params: Words = None,
-        trainer: Words = None, assume_order: Words = None,
-        restrict: bool = False, threads: Union[int, str, None] = None,
+        trainer: Words = None, trainer_file: Words = None,
+        assume_order: Words = None, restrict: bool = False,
+        threads: Union[int, str, None] = None,
         max_mem: Union[int, str, None] = None,
         max_rate: Union[int, str, None] = None, trace: Words = None,
         device: Words = None, io: Words = None, exchange: Words = None,
@@ -147,6 +151,7 @@ def view(path: Path, *, port: Union[int, str, None] = None, keys: Words = None,
     shard_dims: JSON of GLOB: dim, for names that no family explains
     flat_params: JSON of the parameters in each flat one of FSDP1
     trainer: Trainer that wrote the run; none: containers alone
+    trainer_file: Trainers of your own, for reading and for --to run
     assume_order: How parameters are numbered in an optimizer keyed by index:
         module, decay, or a file of names
     restrict: Refuse pickled classes that weights-only loading refuses
@@ -168,8 +173,9 @@ def view(path: Path, *, port: Union[int, str, None] = None, keys: Words = None,
 
 def show(path: Path, name: str, *, from_: Words = None, family: Words = None,
         shard_dims: Words = None, flat_params: Words = None,
-        trainer: Words = None, assume_order: Words = None,
-        restrict: bool = False, threads: Union[int, str, None] = None,
+        trainer: Words = None, trainer_file: Words = None,
+        assume_order: Words = None, restrict: bool = False,
+        threads: Union[int, str, None] = None,
         max_mem: Union[int, str, None] = None,
         max_rate: Union[int, str, None] = None, trace: Words = None,
         device: Words = None, io: Words = None, exchange: Words = None,
@@ -182,6 +188,7 @@ def show(path: Path, name: str, *, from_: Words = None, family: Words = None,
     shard_dims: JSON of GLOB: dim, for names that no family explains
     flat_params: JSON of the parameters in each flat one of FSDP1
     trainer: Trainer that wrote the run; none: containers alone
+    trainer_file: Trainers of your own, for reading and for --to run
     assume_order: How parameters are numbered in an optimizer keyed by index:
         module, decay, or a file of names
     restrict: Refuse pickled classes that weights-only loading refuses
@@ -206,17 +213,17 @@ def convert(source: Path, target: Path, *, keys: Words = None,
         blocks: Words = None, part: Words = None, model_only: bool = False,
         optim_only: bool = False, from_: Words = None, family: Words = None,
         shard_dims: Words = None, flat_params: Words = None,
-        trainer: Words = None, assume_order: Words = None,
-        restrict: bool = False, dry_run: bool = False, plan_file: Words = None,
-        html: Words = None, overwrite: bool = False, if_exists: Words = None,
-        resume: bool = False, trust_staging: bool = False,
-        verify: bool = False, dtype: Words = None, quantize: Words = None,
-        rename: Words = None, max_shard_size: Union[int, str, None] = None,
-        no_fsync: bool = False, allow_overflow: Words = None,
-        keep_unknown_globals: bool = False, ignore_checksums: bool = False,
-        allow_replica_mismatch: bool = False, no_manifest: bool = False,
-        with_optimizer: bool = False, delta: Words = None,
-        threads: Union[int, str, None] = None,
+        trainer: Words = None, trainer_file: Words = None,
+        assume_order: Words = None, restrict: bool = False,
+        dry_run: bool = False, plan_file: Words = None, html: Words = None,
+        overwrite: bool = False, if_exists: Words = None, resume: bool = False,
+        trust_staging: bool = False, verify: bool = False, dtype: Words = None,
+        quantize: Words = None, rename: Words = None,
+        max_shard_size: Union[int, str, None] = None, no_fsync: bool = False,
+        allow_overflow: Words = None, keep_unknown_globals: bool = False,
+        ignore_checksums: bool = False, allow_replica_mismatch: bool = False,
+        no_manifest: bool = False, with_optimizer: bool = False,
+        delta: Words = None, threads: Union[int, str, None] = None,
         max_mem: Union[int, str, None] = None,
         max_rate: Union[int, str, None] = None, trace: Words = None,
         device: Words = None, io: Words = None, exchange: Words = None,
@@ -256,6 +263,7 @@ def convert(source: Path, target: Path, *, keys: Words = None,
     shard_dims: JSON of GLOB: dim, for names that no family explains
     flat_params: JSON of the parameters in each flat one of FSDP1
     trainer: Trainer that wrote the run; none: containers alone
+    trainer_file: Trainers of your own, for reading and for --to run
     assume_order: How parameters are numbered in an optimizer keyed by index:
         module, decay, or a file of names
     restrict: Refuse pickled classes that weights-only loading refuses
@@ -348,16 +356,16 @@ def reshard(source: Path, target: Path, *, keys: Words = None,
         blocks: Words = None, part: Words = None, model_only: bool = False,
         optim_only: bool = False, from_: Words = None, family: Words = None,
         shard_dims: Words = None, flat_params: Words = None,
-        trainer: Words = None, assume_order: Words = None,
-        restrict: bool = False, dry_run: bool = False, plan_file: Words = None,
-        html: Words = None, overwrite: bool = False, if_exists: Words = None,
-        resume: bool = False, trust_staging: bool = False,
-        verify: bool = False, dtype: Words = None, quantize: Words = None,
-        rename: Words = None, max_shard_size: Union[int, str, None] = None,
-        no_fsync: bool = False, allow_overflow: Words = None,
-        keep_unknown_globals: bool = False, ignore_checksums: bool = False,
-        allow_replica_mismatch: bool = False, no_manifest: bool = False,
-        threads: Union[int, str, None] = None,
+        trainer: Words = None, trainer_file: Words = None,
+        assume_order: Words = None, restrict: bool = False,
+        dry_run: bool = False, plan_file: Words = None, html: Words = None,
+        overwrite: bool = False, if_exists: Words = None, resume: bool = False,
+        trust_staging: bool = False, verify: bool = False, dtype: Words = None,
+        quantize: Words = None, rename: Words = None,
+        max_shard_size: Union[int, str, None] = None, no_fsync: bool = False,
+        allow_overflow: Words = None, keep_unknown_globals: bool = False,
+        ignore_checksums: bool = False, allow_replica_mismatch: bool = False,
+        no_manifest: bool = False, threads: Union[int, str, None] = None,
         max_mem: Union[int, str, None] = None,
         max_rate: Union[int, str, None] = None, trace: Words = None,
         device: Words = None, io: Words = None, exchange: Words = None,
@@ -389,6 +397,7 @@ def reshard(source: Path, target: Path, *, keys: Words = None,
     shard_dims: JSON of GLOB: dim, for names that no family explains
     flat_params: JSON of the parameters in each flat one of FSDP1
     trainer: Trainer that wrote the run; none: containers alone
+    trainer_file: Trainers of your own, for reading and for --to run
     assume_order: How parameters are numbered in an optimizer keyed by index:
         module, decay, or a file of names
     restrict: Refuse pickled classes that weights-only loading refuses
@@ -456,16 +465,17 @@ def unshard(source: Path, target: Path, *, keys: Words = None,
         blocks: Words = None, part: Words = None, model_only: bool = False,
         optim_only: bool = False, from_: Words = None, family: Words = None,
         shard_dims: Words = None, flat_params: Words = None,
-        trainer: Words = None, assume_order: Words = None,
-        restrict: bool = False, dry_run: bool = False, plan_file: Words = None,
-        html: Words = None, overwrite: bool = False, if_exists: Words = None,
-        resume: bool = False, trust_staging: bool = False,
-        verify: bool = False, dtype: Words = None, quantize: Words = None,
-        rename: Words = None, max_shard_size: Union[int, str, None] = None,
-        no_fsync: bool = False, allow_overflow: Words = None,
-        keep_unknown_globals: bool = False, ignore_checksums: bool = False,
-        allow_replica_mismatch: bool = False, no_manifest: bool = False,
-        with_optimizer: bool = False, threads: Union[int, str, None] = None,
+        trainer: Words = None, trainer_file: Words = None,
+        assume_order: Words = None, restrict: bool = False,
+        dry_run: bool = False, plan_file: Words = None, html: Words = None,
+        overwrite: bool = False, if_exists: Words = None, resume: bool = False,
+        trust_staging: bool = False, verify: bool = False, dtype: Words = None,
+        quantize: Words = None, rename: Words = None,
+        max_shard_size: Union[int, str, None] = None, no_fsync: bool = False,
+        allow_overflow: Words = None, keep_unknown_globals: bool = False,
+        ignore_checksums: bool = False, allow_replica_mismatch: bool = False,
+        no_manifest: bool = False, with_optimizer: bool = False,
+        threads: Union[int, str, None] = None,
         max_mem: Union[int, str, None] = None,
         max_rate: Union[int, str, None] = None, trace: Words = None,
         device: Words = None, io: Words = None, exchange: Words = None,
@@ -490,6 +500,7 @@ def unshard(source: Path, target: Path, *, keys: Words = None,
     shard_dims: JSON of GLOB: dim, for names that no family explains
     flat_params: JSON of the parameters in each flat one of FSDP1
     trainer: Trainer that wrote the run; none: containers alone
+    trainer_file: Trainers of your own, for reading and for --to run
     assume_order: How parameters are numbered in an optimizer keyed by index:
         module, decay, or a file of names
     restrict: Refuse pickled classes that weights-only loading refuses
@@ -548,16 +559,16 @@ def merge(source: Union[Path, list[Path]], target: Path, *,
         blocks: Words = None, part: Words = None, model_only: bool = False,
         optim_only: bool = False, from_: Words = None, family: Words = None,
         shard_dims: Words = None, flat_params: Words = None,
-        trainer: Words = None, assume_order: Words = None,
-        restrict: bool = False, dry_run: bool = False, plan_file: Words = None,
-        html: Words = None, overwrite: bool = False, if_exists: Words = None,
-        resume: bool = False, trust_staging: bool = False,
-        verify: bool = False, dtype: Words = None, quantize: Words = None,
-        rename: Words = None, max_shard_size: Union[int, str, None] = None,
-        no_fsync: bool = False, allow_overflow: Words = None,
-        keep_unknown_globals: bool = False, ignore_checksums: bool = False,
-        allow_replica_mismatch: bool = False, no_manifest: bool = False,
-        threads: Union[int, str, None] = None,
+        trainer: Words = None, trainer_file: Words = None,
+        assume_order: Words = None, restrict: bool = False,
+        dry_run: bool = False, plan_file: Words = None, html: Words = None,
+        overwrite: bool = False, if_exists: Words = None, resume: bool = False,
+        trust_staging: bool = False, verify: bool = False, dtype: Words = None,
+        quantize: Words = None, rename: Words = None,
+        max_shard_size: Union[int, str, None] = None, no_fsync: bool = False,
+        allow_overflow: Words = None, keep_unknown_globals: bool = False,
+        ignore_checksums: bool = False, allow_replica_mismatch: bool = False,
+        no_manifest: bool = False, threads: Union[int, str, None] = None,
         max_mem: Union[int, str, None] = None,
         max_rate: Union[int, str, None] = None, trace: Words = None,
         device: Words = None, io: Words = None, exchange: Words = None,
@@ -613,6 +624,7 @@ def merge(source: Union[Path, list[Path]], target: Path, *,
     shard_dims: JSON of GLOB: dim, for names that no family explains
     flat_params: JSON of the parameters in each flat one of FSDP1
     trainer: Trainer that wrote the run; none: containers alone
+    trainer_file: Trainers of your own, for reading and for --to run
     assume_order: How parameters are numbered in an optimizer keyed by index:
         module, decay, or a file of names
     restrict: Refuse pickled classes that weights-only loading refuses
@@ -699,8 +711,8 @@ def verify(path: Path, other: Optional[Path] = None, *, against: Words = None,
         model_only: bool = False, optim_only: bool = False,
         from_: Words = None, family: Words = None, shard_dims: Words = None,
         flat_params: Words = None, trainer: Words = None,
-        assume_order: Words = None, restrict: bool = False,
-        threads: Union[int, str, None] = None,
+        trainer_file: Words = None, assume_order: Words = None,
+        restrict: bool = False, threads: Union[int, str, None] = None,
         max_mem: Union[int, str, None] = None,
         max_rate: Union[int, str, None] = None, trace: Words = None,
         device: Words = None, io: Words = None, exchange: Words = None,
@@ -732,6 +744,7 @@ def verify(path: Path, other: Optional[Path] = None, *, against: Words = None,
     shard_dims: JSON of GLOB: dim, for names that no family explains
     flat_params: JSON of the parameters in each flat one of FSDP1
     trainer: Trainer that wrote the run; none: containers alone
+    trainer_file: Trainers of your own, for reading and for --to run
     assume_order: How parameters are numbered in an optimizer keyed by index:
         module, decay, or a file of names
     restrict: Refuse pickled classes that weights-only loading refuses
@@ -759,8 +772,8 @@ def diff(left: Path, right: Path, *, html: Words = None, write: Words = None,
         part: Words = None, model_only: bool = False, optim_only: bool = False,
         from_: Words = None, family: Words = None, shard_dims: Words = None,
         flat_params: Words = None, trainer: Words = None,
-        assume_order: Words = None, restrict: bool = False,
-        threads: Union[int, str, None] = None,
+        trainer_file: Words = None, assume_order: Words = None,
+        restrict: bool = False, threads: Union[int, str, None] = None,
         max_mem: Union[int, str, None] = None,
         max_rate: Union[int, str, None] = None, trace: Words = None,
         device: Words = None, io: Words = None, exchange: Words = None,
@@ -793,6 +806,7 @@ def diff(left: Path, right: Path, *, html: Words = None, write: Words = None,
     shard_dims: JSON of GLOB: dim, for names that no family explains
     flat_params: JSON of the parameters in each flat one of FSDP1
     trainer: Trainer that wrote the run; none: containers alone
+    trainer_file: Trainers of your own, for reading and for --to run
     assume_order: How parameters are numbered in an optimizer keyed by index:
         module, decay, or a file of names
     restrict: Refuse pickled classes that weights-only loading refuses
@@ -826,8 +840,9 @@ def salvage(source: Path, target: Path, *, partial: Words = None,
         resume: bool = False, no_fsync: bool = False,
         no_manifest: bool = False, from_: Words = None, family: Words = None,
         shard_dims: Words = None, flat_params: Words = None,
-        trainer: Words = None, assume_order: Words = None,
-        restrict: bool = False, threads: Union[int, str, None] = None,
+        trainer: Words = None, trainer_file: Words = None,
+        assume_order: Words = None, restrict: bool = False,
+        threads: Union[int, str, None] = None,
         max_mem: Union[int, str, None] = None,
         max_rate: Union[int, str, None] = None, trace: Words = None,
         device: Words = None, io: Words = None, exchange: Words = None,
@@ -847,6 +862,7 @@ def salvage(source: Path, target: Path, *, partial: Words = None,
     shard_dims: JSON of GLOB: dim, for names that no family explains
     flat_params: JSON of the parameters in each flat one of FSDP1
     trainer: Trainer that wrote the run; none: containers alone
+    trainer_file: Trainers of your own, for reading and for --to run
     assume_order: How parameters are numbered in an optimizer keyed by index:
         module, decay, or a file of names
     restrict: Refuse pickled classes that weights-only loading refuses
@@ -967,8 +983,9 @@ def wait(path: Path, *, timeout: Union[int, str, None] = None,
         settle: Union[int, str, None] = None, from_: Words = None,
         family: Words = None, shard_dims: Words = None,
         flat_params: Words = None, trainer: Words = None,
-        assume_order: Words = None, restrict: bool = False,
-        verbose: bool = False, progress: Any = None) -> dict[str, Any]:
+        trainer_file: Words = None, assume_order: Words = None,
+        restrict: bool = False, verbose: bool = False,
+        progress: Any = None) -> dict[str, Any]:
     """`ckpt wait`: wait until a checkpoint is completely written.
 
     timeout: Give up after this long (default 1h)
@@ -978,6 +995,7 @@ def wait(path: Path, *, timeout: Union[int, str, None] = None,
     shard_dims: JSON of GLOB: dim, for names that no family explains
     flat_params: JSON of the parameters in each flat one of FSDP1
     trainer: Trainer that wrote the run; none: containers alone
+    trainer_file: Trainers of your own, for reading and for --to run
     assume_order: How parameters are numbered in an optimizer keyed by index:
         module, decay, or a file of names
     restrict: Refuse pickled classes that weights-only loading refuses

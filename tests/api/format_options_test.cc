@@ -11,6 +11,7 @@
 #include "ckpt/error.h"
 #include "formats/format.h"
 #include "formats/options.h"
+#include "formats/runs/find/trainer.h"
 #include "models/family.h"
 #include "tests/support/fake_format.h"
 #include "tests/support/golden.h"
@@ -76,6 +77,13 @@ TEST_CASE("a family that a program brings is found by its model_type") {
                        doctest::Contains("after families were used"), Error);
   CHECK_THROWS_WITH_AS(register_family("a/b", "{}"),
                        doctest::Contains("a family is named"), Error);
+}
+
+TEST_CASE("trainers are registered before the first is looked for") {
+  REQUIRE(kRegistered);
+  runs::trainers();
+  CHECK_THROWS_WITH_AS(register_trainers("late.json"),
+                       doctest::Contains("after trainers were used"), Error);
 }
 
 TEST_CASE("a new format with ranks: as asked, or refused") {

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trainers as data: what each leaves in a step's folder. They are in
-// trainers.json (docs/formats/runs.md explains its fields); nothing here looks
-// at files.
+// Trainers as data: what each leaves in a step's folder, and how a step is
+// written as one of its own. They are in trainers.json and in the files that a
+// user adds (docs/formats/runs.md has a table of the fields); nothing here
+// looks at a step's files.
 #pragma once
 
+#include <cstdint>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <string>
@@ -121,6 +124,74 @@ struct WithoutSign {
   bool is_whole = false;  // some steps have none
 };
 
+// Into which groups a trainer's optimizer puts parameters.
+enum class Grouping : uint8_t {
+  kSource,  // the user's own, as the source has it
+  kDecay,   // two: what decays; biases and norms
+  kOne,
+  kEach,  // options per parameter, no groups
+};
+
+// What a user of the written step has to know. {step} in the text is its
+// number.
+struct Said {
+  std::string kind;  // of a warning; "": an assumption
+  std::string text;
+  bool of_others = false;  // only where the source is not the trainer's own
+};
+
+// One of the folders, or files, in which a trainer accepts model and optimizer.
+struct Form {
+  std::string trainer;
+  bool sharded = false;  // DCP for any number of ranks, state by name
+  // One file per rank, in the model's order; all parameters are numbered, with
+  // or without state.
+  bool rank_files = false;
+  // Everything in one pickle, which is DST itself.
+  bool one_file = false;
+  std::string model_at;  // the DCP folder, or a pattern of ranks' files
+  std::string model_key;
+  std::string optimizer_at;  // the DCP folder, the file, or such a pattern
+  std::string optimizer_key;
+  Grouping grouping = Grouping::kSource;
+  std::string home;  // the folder of config.json and tokenizer
+  std::vector<Said> says;
+
+  // It has what the module's state_dict() has: tied tensors under each name,
+  // experts as they are trained.
+  bool is_state_dict() const { return sharded || rank_files || one_file; }
+};
+
+// A file of values that the trainer reads beside model and optimizer, or, in
+// DCP and in a single file, values among theirs. The value is JSON in which
+// these texts stand for what only the step says:
+//
+//   "$step"       how many steps the optimizer took; 0 if nothing says it
+//   "$position"   how many the scheduler took
+//   "$ranks"      for how many ranks the step is written
+//   "$scheduler"  the scheduler's state dict; null if there is none
+//
+// An entry of "$step?" and the like is left out where that is not known.
+struct WrittenValue {
+  std::string file;  // a pattern of {r} and {W}; "": among the tensors'
+  bool own = false;  // a source of the same trainer keeps its own value
+  nlohmann::json value;
+};
+
+// How a step becomes the trainer's. No forms: ckpt writes none of its steps but
+// for other numbers of ranks.
+struct Writes {
+  std::vector<Form> forms;
+  std::vector<WrittenValue> values;
+  std::vector<Said> says;
+  // The scheduler's state dict stays as the source has it, if it is for as many
+  // groups. Else it is LambdaLR's, whose rule is that of the job that goes on.
+  bool scheduler_kept = false;
+  std::string names;           // the dialect of the model's names: "torchtitan"
+  bool has_scheduler = false;  // some value is, or has, "$scheduler"
+  bool has_step = false;       // something says which step it is
+};
+
 struct Trainer {
   std::string name;
   std::string what;
@@ -170,8 +241,11 @@ struct Trainer {
   std::vector<Source> models;  // the first that exists
   std::vector<Source> optimizers;
   std::vector<Part> parts;
+  Writes writes;
 };
 
+// The user's, then ckpt's own. Throws usage_error "FILE:LINE:COLUMN: …" for a
+// bad file of the user's, and for a name that two have.
 const std::vector<Trainer>& trainers();
 
 // Finds a trainer by name; throws usage_error with a suggestion.

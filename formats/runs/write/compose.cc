@@ -17,6 +17,7 @@ using pickle::Id;
 Composing::Composing(const Catalog& source, const Layout& layout)
     : source_(source),
       form_(find_form(layout, trainer_in(source))),
+      writes_(find_trainer(form_.trainer).writes),
       ranks_(layout.topology.dp),
       layout_(layout),
       adam_(find_adam(source)),

@@ -108,12 +108,12 @@ void Composing::settle_state(const SourceFile& file, std::string_view part) {
     return decide(file, Fate::kConverted, {});
   std::string why = from + " alone reads it";
   if (part == "trainer" && states_.step)
-    why += form_.trainer == "accelerate"
-               ? fmt::format(
-                     "; {} steps are done, which accelerate leaves to "
-                     "its script to count",
-                     *states_.step)
-               : fmt::format("; the step ({}) is carried", *states_.step);
+    why += writes_.has_step
+               ? fmt::format("; the step ({}) is carried", *states_.step)
+               : fmt::format(
+                     "; {} steps are done, which {} leaves to its "
+                     "script to count",
+                     *states_.step, form_.trainer);
   decide(file, Fate::kLeftOut, std::move(why));
 }
 
@@ -130,6 +130,19 @@ void Composing::decide(const SourceFile& file, Fate fate, std::string why) {
 void Composing::warn(std::string kind, std::string text) {
   target_.problems.push_back(
       warning(std::move(kind), {}, "{}", std::move(text)));
+}
+
+void Composing::say(const std::vector<Said>& all) {
+  for (const Said& said : all) {
+    if (said.of_others && trainer_in(source_) == form_.trainer) continue;
+    std::string text = said.text;
+    if (const size_t at = text.find("{step}"); at != text.npos)
+      text.replace(at, 6, std::to_string(states_.step.value_or(0)));
+    if (said.kind.empty())
+      target_.assumptions.push_back(std::move(text));
+    else
+      warn(said.kind, std::move(text));
+  }
 }
 
 void Composing::say() {
@@ -151,44 +164,22 @@ void Composing::say() {
   else if (states_.counted)
     target_.assumptions.push_back(
         fmt::format("step {}: the optimizer's own count", *states_.step));
-  if (form_.trainer == "hf_trainer")
-    warn("batch_size",
-         fmt::format("trainer_state.json: train_batch_size {}, the Trainer's "
-                     "default; set the job's own where it uses "
-                     "auto_find_batch_size or a transformers before 5",
-                     kTrainerBatch));
-  if (form_.trainer == "lightning" && trainer_in(source_) != form_.trainer)
-    target_.assumptions.push_back(
-        "names are the source's: for a LightningModule that keeps the model as "
-        "self.model, --rename {\"*\": \"model.*\"}");
-  if (form_.sharded && has_one_file(form_.trainer))
-    target_.assumptions.push_back(
-        "a folder, for ModelParallelStrategy: --dp 1 and a DST that ends in "
-        ".ckpt give one file");
+  say(writes_.says);
+  say(form_.says);
   if (named_groups_ && !adam_.states.empty())
     target_.assumptions.push_back(
         "optimizer: the source's order; its groups have param_names, as the "
         "model's file does not tell it");
-  if (form_.trainer == "verl")
-    warn("folder",
-         fmt::format("verl knows the step by its folder: put it at "
-                     "global_step_{}/actor{}",
-                     states_.step.value_or(0),
-                     ranks_ > 1 ? "; its meshes are as torch 2.12 and 2.13 "
-                                  "pickle them, of cuda"
-                                : ""));
-  if (form_.trainer == "torchtitan")
-    warn("tokens",
-         "train_state.ntokens_seen: 0, which no other trainer counts");
-  if (made_scheduler_ || (scheduled_ && form_.trainer == "torchtitan"))
+  if (form_.rank_files && ranks_ > 1)
+    target_.assumptions.push_back(
+        "device meshes are as torch 2.12 and 2.13 pickle them, of cuda");
+  if (by_position_)
     target_.assumptions.push_back(
         fmt::format("scheduler: position {}{}; its rule is that of the "
                     "job which goes on",
                     position().value_or(0),
                     states_.scheduler.from.empty() ? ", by the step" : ""));
-  const bool has_file = !form_.scheduler.empty() || form_.rank_files ||
-                        form_.trainer == "lightning";
-  if (!scheduled_ && !adam_.states.empty() && has_file)
+  if (!scheduled_ && !adam_.states.empty() && writes_.has_scheduler)
     warn("no_scheduler",
          "no scheduler is written: there is none, or it is of other groups");
   std::string names;

@@ -70,7 +70,11 @@ void Composing::add_one_file() {
     if (ties[i]) slots.back().tie = ties[i];
   }
   const Id weights = torch::add_ordered_dict(document, pairs);
-  const Id root = lightning_values(document);
+  const Id root = document.add_container(Type::kDict);
+  for (const WrittenValue& row : writes_.values)
+    if (const auto entries = document.as_pairs(value_of(document, row)))
+      for (size_t i = 0; i + 1 < entries->size(); i += 2)
+        document.set(root, (*entries)[i], (*entries)[i + 1]);
   document.set(root, form_.model_key, weights);
   const Id optimizers = document.add_container(Type::kList);
   if (!adam_.states.empty())
@@ -82,14 +86,9 @@ void Composing::add_one_file() {
   place_file(document, root, slots, of, "");
 }
 
-// Where the source is Lightning's, all of its own values stay.
-Id Composing::lightning_values(Document& document) {
-  if (trainer_in(source_) == form_.trainer)
-    return io::is_file(source_.path) ? values_of_file(document)
-                                     : values_of_folder(document);
-  const Id value = scheduler(document);
-  scheduled_ = value != kNoId;
-  return lightning_meta(document, states_.step.value_or(0), value);
+Id Composing::own_value(Document& document) {
+  return io::is_file(source_.path) ? values_of_file(document)
+                                   : values_of_folder(document);
 }
 
 Id Composing::values_of_folder(Document& document) {

@@ -27,6 +27,7 @@ namespace {
 
 using text::printable;
 
+// A dialect of the model's names.
 constexpr std::string_view kTorchtitan = "torchtitan";
 
 // If a step has two models, their names begin with their roles.
@@ -237,7 +238,9 @@ bool is_composed(const Catalog& source, const Layout& layout) {
   if (trainer.empty()) return false;
   if (trainer != trainer_in(source)) return true;
   // torchtitan's step for another fuse_qkv.
-  if (trainer == kTorchtitan && !layout.option(kFuseQkv).empty()) return true;
+  if (find_trainer(trainer).writes.names == kTorchtitan &&
+      !layout.option(kFuseQkv).empty())
+    return true;
   // Lightning's folder as its file, or the file as a folder.
   return has_one_file(trainer) &&
          io::is_file(source.path) != wants_one_file(layout);
@@ -258,7 +261,8 @@ Catalog review_composed(Catalog source, const Layout& layout) {
                            "of one dimension",
                            kFsdpSize)
         .with_hint("leave it out, then ckpt reshard the new step with it");
-  const bool titan = layout.option(kTrainer) == kTorchtitan;
+  const bool titan =
+      find_trainer(layout.option(kTrainer)).writes.names == kTorchtitan;
   const std::string fuse = layout.option(kFuseQkv);
   if (!titan && !fuse.empty())
     throw unfaithful_error({source.path, {}},

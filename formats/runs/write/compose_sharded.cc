@@ -27,7 +27,7 @@ void Composing::add_sharded() {
   Nest other(source_);
   Nest& into = apart ? other : nest;
   if (!adam_.states.empty()) add_optimizer(into);
-  if (layout_.option(kTrainer) == "torchtitan") add_titan(into);
+  add_values(into);
   if (!apart || !adam_.states.empty())
     place_dcp(into, std::string(form_.optimizer_at));
 }
@@ -77,16 +77,24 @@ std::vector<std::pair<std::string, Id>> Composing::options_of(
   return options;
 }
 
-void Composing::add_titan(Nest& nest) const {
-  Document document;
-  if (states_.step)
-    nest.add_value({"train_state", "step"}, document,
-                   document.add_int(static_cast<int64_t>(*states_.step)));
-  nest.add_value({"train_state", "ntokens_seen"}, document,
-                 document.add_int(0));
-  if (const auto position = this->position())
-    nest.add_value({"lr_scheduler", "last_epoch"}, document,
-                   document.add_int(*position));
+// Values that have no file of their own: each at its place in the state dict.
+void Composing::add_values(Nest& nest) {
+  const auto add = [&](const auto& self, const Nest::Path& path,
+                       const nlohmann::json& value) -> void {
+    if (value.is_object()) {
+      for (const auto& [key, one] : value.items()) {
+        Nest::Path inner = path;
+        inner.push_back(key);
+        self(self, inner, one);
+      }
+      return;
+    }
+    Document document;
+    if (const Id id = made(document, value); id != kNoId)
+      nest.add_value(path, document, id);
+  };
+  for (const WrittenValue& row : writes_.values)
+    if (row.file.empty()) add(add, {}, row.value);
 }
 
 }  // namespace ckpt::runs

@@ -56,7 +56,7 @@ class Composing {
   void add_optimizer(Nest& nest);
   std::vector<std::pair<std::string, pickle::Id>> options_of(
       pickle::Document& document, const AdamGroup& group) const;
-  void add_titan(Nest& nest) const;
+  void add_values(Nest& nest);
 
   // compose_numbered.cc
   void add_plain();
@@ -69,16 +69,18 @@ class Composing {
   // compose_file.cc
   void add_one_file();
   std::vector<size_t> in_module_order();
-  pickle::Id lightning_values(pickle::Document& document);
+  pickle::Id own_value(pickle::Document& document);
   pickle::Id values_of_folder(pickle::Document& document);
   pickle::Id values_of_file(pickle::Document& document);
 
   // compose_states.cc
   std::optional<int64_t> position() const;
   pickle::Id scheduler(pickle::Document& document);
+  std::optional<int64_t> number(std::string_view variable);
+  pickle::Id made(pickle::Document& document, const nlohmann::json& value);
+  nlohmann::json made_json(const nlohmann::json& value);
+  pickle::Id value_of(pickle::Document& document, const WrittenValue& row);
   void add_states();
-  void add_accelerate_steps();
-  void add_verl_states();
 
   // compose_fates.cc
   std::optional<std::string> at_home(const std::string& path) const;
@@ -90,10 +92,12 @@ class Composing {
   void reset(const SourceFile& file, const std::string& what);
   void decide(const SourceFile& file, Fate fate, std::string why);
   void warn(std::string kind, std::string text);
+  void say(const std::vector<Said>& all);
   void say();
 
   const Catalog& source_;
   const Form& form_;
+  const Writes& writes_;
   const uint32_t ranks_;
   const Layout& layout_;
   const Adam adam_;
@@ -104,7 +108,7 @@ class Composing {
   std::set<std::string> reset_;
   bool named_groups_ = false;  // the order of the numbers is not to be seen
   bool scheduled_ = false;
-  bool made_scheduler_ = false;
+  bool by_position_ = false;  // and its rule is the job's that goes on
 };
 
 }  // namespace ckpt::runs

@@ -2,7 +2,6 @@
 #include "formats/runs/write/forms.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <optional>
 #include <set>
@@ -18,82 +17,6 @@ namespace ckpt::runs {
 namespace {
 
 using text::printable;
-
-// For one rank, the trainer's plain files; for several, FSDP's.
-constexpr auto kForms = std::to_array<Form>({
-    {.trainer = "hf_trainer",
-     .sharded = false,
-     .model_at = "",
-     .model_key = "",
-     .optimizer_at = "optimizer.pt",
-     .optimizer_key = "",
-     .grouping = Grouping::kDecay,
-     .scheduler = "scheduler.pt",
-     .home = ""},
-    {.trainer = "hf_trainer",
-     .sharded = true,
-     .model_at = "pytorch_model_fsdp_0",
-     .model_key = "model",
-     .optimizer_at = "optimizer_0",
-     .optimizer_key = "optimizer",
-     .grouping = Grouping::kDecay,
-     .scheduler = "scheduler.pt",
-     .home = ""},
-    {.trainer = "accelerate",
-     .sharded = false,
-     .model_at = "",
-     .model_key = "",
-     .optimizer_at = "optimizer.bin",
-     .optimizer_key = "",
-     .grouping = Grouping::kSource,
-     .scheduler = "scheduler.bin",
-     .home = ""},
-    {.trainer = "accelerate",
-     .sharded = true,
-     .model_at = "pytorch_model_fsdp_0",
-     .model_key = "model",
-     .optimizer_at = "optimizer_0",
-     .optimizer_key = "optimizer",
-     .grouping = Grouping::kSource,
-     .scheduler = "scheduler.bin",
-     .home = ""},
-    {.trainer = "lightning",
-     .sharded = true,
-     .model_at = "",
-     .model_key = "state_dict",
-     .optimizer_at = "",
-     .optimizer_key = "optimizer_0",
-     .grouping = Grouping::kSource,
-     .scheduler = "",
-     .home = ""},
-    {.trainer = "lightning",
-     .one_file = true,
-     .model_at = "",
-     .model_key = "state_dict",
-     .optimizer_at = "",
-     .optimizer_key = "optimizer_states",
-     .grouping = Grouping::kSource,
-     .scheduler = "",
-     .home = ""},
-    {.trainer = "torchtitan",
-     .sharded = true,
-     .model_at = "",
-     .model_key = "",
-     .optimizer_at = "",
-     .optimizer_key = "optimizer",
-     .grouping = Grouping::kEach,
-     .scheduler = "",
-     .home = ""},
-    {.trainer = "verl",
-     .rank_files = true,
-     .model_at = "model_world_size_{W}_rank_{r}.pt",
-     .model_key = "",
-     .optimizer_at = "optim_world_size_{W}_rank_{r}.pt",
-     .optimizer_key = "",
-     .grouping = Grouping::kOne,
-     .scheduler = "",
-     .home = "huggingface"},
-});
 
 // Which of the source's groups each parameter is in.
 std::map<std::string_view, size_t> group_of(const Adam& adam) {
@@ -258,9 +181,9 @@ std::string trainer_in(const Catalog& source) {
 }
 
 bool has_one_file(std::string_view trainer) {
-  return std::ranges::any_of(kForms, [&](const Form& form) {
-    return form.trainer == trainer && form.one_file;
-  });
+  const auto known = std::ranges::find(trainers(), trainer, &Trainer::name);
+  return known != trainers().end() &&
+         std::ranges::any_of(known->writes.forms, &Form::one_file);
 }
 
 bool wants_one_file(const Layout& layout) {
@@ -274,18 +197,13 @@ const Form& find_form(const Layout& layout, const std::string& source_trainer) {
   const bool one_file = wants_one_file(layout);
   const bool sharded = layout.topology.dp > 1;
   const Form* best = nullptr;
-  std::set<std::string_view> names;
-  for (const Form& form : kForms) {
-    names.insert(form.trainer);
-    if (form.trainer == trainer && form.one_file == one_file &&
-        (!best || form.sharded == sharded))
+  for (const Form& form : find_trainer(trainer).writes.forms)
+    if (form.one_file == one_file && (!best || form.sharded == sharded))
       best = &form;
-  }
   if (best) return *best;
-  find_trainer(trainer);  // throws if misspelt
   std::string all;
-  for (const std::string_view name : names)
-    all += (all.empty() ? "" : ", ") + std::string(name);
+  for (const Trainer& one : trainers())
+    if (!one.writes.forms.empty()) all += (all.empty() ? "" : ", ") + one.name;
   throw unfaithful_error({}, "a step of {} is not written from {}", trainer,
                          source_trainer.empty() ? "a checkpoint of no trainer"
                                                 : "one of " + source_trainer)

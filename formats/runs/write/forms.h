@@ -1,47 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The folders that trainers accept: where model and optimizer are in each, and
-// how its optimizer numbers parameters. Private to this room.
+// Which of a trainer's forms is written, and how its optimizer numbers
+// parameters. Private to this room.
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "ckpt/catalog.h"
 #include "ckpt/layout.h"
+#include "formats/runs/find/trainer.h"
 #include "formats/runs/optimizer/adam.h"
 #include "formats/runs/optimizer/order.h"
 
 namespace ckpt::runs {
-
-enum class Grouping : uint8_t {
-  kSource,  // the user's own, as the source has it
-  kDecay,   // two: what decays; biases and norms
-  kOne,
-  kEach,  // options per parameter, no groups
-};
-
-struct Form {
-  std::string_view trainer;
-  bool sharded = false;  // DCP for any number of ranks, state by name
-  // One file per rank, in the model's order; all parameters are numbered, with
-  // or without state.
-  bool rank_files = false;
-  // Everything in one pickle, which is DST itself.
-  bool one_file = false;
-  std::string_view model_at;  // the DCP folder
-  std::string_view model_key;
-  std::string_view optimizer_at;  // the DCP folder, or the file
-  std::string_view optimizer_key;
-  Grouping grouping = Grouping::kSource;
-  std::string_view scheduler;  // its own file; "": it is elsewhere
-  std::string_view home;       // the folder of config.json and tokenizer
-
-  // It has what the module's state_dict() has: tied tensors under each name,
-  // experts as they are trained.
-  bool is_state_dict() const { return sharded || rank_files || one_file; }
-};
 
 // The trainer that the step belongs to; "": none.
 std::string trainer_in(const Catalog& source);

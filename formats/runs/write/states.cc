@@ -157,43 +157,4 @@ TargetFile value_file(const std::string& path, Document& document, Id root) {
   return std::move(plan.file);
 }
 
-Id lightning_meta(Document& document, uint64_t step, Id scheduler) {
-  const Id count = document.add_int(static_cast<int64_t>(step));
-  const auto counts = [&](std::initializer_list<const char*> keys) {
-    Id one = document.add_container(Type::kDict);
-    for (const char* key : keys) document.set(one, key, count);
-    Id other = document.add_container(Type::kDict);
-    for (const char* key : keys) document.set(other, key, count);
-    return dict(document, {{"total", one}, {"current", other}});
-  };
-  // Lightning's _Loop takes the entries that exist; global_step is the
-  // optimizer's step count.
-  const Id optimizer = dict(
-      document, {{"step", counts({"ready", "completed"})},
-                 {"zero_grad", counts({"ready", "started", "completed"})}});
-  const Id fit =
-      dict(document,
-           {{"epoch_loop.automatic_optimization.optim_progress",
-             dict(document, {{"optimizer", optimizer}})},
-            {"epoch_loop.scheduler_progress", counts({"ready", "completed"})},
-            {"epoch_loop.state_dict",
-             dict(document, {{"_batches_that_stepped", count}})}});
-  const Id schedulers = document.add_container(Type::kList);
-  if (scheduler != kNoId) document.append(schedulers, scheduler);
-  return dict(document,
-              {{"epoch", document.add_int(0)},
-               {"global_step", count},
-               {"pytorch-lightning_version", document.add_string("2.6.6")},
-               {"loops", dict(document, {{"fit_loop", fit}})},
-               {"callbacks", document.add_container(Type::kDict)},
-               {"lr_schedulers", schedulers}});
-}
-
-std::string trainer_state_json(uint64_t step) {
-  return fmt::format(
-      "{{\n  \"global_step\": {},\n  \"train_batch_size\": {},\n"
-      "  \"log_history\": []\n}}\n",
-      step, kTrainerBatch);
-}
-
 }  // namespace ckpt::runs

@@ -50,15 +50,4 @@ pickle::Id lambda_scheduler(pickle::Document& document, const Adam& adam,
 TargetFile value_file(const std::string& path, pickle::Document& document,
                       pickle::Id root);
 
-// The contents of Lightning's meta.pt, for a step of one epoch.
-pickle::Id lightning_meta(pickle::Document& document, uint64_t step,
-                          pickle::Id scheduler);
-
-// TrainingArguments' per_device_train_batch_size, if nothing says it. The
-// Trainer divides the state's value, so there must be a number.
-inline constexpr uint64_t kTrainerBatch = 8;
-
-// The trainer_state.json of Hugging Face's Trainer; the rest has defaults.
-std::string trainer_state_json(uint64_t step);
-
 }  // namespace ckpt::runs

@@ -68,6 +68,12 @@ void register_family(const std::string& json_file);
 // The same for the text of such a file, which need not exist.
 void register_family(const std::string& name, const std::string& json);
 
+// Adds the trainers of a JSON file (docs/trainers.md), which are looked for
+// before ckpt's own, in step folders and by the option "trainer". Must be
+// called before the first checkpoint is opened; throws usage_error later. A
+// file that can't be used makes the first call that looks for trainers throw.
+void register_trainers(const std::string& json_file);
+
 // --- Megatron-Core's backends ---
 
 // Which format reads or writes a backend of megatron-core's distributed
