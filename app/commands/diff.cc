@@ -25,6 +25,7 @@
 #include "app/print/json_writer.h"
 #include "app/print/report.h"
 #include "app/print/view.h"
+#include "ckpt/error.h"
 #include "lib/session.h"
 #include "lib/text/format.h"
 #include "lib/text/shell.h"
@@ -118,6 +119,11 @@ class Diff : public Command {
   }
   ExitCode run() override {
     check_delta_options(delta_, select_);
+    if (!html_.empty() && !delta_.path.empty())
+      throw usage_error({}, "--html and --write exclude each other")
+          .with_hint(
+              "--html shows the comparison, --write computes with it: "
+              "run `ckpt diff` once for each");
     return within_memory(engine_, source_, {a_, b_}, true,
                          [this] { return look(); });
   }

@@ -146,6 +146,11 @@ ExitCode SyncCommand::run() {
     print(json(done));
   else if (output.verbosity >= 0)
     print_folded(text(done));
+  else  // the reason for the status
+    for (const SyncedFile& file : done.files)
+      if (file.fate == SyncFate::kLeftOut)
+        say(fmt::format("left out  {}: {}", text::printable(file.path),
+                        text::printable(file.why)));
   return done.complete ? ExitCode::kDone : ExitCode::kNegative;
 }
 

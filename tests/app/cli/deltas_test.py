@@ -668,9 +668,18 @@ CASES = [across_dtypes, by_pattern, no_leading_zeros, edges, quantized,
          lossless_formats, lossless_is_small, lossless_damaged, dry_run, mistakes]
 
 
+def test_page(folder):
+    """--html shows a comparison, --write computes with it."""
+    done = CKPT.run("diff", folder, folder, "--write", folder / "d", "--html",
+                    folder / "page.html").want(2)
+    check("--html and --write exclude each other" in done.err, done.err)
+    check(not (folder / "page.html").exists(), "no page")
+
+
 def prepare(suite, ckpt):
     global CKPT
     CKPT = ckpt
+    suite.add("a page of a difference", test_page)
     for case in CASES:
         suite.add(case.__name__, case)
 

@@ -223,6 +223,9 @@ def test_odd(folder):
     check_equal(tree(out), {"a": b"a", "sub/b": b"b"}, "tree")
     text = CKPT.run("sync", root, out).want(1).out
     check("left out  broken: a link that leads nowhere" in text, text)
+    quiet = CKPT.run("sync", root, out, "-q").want(1)
+    check_equal((quiet.out, sorted(quiet.err.split("\n"))[-1]),
+                ("", "left out  sub/pipe: a pipe"), "quiet: why it ends with 1")
     check_equal(sync(root, out, "--exclude", "broken", "--exclude", "round",
                      "--exclude", "*pipe", "--exclude", "socket")["complete"],
                 True, "excluded")
