@@ -216,17 +216,21 @@ class Addition {
           bare.size(), targets, text::printable(bare.front()),
           bare.size() == 1 ? ""
                            : fmt::format(" and {} more", bare.size() - 1)));
-    for (const std::string& name : adapter.config.saved) {
-      const bool there =
-          std::ranges::any_of(adapter.wholes, [&](const auto& one) {
-            return ("." + one.first).find("." + name + ".") !=
-                   std::string::npos;
-          });
-      if (!there)
+    for (const std::string& module : adapter.config.saved) {
+      const auto is_in = [&](const std::string& name) {
+        return ("." + name).find("." + module + ".") != std::string::npos;
+      };
+      // peft names both heads that a classifier may have, and no base has both.
+      const bool is_other_head =
+          (module == "classifier" || module == "score") &&
+          std::ranges::none_of(base_.tensors, is_in, &Tensor::name);
+      if (!is_other_head &&
+          std::ranges::none_of(adapter.wholes, is_in,
+                               [](const auto& one) { return one.first; }))
         say(warning("adapter_bare", {adapter.catalog.path, {}},
                     "modules_to_save has {}, and no tensor of it is here; it "
                     "stays the base's",
-                    text::printable(name)));
+                    text::printable(module)));
     }
   }
 

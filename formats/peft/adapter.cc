@@ -360,6 +360,21 @@ Adapter sorted(Catalog catalog, const Config& config) {
   }
   for (const auto& [name, module] : adapter.modules)
     check_module(adapter, name, module);
+  // bias="all" saves each parameter whose name has "bias": of a module that is
+  // trained whole also the one beside it, and once more under a name with which
+  // peft loads nothing.
+  const auto is_repeat = [&](const std::string& name) {
+    constexpr std::string_view kSaved = ".modules_to_save.";
+    if (name.find(".original_module.") != name.npos) return true;
+    const size_t at = name.find(kSaved);
+    return at != name.npos &&
+           adapter.wholes.contains(name.substr(0, at + 1) +
+                                   name.substr(at + kSaved.size()));
+  };
+  std::vector<std::string> repeats;
+  for (const auto& [name, whole] : adapter.wholes)
+    if (is_repeat(name)) repeats.push_back(name);
+  for (const std::string& name : repeats) adapter.wholes.erase(name);
   return adapter;
 }
 

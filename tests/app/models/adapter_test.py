@@ -566,22 +566,53 @@ def holes(folder):
 def hubs_names(folder, model_type, saved):
     """peft names what transformers' modules are called; save_pretrained wrote
     the base in the names that the Hub has."""
-    torch, transformers, peft = peers()
+    peers()
     import model_types
 
     model, _ = model_types.small_config(model_type)
+    as_merged(folder, model, r=4, target_modules=["q_proj", "v_proj"],
+              modules_to_save=saved)
+
+
+HEADS = {
+    "Bert, sequences": ("BertForSequenceClassification", "SEQ_CLS"),
+    "Bert, tokens": ("BertForTokenClassification", "TOKEN_CLS"),
+    "Qwen2, sequences": ("Qwen2ForSequenceClassification", "SEQ_CLS"),
+    "Qwen2, tokens": ("Qwen2ForTokenClassification", "TOKEN_CLS"),
+}
+
+
+def heads(folder, what, bias):
+    """peft saves a classifier's head whole, under whichever name it has; with
+    bias="all" its bias once more, as it is trained and as it was."""
+    _, transformers, _ = peers()
+    kind, task = HEADS[what]
+    model = getattr(transformers, kind)
+    sizes = dict(vocab_size=64, hidden_size=16, num_hidden_layers=2,
+                 num_attention_heads=2, num_key_value_heads=2, num_labels=3,
+                 intermediate_size=32, pad_token_id=0)
+    said = as_merged(folder, model(model.config_class(**sizes)), r=2,
+                     task_type=task, bias=bias)
+    check("modules_to_save" not in said, said)
+
+
+def as_merged(folder, model, **options):
+    """Merged like peft: by merge_and_unload() and save_pretrained()."""
+    torch, _, peft = peers()
     model.save_pretrained(folder / "base")
-    tuned = peft.get_peft_model(model, peft.LoraConfig(
-        r=4, target_modules=["q_proj", "v_proj"], modules_to_save=saved))
+    tuned = peft.get_peft_model(model, peft.LoraConfig(**options))
     with torch.no_grad():
         for parameter in tuned.parameters():
             if parameter.requires_grad:
                 parameter.normal_(std=0.1)
     tuned.save_pretrained(folder / "adapter")
-    tuned.merge_and_unload().save_pretrained(folder / "merged")
+    # From the file: bias="lora_only" trains biases that peft does not save.
+    peft.PeftModel.from_pretrained(
+        type(model).from_pretrained(folder / "base"),
+        folder / "adapter").merge_and_unload().save_pretrained(folder / "merged")
     out = folder / "out"
-    CKPT.ok("convert", folder / "base", out, "--to", "safetensors", "--adapter",
-            folder / "adapter", "--no-fsync")
+    said = CKPT.run("convert", folder / "base", out, "--to", "safetensors",
+                    "--adapter", folder / "adapter", "--no-fsync").want(0).err
     got, want = read_model(out), read_model(folder / "merged")
     check_equal(sorted(got), sorted(want), "names")
     before = read_model(folder / "base")
@@ -590,6 +621,7 @@ def hubs_names(folder, model_type, saved):
     for name, tensor in want.items():
         check(torch.allclose(got[name], tensor, atol=1e-6), name)
         check_equal(torch.equal(got[name], before[name]), name not in changed, name)
+    return said
 
 
 def names_of_no_adapter(folder):
@@ -704,6 +736,9 @@ def prepare(suite, ckpt):
     suite.add("untied", untied)
     suite.add("names of no adapter", names_of_no_adapter)
     suite.add("tied by default", tied_by_default)
+    for what in HEADS:
+        for bias in ("none", "all", "lora_only"):
+            suite.add(f"{what}: biases of {bias}", heads, what, bias)
     for model_type, saved in (("qwen2_5_vl", None), ("qwen2_vl", ["lm_head"]),
                               ("mixtral", ["gate"])):
         suite.add(f"the Hub's names of {model_type}", hubs_names, model_type, saved)
