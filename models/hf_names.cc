@@ -430,13 +430,24 @@ std::string hub_name(const std::string& name, const Json& config) {
                 made.numbers);
 }
 
+static const Json& facts_of_classes() {
+  static const Json all = Json::parse(embedded_text("hf_words"));
+  return all;
+}
+
+bool has_uneven_layers(const Json& config) {
+  const auto type =
+      config.is_object() ? config.find("model_type") : config.end();
+  return type != config.end() &&
+         std::ranges::count(facts_of_classes().at("uneven"), *type) > 0;
+}
+
 std::vector<std::string> first_words(const Json& config) {
-  static const Json all = Json::parse(embedded_text("hf_words")).at("words");
   const Json classes =
       config.is_object() ? config.value("architectures", Json()) : Json();
   if (!classes.is_array() || classes.empty() || config.contains("auto_map"))
     return {};
-  for (const Json& row : all)
+  for (const Json& row : facts_of_classes().at("words"))
     if (std::ranges::count(row.at("classes"), classes[0]) > 0)
       return row.at("first");
   return {};

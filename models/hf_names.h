@@ -42,6 +42,13 @@ std::string hub_name(const std::string& name, const nlohmann::json& config);
 // them by class, as tests/generators/hf_words.py saw its modules.
 std::vector<std::string> first_words(const nlohmann::json& config);
 
+// True for types whose layers lack tensors that their neighbours have, by
+// design: activations without parameters among them (EnCodec), depths that the
+// configuration scales (EfficientNet). families/hf_words.json has those whose
+// own class, made by tests/generators/hf_uneven.py, looks like a model that has
+// lost some.
+bool has_uneven_layers(const nlohmann::json& config);
+
 // True if some tensor has a module's name, of a class whose Hub's names differ.
 bool has_module_names(const Catalog& catalog, const nlohmann::json& config);
 

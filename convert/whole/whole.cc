@@ -241,14 +241,15 @@ class Question {
     return false;
   }
 
-  // Tensors without elements are what a rank of ZeRO 3 has of its peers'. In
-  // what no configuration describes, they may be anything.
+  // Tensors without elements are what a rank of ZeRO 3 has of its peers', and
+  // the last ranks of FSDP2: both have no rows. A class that has none of
+  // something (DINOv3's register tokens, [1, 0, 384]) has. In what no
+  // configuration describes, they may be anything.
   void empty() {
     if (answer_.basis == Whole::Basis::kNothing && config_.source.empty())
       return;
     for (const Tensor& tensor : names_.tensors)
-      if (is_float(tensor.dtype) &&
-          element_count(tensor.shape).value_or(1) == 0)
+      if (is_float(tensor.dtype) && !tensor.shape.empty() && !tensor.shape[0])
         add(damage("empty_tensor", {names_.path, tensor.name},
                    "has no elements ({}): ZeRO 3 leaves such, the values are "
                    "in the ranks' files",
@@ -612,6 +613,13 @@ class Question {
   void by_structure() {
     std::vector<const Tensor*> tensors;
     for (const Tensor& tensor : names_.tensors) tensors.push_back(&tensor);
+    if (has_uneven_layers(config_.values)) {
+      if (answer_.open.empty())
+        answer_.open =
+            "its layers differ by design; no rules say what each "
+            "of them has";
+      return;
+    }
     Structure found = check_structure(tensors, config_.values, names_.path);
     if (options_.allow_missing.empty())
       std::ranges::move(found.problems, std::back_inserter(answer_.problems));

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first words of the names that each class of transformers looks for in a
 file: its own modules and those of its backbone, with and without the backbone's
-name. Writes models/families/hf_words.json.
+name. Writes "words" in models/families/hf_words.json; "uneven" there is what
+hf_uneven.py found.
 
     .venv/bin/python tests/generators/hf_words.py
 
@@ -40,11 +41,11 @@ def classes():
     return sorted(names)
 
 
-def made(kind):
-    """An instance without memory; its configuration's own depth if it insists."""
+def made(kind, own_depth=False):
+    """An instance without memory, shallow unless its configuration insists."""
     import torch
 
-    for shallow in (True, False):
+    for shallow in (False,) if own_depth else (True, False):
         config = kind.config_class()
         parts = [config, *(v for v in vars(config).values()
                            if hasattr(v, "to_dict"))]
@@ -85,6 +86,12 @@ def too_long(*_):
     raise TimeoutError
 
 
+def write_table(rows, uneven):
+    """`uneven`: hf_uneven.py's."""
+    OUT.write_text('{"uneven": ' + json.dumps(uneven) + ',\n "words": [\n ' +
+                   ",\n ".join(map(json.dumps, rows)) + "\n]}\n")
+
+
 def main():
     import transformers
 
@@ -102,9 +109,9 @@ def main():
             print(f"{name}: {type(error).__name__}: {error}"[:100], flush=True)
         finally:
             signal.alarm(0)
-    rows = [json.dumps({"first": words, "classes": names})
+    rows = [{"first": words, "classes": names}
             for words, names in sorted(found.items())]
-    OUT.write_text('{"words": [\n ' + ",\n ".join(rows) + "\n]}\n")
+    write_table(rows, json.loads(OUT.read_text())["uneven"])
     print(f"{sum(map(len, found.values()))} classes, {left} left out")
 
 

@@ -931,6 +931,40 @@ def words_of_classes(folder):
         check_equal(hf_words.first_words(hf_words.kind_of(name)), words[name], name)
 
 
+def uneven_layers(folder):
+    """No class of transformers, as it is made, has lost anything: those whose
+    layers differ by design are in a table, and a sample of the others."""
+    transformers = peer()
+    sys.path.insert(0, str(ROOT / "tests/generators"))
+    import hf_uneven
+    import hf_words
+    from transformers.models.auto import modeling_auto
+
+    table = json.loads((ROOT / "models/families/hf_words.json").read_text())
+    of = {kind: name for key, names in vars(modeling_auto).items()
+          if key.startswith("MODEL_") and key.endswith("MAPPING_NAMES")
+          for kind, name in names.items()
+          if isinstance(name, str) and hasattr(transformers, name)}
+    missing = set(table["uneven"]) - set(of)
+    check(not missing, f"no class of {missing}")
+    # Defaults that no model has: heads that don't divide, levels that are none;
+    # and names that no file has.
+    odd = ("Glm4Moe", "Glm4vMoe", "LwDetr", "ShieldGemma2")
+    words = sorted(n for row in table["words"] for n in row["classes"]
+                   if not n.startswith(odd))
+    chosen = words if FULL else random.Random(4).sample(words, 8)
+    for name in ["OlmoHybridForCausalLM", "DINOv3ViTModel", *chosen,
+                 *(of[kind] for kind in table["uneven"])]:
+        below = folder / name
+        below.mkdir()
+        try:
+            model = hf_words.made(hf_words.kind_of(name), own_depth=True)
+        except Exception:  # not with the defaults of its configuration
+            continue
+        check_equal(hf_uneven.refused(CKPT.path, name, model, below), "", name)
+        shutil.rmtree(below)
+
+
 def parts_of_a_pipeline(folder):
     """Each model of a diffusers pipeline is judged like its folder."""
     from safetensors.torch import load_file, save_file
@@ -1258,7 +1292,7 @@ def prepare(suite, ckpt):
                  what_transformers_leaves_aside,
                  a_depth_without_a_key, two_models_of_a_folder,
                  what_its_loader_refuses, layers_that_differ, first_words,
-                 words_of_classes,
+                 words_of_classes, uneven_layers,
                  a_lost_head, an_index_of_a_folder, roles_of_a_step, second_copies, unfinished_downloads,
                  an_index_beside_one_file, a_file_of_its_own):
         suite.add(case.__name__.replace("_", " "), case)
