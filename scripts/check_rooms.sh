@@ -134,7 +134,7 @@ formats: 78806
 convert: 18530
 reshard: 24120
 api: 31308
-app: 17791
+app: 17802
 '
 while IFS=: read -r room most; do
   [ -n "$room" ] || continue
