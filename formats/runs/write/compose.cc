@@ -2,8 +2,11 @@
 #include "formats/runs/write/compose.h"
 
 #include <algorithm>
+#include <ranges>
 
+#include "ckpt/error.h"
 #include "formats/format.h"
+#include "formats/runs/find/pattern.h"
 #include "formats/runs/find/trainer.h"
 #include "formats/runs/write/composing.h"
 #include "formats/target.h"
@@ -44,7 +47,34 @@ Target Composing::build() {
   say();
   target_.files = std::move(payload_);
   std::ranges::move(rest_, std::back_inserter(target_.files));
+  check_own();
   return std::move(target_);
+}
+
+// A record may describe a step that it doesn't find again.
+void Composing::check_own() const {
+  if (form_.one_file) return;
+  const Trainer& trainer = find_trainer(form_.trainer);
+  const auto is_written = [&](std::string_view alternatives) {
+    for (const auto one : alternatives | std::views::split('|')) {
+      const std::string_view pattern(one.begin(), one.end());
+      for (const TargetFile& file : target_.files)
+        if (match(pattern, file.path) ||
+            (pattern.ends_with('/') && file.path.starts_with(pattern)))
+          return true;
+    }
+    return false;
+  };
+  const auto sign = std::ranges::find_if_not(trainer.signature, is_written);
+  const bool has_model =
+      trainer.models.empty() ||
+      std::ranges::any_of(trainer.models, is_written, &Source::file);
+  if (sign == trainer.signature.end() && has_model) return;
+  throw unfaithful_error(
+      {}, "{}: what its record writes, it does not read: {}", trainer.name,
+      has_model ? "no " + *sign + ", which is in its signature"
+                : "no file of its models' (" + trainer.models[0].file + ")")
+      .with_hint("docs/trainers.md: `writes` and `models` name the same files");
 }
 
 std::vector<size_t> Composing::model() const {

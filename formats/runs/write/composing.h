@@ -43,6 +43,7 @@ class Composing {
   using Slot = std::function<pickle::Id(size_t)>;
 
   // compose.cc
+  void check_own() const;
   std::vector<size_t> model() const;
   void place(Target part, const std::vector<size_t>& of,
              const std::string& folder);

@@ -160,6 +160,37 @@ def test_first(folder):
     check_equal(facts["trainer"]["name"], "acme", "the user's signature")
 
 
+def test_not_its_own(folder):
+    """What a record writes, it reads: else nothing is written."""
+    values = ACME["writes"]["values"]
+    for change, words in (
+            ({"signature": ["progress.json", "other|name"]}, "no other.name"),
+            ({"models": [{"file": "weights.bin", "at": "", "read": "torch"}]},
+             "weights.bin"),
+            ({"writes": {**ACME["writes"], "values": values[1:]}},
+             "no progress.json")):
+        mine = write_file(folder, {**ACME, **change})
+        out = folder / "step_10"
+        said = CKPT.run("convert", step_of("hf_trainer_qwen2"), out, "--to",
+                        "run", "--trainer", "acme", "--trainer-file", mine)
+        said.want(5)
+        check(re.search(words, said.err), said.err)
+        check(not out.exists(), "nothing is written")
+
+
+def test_page(folder):
+    """The example of the page, as it stands there."""
+    page = (RECORDS.parents[2] / "docs" / "trainers.md").read_text()
+    text = page[page.index('    {\n      "schema"'):page.index("The records of")]
+    mine = folder / "mine.json"
+    mine.write_text(text)
+    out = folder / "step_10"
+    CKPT.ok("convert", step_of("hf_trainer_qwen2"), out, "--to", "run",
+            "--trainer", "acme", "--trainer-file", mine)
+    check_equal(tensors_of(out, "--trainer-file", mine),
+                tensors_of(step_of("hf_trainer_qwen2")), "the page's example")
+
+
 def refused(folder, text, words):
     path = folder / "mine.json"
     path.write_text(text)
@@ -261,6 +292,8 @@ def prepare(suite, ckpt):
                   case)
         suite.add(f"{case} as one of many ranks", test_sharded, case)
     suite.add("one's own signature comes first", test_first)
+    suite.add("a record that doesn't read what it writes", test_not_its_own)
+    suite.add("the page's example", test_page)
     suite.add("refused", test_refused)
     for kind, (record, path) in fields():
         suite.add("field " + ".".join(kind), test_fields, kind, record, path)
