@@ -133,7 +133,7 @@ models: 6682
 formats: 78852
 convert: 18530
 reshard: 24120
-api: 31312
+api: 31396
 app: 17802
 '
 while IFS=: read -r room most; do
