@@ -192,9 +192,10 @@ Catalog translate(Catalog source, const TranslateOptions& options) {
   if (from.empty())
     throw unfaithful_error({source.path, {}},
                            "the tensors' names are of no known dialect")
-        .with_hint(
+        .with_hint(fmt::format(
             "`ckpt inspect --tree` shows them; --rename brings them to "
-            "one, --family-file FILE brings rules for them");
+            "one, --family-file FILE brings rules for them{}",
+            options.to == "hf" ? "; --to safetensors keeps them" : ""));
   const auto family = need_family(source, options);
   if (!options.lenient) {
     drop_state(source, Globs(options.drop));

@@ -15,6 +15,7 @@
 #include "ckpt/error.h"
 #include "ckpt/note.h"
 #include "containers/hf/hf.h"
+#include "containers/hf/numbered.h"
 #include "convert/check_source.h"
 #include "convert/config/dialects.h"
 #include "convert/config/trainer.h"
@@ -27,6 +28,7 @@
 #include "formats/runs/models/own_names.h"
 #include "formats/traits.h"
 #include "lib/text/format.h"
+#include "lib/text/shell.h"
 #include "models/wrapper.h"
 
 namespace ckpt::library {
@@ -206,6 +208,7 @@ class Renaming {
         asked_(!naming.dialect.empty() || is_asked(options_)) {}
 
   Catalog run() {
+    check_one_model();
     take_only_part();
     unwrap();
     if (take_own_names()) return std::move(source_);
@@ -234,6 +237,37 @@ class Renaming {
   }
 
  private:
+  // A loader of one dialect finds none of its names where each begins with a
+  // role. What holds tensors of any names keeps them, if nobody asks for names.
+  void check_one_model() const {
+    const bool any = target_.any_tensors || to_format_ == source_.format ||
+                     has_sources_ranks();
+    if (naming_.renamed || is_tree() || (naming_.dialect.empty() && any))
+      return;
+    std::vector<StateDict> models = choices_of(source_);
+    std::erase_if(models, [](const StateDict& one) { return !one.tensors; });
+    if (!source_.run || models.size() < 2) return;
+    std::vector<std::string> words;
+    words.reserve(models.size());
+    for (const StateDict& one : models) words.push_back(part_word(one));
+    throw unfaithful_error(
+        {source_.path, {}}, "{} models are in it ({}), and {} holds one",
+        models.size(), formats::list_some(words),
+        naming_.dialect.empty()
+            ? to_format_
+            : "a checkpoint with names of " + naming_.dialect)
+        .with_hint(fmt::format("--part {} takes one; --to dcp and --to torch "
+                               "keep all, with their roles",
+                               text::shell_word(words[0])));
+  }
+
+  // Models in folders of their own, each with names of its own.
+  bool is_tree() const {
+    return source_.run && !source_.run->components.empty() &&
+           target_.is_container &&
+           (naming_.dialect.empty() || naming_.dialect == "hf");
+  }
+
   // Torch files and DCP keep the source's nesting.
   void take_only_part() {
     const bool nests = target_.any_tensors && !target_.unwraps_names;
@@ -255,6 +289,7 @@ class Renaming {
 
   void unwrap() {
     if (naming_.renamed) return;  // names that were asked for are the user's
+    if (is_tree()) return;        // and these are the folders'
     if (!options_.to.empty() || target_.unwraps_names ||
         (target_.is_container && asked_))
       if (families::unwrap(source_, families::configured_family(source_).get()))
@@ -481,7 +516,8 @@ class Renaming {
     // Names that no dialect has: the format's writer decides what to do with
     // them.
     const bool foreign = from_.empty() && naming_.dialect.empty();
-    return same_dialect() || foreign || (fused_ && from_ == origin_->dialect);
+    return same_dialect() || is_tree() || foreign ||
+           (fused_ && from_ == origin_->dialect);
   }
 
   bool same_dialect() const {

@@ -590,6 +590,16 @@ def test_diffusers(folder):
             for n, t in tensors.items()}
     check_run(root, "diffusers", want)
     CKPT.ok("verify", root)
+    CKPT.ok("convert", root, folder / "hf", "--to", "hf")
+    check_run(folder / "hf", "diffusers", want)
+    for to in ("gguf", "meta", "megatron_torch_dist"):
+        said = CKPT.run("convert", root, folder / to, "--to", to).want(5).err
+        check("3 models are in it" in said and "--part " in said, said)
+    said = CKPT.run("convert", root, folder / "unet", "--to", "hf", "--part",
+                    "unet").want(5).err
+    check("--to safetensors keeps them" in said, said)
+    CKPT.ok("convert", root, folder / "unet", "--to", "safetensors", "--part",
+            "unet")
     check_missing(root, "vae/diffusion_pytorch_model.safetensors", "vae")
     shutil.rmtree(root / "scheduler")
     result = CKPT.run("verify", root).want(1)

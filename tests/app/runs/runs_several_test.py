@@ -190,6 +190,9 @@ def test_roles(folder):
     check_equal(sorted(load_file(both / "model.safetensors")),
                 sorted([f"model.{n}" for n in policy] +
                        [f"model_1.{n}" for n in reference]), "names")
+    said = CKPT.run("convert", step, folder / "hf", "--to", "hf").want(5).err
+    check("2 models are in it (model, model_1)" in said and
+          "--part model " in said, said)
     for role, want in (("model", policy), ("model_1", reference)):
         out = folder / role
         CKPT.ok("convert", step, out, "--to", "safetensors", "--keys",

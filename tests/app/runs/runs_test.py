@@ -327,6 +327,22 @@ def test_roles(folder):
         said = CKPT.ok("convert", at, folder / name, "--to", "safetensors", *options)
         check("2 models" not in said.err, f"{said}")
     CKPT.ok("verify", folder / "one", folder / "part")
+    # What has the names of one model refuses several, and says how to go on.
+    for number, asked in enumerate((
+            ("--to", "hf"), ("--to", "gguf"), ("--to", "meta"),
+            ("--to", "vllm"), ("--to", "megatron_torch_dist", "--model-only"),
+            ("--to", "torch", "--dialect", "hf"))):
+        out = folder / f"refused_{number}"
+        said = CKPT.run("convert", root, out, *asked).want(5).err
+        check("2 models are in it (actor, critic)" in said and
+              "--part actor takes one" in said, f"{asked}: {said}")
+        check(not out.exists(), f"{asked}: written")
+    CKPT.ok("convert", root, folder / "actor", "--to", "hf", "--part", "actor")
+    CKPT.ok("verify", folder / "one", folder / "actor")
+    CKPT.ok("convert", root, folder / "keys", "--to", "hf", "--keys", "actor.*")
+    for to in ("dcp", "torch"):
+        CKPT.ok("convert", root, folder / to, "--to", to)
+        CKPT.ok("verify", root, folder / to)
 
 
 def test_hole(folder):
