@@ -279,12 +279,19 @@ Facts config_facts_of(const Catalog& catalog) {
   return facts;
 }
 
+bool is_of_class(const std::string& name, const Json& a, const Json& b) {
+  const Json& taken = facts_table().at("of_class");
+  return a.is_null() != b.is_null() && taken.contains(name) &&
+         (a.is_null() ? b : a) == taken.at(name);
+}
+
 std::vector<FactDifference> differing(const Facts& a, const Facts& b) {
   std::vector<FactDifference> all;
   for (const auto& [name, fact] : a) {
     const auto other = b.find(name);
     if (other == b.end() || fact.weak) continue;
-    if (!same_value(fact.value, other->second.value))
+    if (!same_value(fact.value, other->second.value) &&
+        !is_of_class(name, fact.value, other->second.value))
       all.push_back({name, fact.value, other->second.value, fact.source,
                      other->second.source});
   }

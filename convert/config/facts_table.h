@@ -12,6 +12,10 @@
 namespace ckpt::families {
 
 const Json& facts_table();
+
+// True if one of a fact's values is none, and the other what transformers'
+// class takes for none.
+bool is_of_class(const std::string& name, const Json& a, const Json& b);
 // What the ledger says about a family, or about the model type if that has an
 // entry.
 Json traits_of(const Family& family, const Json& values);

@@ -14,6 +14,7 @@
 
 #include "ckpt/error.h"
 #include "ckpt/note.h"
+#include "convert/config/facts_table.h"
 #include "convert/config/gguf_tokenizer.h"
 #include "convert/config/parts.h"
 #include "convert/config/told.h"
@@ -430,6 +431,14 @@ const nlohmann::ordered_json& writer_of(const std::string& type,
                          text::printable(type))
       .with_hint("docs/formats/gguf.md lists those that are");
 }
+  for (const auto& [name, fact] : said)
+    if (const auto own = facts.find(name);
+        own != facts.end() && is_of_class(name, own->second.value, fact.value))
+      catalog.problems.push_back(
+          remark("class_default", {catalog.path, {}},
+                 "{} is {}: the configuration has none, and transformers' "
+                 "class takes these",
+                 name, shown_fact(fact.value)));
 
 // Numbers that f32 holds alike are the same there.
 bool same_in_f32(const Json& a, const Json& b) {
