@@ -72,6 +72,12 @@ std::string Mismatches::hint(const Numbers& numbers) const {
   if (!misshapen_.empty())
     return "the numbers may be another model's: `ckpt family check` prints "
            "them, --set NAME=VALUE changes one";
+  const auto predicts = [](const std::string& name) {
+    return name.starts_with("mtp.");
+  };
+  if (!unknown_.empty() && std::ranges::all_of(unknown_, predicts))
+    return "--drop 'mtp.*' leaves these layers out: they guess tokens after "
+           "the next one, and without them the model computes the same";
   if (!unknown_.empty())
     return "--drop GLOB leaves tensors out by name; --family-file FILE has "
            "rules for them";
