@@ -408,10 +408,10 @@ class Renaming {
     return true;
   }
 
-  // If the target pads rows, their number is its own business.
+  // If the target pads rows, their number is its own business. The others'
+  // names are given to rows that are that many already.
   bool sets_vocabulary() const {
-    return naming_.vocab_size && from_ == "hf" && !target_.pads_rows &&
-           same_dialect();
+    return naming_.vocab_size && from_ == "hf" && !target_.pads_rows;
   }
 
   Catalog with_vocabulary() {

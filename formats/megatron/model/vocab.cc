@@ -139,7 +139,10 @@ bool ask_vocabulary(Catalog& catalog, const Facts& facts, const Layout& layout,
   if (wanted.vocab_size > rows)
     throw unfaithful_error({catalog.path, {}},
                            "--vocab-size {}, but the embedding has {} rows",
-                           wanted.vocab_size, rows);
+                           wanted.vocab_size, rows)
+        .with_hint(fmt::format("--to hf --vocab-size {} adds rows of zeros to "
+                               "the model: convert what that writes",
+                               wanted.vocab_size));
   uint64_t real = rows;
   if (wanted.vocab_size != 0)
     real = wanted.vocab_size;

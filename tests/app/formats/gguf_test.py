@@ -154,6 +154,55 @@ def test_model(folder, model_type):
         check_near(want, logits(found, vocabulary), "transformers' loader")
 
 
+def test_qwen35(folder):
+    """Sections that transformers' class takes where config.json has none, and
+    layers that guess further tokens."""
+    import gguf
+    from safetensors.torch import save_file
+
+    plain = {key: value for key, value in SECTIONS["rope_parameters"].items()
+             if not key.startswith("mrope")}
+    tiny("qwen3_5_text", rope_parameters=plain).save_pretrained(folder / "in")
+    out = folder / "m.gguf"
+    said = CKPT.ok("convert", folder / "in", out, "-v")
+    CKPT.ok("verify", folder / "in", out)
+    check("rope_sections is [11,11,10]" in said.err, said)
+    field = gguf.GGUFReader(out).fields["qwen35.rope.dimension_sections"]
+    check_equal(field.contents(), [11, 11, 10, 0], "sections")
+    weights = tensors(folder / "in")
+    width = weights["model.norm.weight"].numel()
+    save_file({"mtp.fc.weight": torch.ones(width, 2 * width),
+               "mtp.norm.weight": torch.ones(width)},
+              folder / "in/model-mtp.safetensors")
+    (folder / "in/model.safetensors").rename(folder / "in/model-0.safetensors")
+    said = CKPT.run("convert", folder / "in", folder / "more.gguf").want(5)
+    check("--drop 'mtp.*' leaves" in said.err, said)
+    CKPT.ok("convert", folder / "in", folder / "more.gguf", "--drop", "mtp.*")
+    CKPT.ok("verify", out, folder / "more.gguf")
+
+
+def test_rows(folder):
+    """--vocab-size cuts and pads for llama.cpp as it does under transformers'
+    names, whatever config.json says."""
+    import gguf
+
+    tiny("llama").save_pretrained(folder / "in")
+    config = json.loads((folder / "in/config.json").read_text())
+    rows = config["vocab_size"]
+    for said in (rows, rows - 2):
+        (folder / "in/config.json").write_text(
+            json.dumps(config | {"vocab_size": said}))
+        for asked in (rows, said) if said != rows else (rows - 1, rows + 5):
+            out = folder / f"{said}_{asked}.gguf"
+            CKPT.ok("convert", folder / "in", out, "--vocab-size", asked)
+            shapes = {t.name: t.shape.tolist()[::-1]
+                      for t in gguf.GGUFReader(out).tensors}
+            check_equal(shapes["token_embd.weight"][0], asked, f"{said}")
+    said = CKPT.run("convert", folder / "in", folder / "meg", "--to",
+                    "megatron_torch_dist", "--vocab-size", rows + 5).want(5)
+    check(f"--to hf --vocab-size {rows + 5}" in said.err, said)
+
+
 # Of DeepSeek's: queries of full rank, groups of experts.
 MLA = {"deepseek_v2, full queries": ("deepseek_v2", {"q_lora_rank": None}),
        "deepseek_v3, full queries": ("deepseek_v3", {"q_lora_rank": None}),
@@ -757,6 +806,8 @@ def prepare(suite, ckpt):
     for case in MLA:
         suite.add(case, test_mla, case)
     suite.add("llama 3's rope", test_llama3)
+    suite.add("Qwen 3.5's sections and layers", test_qwen35)
+    suite.add("rows", test_rows)
     suite.add("refused", test_refused)
     for kind in ROPES:
         for name in ("llama", "qwen2"):
