@@ -53,8 +53,14 @@ std::shared_ptr<const Family> need_family(const Catalog& source,
   }
   // It says what is wrong with the numbers that would tell.
   const std::string_view dialect = dialect_of(source);
-  if (TrainerConfig::of(dialect) || dialect == kGguf)
-    (void)values_of(source, dialect);
+  std::string instead;
+  if (const TrainerConfig* own = TrainerConfig::of(dialect);
+      own != nullptr || dialect == kGguf) {
+    const bool said = !values_of(source, dialect).source.empty();
+    if (own != nullptr && !said && !own->file().empty())
+      instead = fmt::format("{} has its numbers in {}: put that beside it, or ",
+                            own->owner(), own->file());
+  }
   if (const std::string why = why_not_megatron(source.family);
       options.to == "mcore" && !why.empty())
     throw unfaithful_error({source.path, {}},
@@ -67,6 +73,7 @@ std::shared_ptr<const Family> need_family(const Catalog& source,
                              ? std::string()
                              : ": '" + source.family + "' is not supported yet")
       .with_hint(
+          instead +
           "name it with --family (`ckpt family list` has all, --family-file "
           "FILE brings one of your own), or keep the names: --dialect keep");
 }

@@ -232,11 +232,25 @@ class Renaming {
         leave_frequencies(source_, target_.computes_rotary, naming_.drop))
       rest.drop.clear();
     check_unused(rest, to_format_, from_);
+    say_no_config();
     need_whole();
     return std::move(source_);
   }
 
  private:
+  // Names alone, as a script's .pth has them: whose model it is stays unsaid.
+  void say_no_config() const {
+    if (naming_.dialect != "hf" || !target_.is_container || naming_.partial ||
+        naming_.renamed || is_tree() ||
+        !families::values_of(source_, "hf").source.empty())
+      return;
+    say(naming_,
+        "nothing says which model it is, so the names stay as they are: there "
+        "is no config.json, without which transformers opens nothing "
+        "(--config-from DIR brings one)",
+        Problem::Severity::kWarning);
+  }
+
   // A loader of one dialect finds none of its names where each begins with a
   // role. What holds tensors of any names keeps them, if nobody asks for names.
   void check_one_model() const {

@@ -183,6 +183,25 @@ def test_beside(folder):
         check("model_config.yaml" in result.err, result.err)
 
 
+def test_alone(folder):
+    """Without its configuration a model of litgpt's is refused, and what no
+    rule knows (lit-llama's) keeps its names with a warning."""
+    torch, _ = torch_and_litgpt()
+    saved(folder / "in", small("Llama-3.1-8B"))
+    (folder / "in/model_config.yaml").unlink()
+    said = CKPT.run("convert", folder / "in", folder / "out", "--to", "hf")
+    check_equal(said.code, 5, said.err)
+    check("put that beside it" in said.err, said.err)
+    layer = "transformer.h.0."
+    torch.save({"transformer.wte.weight": torch.ones(8, 4),
+                f"{layer}rms_1.scale": torch.ones(4),
+                f"{layer}attn.c_attn.weight": torch.ones(12, 4)},
+               folder / "lit-llama.pth")
+    said = CKPT.ok("convert", folder / "lit-llama.pth", folder / "names",
+                   "--to", "hf")
+    check("there is no config.json" in said.err, said.err)
+
+
 def test_tied(folder):
     """A config.json whose class has one tensor for embedding and head: both are
     the same, or the user says which."""
@@ -306,6 +325,7 @@ def prepare(suite, ckpt):
             if name in FAMILIES and wrapped:
                 suite.always += (case,)
     suite.add("config.json beside", test_beside)
+    suite.add("without its configuration", test_alone)
     suite.add("tied by config.json", test_tied)
     suite.add("a step of pretraining", test_step)
     for parts in (("query", "value"), ("query", "key", "value", "projection",
