@@ -119,6 +119,44 @@ void check_has_index(const std::string& directory,
       found->names->library, text::printable(names[0])));
 }
 
+void check_opened_unasked(const std::string& directory, std::string_view file,
+                          std::vector<Problem>& problems) {
+  constexpr std::string_view kIndex = ".index.";
+  if (!io::is_file(io::join(directory, "config.json"))) return;
+  const Where where{io::join(directory, std::string(file)), {}};
+  // mlx-lm's loader tries "model*" and then "weight*".
+  if (file.starts_with("weight") && file.ends_with(kSafetensors)) {
+    problems.push_back(warning(
+        "variant_alone", where,
+        "mlx-lm opens a file of this name, and transformers and diffusers "
+        "don't: ckpt convert with --to safetensors writes model{}",
+        kSafetensors));
+    return;
+  }
+  // "model.safetensors.index.fp16.json" has the variant behind "index".
+  std::string name(file);
+  std::string variant;
+  if (const size_t at = file.find(kIndex);
+      at != file.npos && file.ends_with(".json")) {
+    name = file.substr(0, at);
+    if (file.size() > at + kIndex.size() + 4)
+      variant =
+          file.substr(at + kIndex.size(), file.size() - at - kIndex.size() - 5);
+  }
+  const auto found = parse(name);
+  if (!found || !has_index_loader(name)) return;
+  if (variant.empty()) variant = found->variant;
+  if (variant.empty()) return;
+  problems.push_back(warning(
+      "variant_alone", where,
+      "{} opens it only with from_pretrained(..., variant=\"{}\"): without "
+      "that it looks for {}{}",
+      found->names->library, text::printable(variant),
+      name.ends_with(kSafetensors) ? found->names->safetensors
+                                   : found->names->torch,
+      name.ends_with(kSafetensors) ? kSafetensors : ".bin"));
+}
+
 std::string Stem::file(uint64_t number, uint64_t count) const {
   const std::string full = variant.empty() ? name : name + "." + variant;
   return count == 1 ? full + ending

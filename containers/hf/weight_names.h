@@ -57,6 +57,12 @@ void check_has_index(const std::string& directory,
                      std::span<const std::string> names,
                      std::vector<Problem>& problems);
 
+// Warns ("variant_alone") if the weights of a folder with a config.json, or
+// their index, are a variant's or of a name that only MLX looks for: the other
+// loaders don't open them unasked.
+void check_opened_unasked(const std::string& directory, std::string_view file,
+                          std::vector<Problem>& problems);
+
 // The names for `source`'s tensors: those of its own files if a library looks
 // for them, as that library spells them with this ending; else transformers'. A
 // variant that says a dtype is kept while the tensors have it.

@@ -409,6 +409,7 @@ void read_directory(const std::string& directory,
   }
   Catalog& catalog = assembly.catalog();
   const std::string taken = files.index.empty() ? files.names[0] : files.index;
+  formats::check_opened_unasked(directory, taken, catalog.problems);
   if (files.names.size() == 1 &&
       formats::indexes_others(directory, taken + ".index.json", taken))
     catalog.problems.push_back(warning(

@@ -361,6 +361,8 @@ void read_directory(const std::string& directory,
                         "files of ranks");
   if (!files->index.empty()) {
     read_indexed(directory, files->index, assembly, files->unread);
+    formats::check_opened_unasked(directory, files->index,
+                                  assembly.catalog().problems);
   } else if (!files->flat.empty()) {
     std::vector<std::string> names;
     for (const auto& rank : files->flat)
@@ -383,6 +385,9 @@ void read_directory(const std::string& directory,
     assembly.open(io::join_each(directory, files->names));
     formats::check_has_index(directory, files->names,
                              assembly.catalog().problems);
+    if (files->names.size() == 1)
+      formats::check_opened_unasked(directory, files->names[0],
+                                    assembly.catalog().problems);
     if (files->ranks)
       assembly.take_ranks(sets);
     else if (files->names.size() == 1)

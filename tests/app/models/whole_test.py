@@ -744,6 +744,45 @@ def what_its_loader_refuses(folder):
             shutil.rmtree(folder / "again")
 
 
+def variants(folder):
+    """Weights that a loader opens only if asked for by their variant."""
+    llama(folder / "hf")
+    index = {"safetensors": "model.safetensors.index.fp16.json",
+             "bin": "pytorch_model.bin.index.fp16.json"}
+    for form, stem, ending in (("safetensors", "model", "safetensors"),
+                               ("torch", "pytorch_model", "bin")):
+        for size in ("1GB", "10KB"):
+            out = folder / f"{form}_{size}"
+            CKPT.ok("convert", folder / "hf", out, "--to", form,
+                    "--max-shard-size", size, "--no-manifest")
+            for file in out.glob(f"{stem}*.{ending}"):
+                file.rename(out / file.name.replace(stem, f"{stem}.fp16", 1))
+            for file in out.glob("*.index.json"):
+                said = json.loads(file.read_text())
+                said["weight_map"] = {
+                    n: f.replace(stem, f"{stem}.fp16", 1)
+                    for n, f in said["weight_map"].items()}
+                (out / index[ending]).write_text(json.dumps(said))
+                file.unlink()
+            if PEER.is_dir():
+                check("OSError" in complaint_of(out), f"{form} {size}")
+            report = verdict(out)
+            check_equal((report["verdict"],
+                         [p["kind"] for p in report["problems"]]),
+                        ("warnings", ["variant_alone"]), f"{form} {size}")
+            check('variant="fp16"' in report["problems"][0]["message"],
+                  f"{report}")
+    old = folder / "safetensors_1GB"
+    (old / "model.fp16.safetensors").rename(old / "weights.safetensors")
+    if PEER.is_dir():
+        check("OSError" in complaint_of(old), "MLX's")
+    report = verdict(old)
+    check_equal([p["kind"] for p in report["problems"]], ["variant_alone"],
+                "MLX's")
+    CKPT.ok("convert", old, folder / "again", "--to", "safetensors")
+    check_equal(verdict(folder / "again")["verdict"], "ok", "MLX's")
+
+
 def layers_that_differ(folder):
     """Two layers are no rule for each other: that is what is said."""
     path = folder / "hf"
@@ -1291,7 +1330,7 @@ def prepare(suite, ckpt):
                  a_configuration_that_means_others, holes, stale_index,
                  what_transformers_leaves_aside,
                  a_depth_without_a_key, two_models_of_a_folder,
-                 what_its_loader_refuses, layers_that_differ, first_words,
+                 what_its_loader_refuses, layers_that_differ, first_words, variants,
                  words_of_classes, uneven_layers,
                  a_lost_head, an_index_of_a_folder, roles_of_a_step, second_copies, unfinished_downloads,
                  an_index_beside_one_file, a_file_of_its_own):
