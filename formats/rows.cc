@@ -29,6 +29,7 @@
 #include "formats/own.h"
 #include "formats/runs/run_format.h"
 #include "formats/safetensors/safetensors.h"
+#include "formats/target.h"
 #include "formats/torch/torch.h"
 #include "formats/unsharded.h"
 #include "formats/vllm/unfuse.h"
@@ -63,6 +64,7 @@ struct FunctionWriter final : Writer {
     return reviews ? reviews(std::move(source), layout) : source;
   }
   Target lay_out(const Catalog& source, const Layout& layout) const override {
+    if (named != "torch") refuse_quantized(source, named);  // it has a place
     return lays_out(source, layout);
   }
   bool wants_objects() const override { return opens; }

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/target.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <iterator>
 #include <utility>
 
+#include "ckpt/error.h"
 #include "formats/beside.h"
 #include "formats/file_list.h"
 #include "formats/traits.h"
@@ -30,6 +33,22 @@ Catalog catalog_like(const Catalog& source, std::string_view format) {
   for (const Tensor& tensor : source.tensors)
     catalog.tensors.emplace_back(without_pieces(tensor)).tie = 0;
   return catalog;
+}
+
+void refuse_quantized(const Catalog& source, std::string_view format) {
+  for (const Tensor& tensor : source.tensors) {
+    const bool bytes = tensor.dtype == DType::qi8 || tensor.dtype == DType::qu8;
+    if (!bytes && tensor.dtype != DType::qi32 && tensor.dtype != DType::qu4x2 &&
+        tensor.dtype != DType::qu2x4)
+      continue;
+    throw unfaithful_error({source.path, text::printable(tensor.name)},
+                           "{} has no place for the scale and the zero point "
+                           "that make numbers of {}",
+                           format, info(tensor.dtype).torch)
+        .with_hint(fmt::format(
+            "{}one .pt file keeps all; --exclude leaves tensors out",
+            bytes ? "--dtype f32 (or bf16, f16) writes the numbers; " : ""));
+  }
 }
 
 TargetFile literal_file(std::string path, std::string content) {

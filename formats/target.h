@@ -21,6 +21,11 @@ Tensor without_pieces(const Tensor& tensor);
 // calls them is up to the header. No ties: each tensor is stored separately.
 Catalog catalog_like(const Catalog& source, std::string_view format);
 
+// Throws unfaithful_error for a tensor of torch's quantized dtypes: its codes
+// are numbers by a scale and a zero point, for which only its own pickle has a
+// place.
+void refuse_quantized(const Catalog& source, std::string_view format);
+
 // Files known in full at layout time: these bytes, or a copy.
 TargetFile literal_file(std::string path, std::string content);
 TargetFile copied_file(std::string path, const Sidecar& sidecar);

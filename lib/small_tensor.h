@@ -28,4 +28,9 @@ std::optional<std::vector<float>> small_floats(const Catalog& catalog,
 std::optional<double> small_number(const Catalog& catalog,
                                    const Tensor& tensor);
 
+// Adds a file of these numbers, f32, that is kept in memory until the process
+// ends; returns its index.
+uint32_t add_numbers(const std::vector<float>& numbers, const std::string& name,
+                     Catalog& catalog);
+
 }  // namespace ckpt

@@ -127,13 +127,13 @@ forbid 'api includes no format but dcp, fairseq2, megatron, modelopt' \
 
 # How many lines of C++ a room may have.
 budgets='
-lib: 33305
-containers: 11540
+lib: 33327
+containers: 11577
 models: 6682
-formats: 78852
-convert: 18530
+formats: 78854
+convert: 18842
 reshard: 24120
-api: 31396
+api: 31446
 app: 17802
 '
 while IFS=: read -r room most; do

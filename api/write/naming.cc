@@ -245,9 +245,9 @@ class Renaming {
         !families::values_of(source_, "hf").source.empty())
       return;
     say(naming_,
-        "nothing says which model it is, so the names stay as they are: there "
-        "is no config.json, without which transformers opens nothing "
-        "(--config-from DIR brings one)",
+        "nothing says which model it is, so the names stay as they are: "
+        "config.json is missing, and transformers opens no directory without "
+        "it (--config-from DIR brings one)",
         Problem::Severity::kWarning);
   }
 

@@ -7,8 +7,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <deque>
-#include <mutex>
 #include <numbers>
 #include <set>
 
@@ -372,28 +370,6 @@ void narrow_gguf_tensors(Catalog& catalog) {
 
 namespace {
 
-// Bytes that live as long as the process, as a file in memory has to.
-const std::string& kept_bytes(std::string bytes) {
-  static std::mutex mutex;
-  static std::deque<std::string> kept;
-  const std::lock_guard lock(mutex);
-  return kept.emplace_back(std::move(bytes));
-}
-
-// A file of these numbers in memory.
-uint32_t add_numbers(const std::vector<float>& numbers, const std::string& name,
-                     Catalog& catalog) {
-  std::string bytes(4 * numbers.size(), '\0');
-  std::memcpy(bytes.data(), numbers.data(), bytes.size());
-  const std::string& kept = kept_bytes(std::move(bytes));
-  catalog.files.push_back(
-      {.path = "made:" + name,
-       .size = kept.size(),
-       .codec = Codec::kMemory,
-       .memory = reinterpret_cast<const std::byte*>(kept.data())});
-  return static_cast<uint32_t>(catalog.files.size() - 1);
-}
-
 void add_rope_freqs(const Facts& facts, Catalog& catalog) {
   const auto number = [&](const char* name) {
     const auto found = facts.find(name);
@@ -431,14 +407,6 @@ const nlohmann::ordered_json& writer_of(const std::string& type,
                          text::printable(type))
       .with_hint("docs/formats/gguf.md lists those that are");
 }
-  for (const auto& [name, fact] : said)
-    if (const auto own = facts.find(name);
-        own != facts.end() && is_of_class(name, own->second.value, fact.value))
-      catalog.problems.push_back(
-          remark("class_default", {catalog.path, {}},
-                 "{} is {}: the configuration has none, and transformers' "
-                 "class takes these",
-                 name, shown_fact(fact.value)));
 
 // Numbers that f32 holds alike are the same there.
 bool same_in_f32(const Json& a, const Json& b) {
@@ -463,6 +431,14 @@ void check_said(const std::shared_ptr<const Family>& family, const Facts& facts,
                                  one.name));
     allowed.push_back(one);
   }
+  for (const auto& [name, fact] : said)
+    if (const auto own = facts.find(name);
+        own != facts.end() && is_of_class(name, own->second.value, fact.value))
+      catalog.problems.push_back(
+          remark("class_default", {catalog.path, {}},
+                 "{} is {}: the configuration has none, and transformers' "
+                 "class takes these",
+                 name, shown_fact(fact.value)));
   warn_of_unsaid(allowed, "GGUF's metadata", catalog);
 }
 

@@ -33,6 +33,7 @@ void view_as_bytes(Tensor& codes) {
 }
 
 // ComfyUI's key of a safetensors header that says how each weight is quantized.
+// torchao has one for each weight.
 constexpr std::string_view kLayers = "_quantization_metadata";
 
 void drop_layers(Catalog& catalog) {
@@ -40,7 +41,17 @@ void drop_layers(Catalog& catalog) {
     if (object.name != "__metadata__" || !object.document) continue;
     nlohmann::ordered_json said =
         pickle::to_json(*object.document, object.node);
-    if (!said.is_object() || said.erase(std::string(kLayers)) == 0) continue;
+    if (!said.is_object()) continue;
+    std::vector<std::string> gone;
+    for (const auto& [key, value] : said.items())
+      if (value.is_string() &&
+          value.get_ref<const std::string&>().starts_with(R"({"_type")"))
+        gone.push_back(key);
+    if (!gone.empty()) gone.emplace_back("tensor_names");  // torchao's
+    gone.emplace_back(kLayers);
+    size_t count = 0;
+    for (const std::string& key : gone) count += said.erase(key);
+    if (count == 0) continue;
     auto document = std::make_shared<pickle::Document>();
     object.node = pickle::from_json(*document, nlohmann::json(said));
     document->set_root(object.node);
@@ -168,8 +179,9 @@ void fold_rows(const Tensor& from, const Catalog& catalog, Tensor& to) {
 bool may_be_quantized(const Catalog& catalog) {
   return std::ranges::any_of(catalog.tensors, [&](const Tensor& tensor) {
     const bool fits =
-        is_small_float(tensor.dtype) || tensor.dtype == DType::i8 ||
-        tensor.dtype == DType::u8 || tensor.dtype == DType::u32 ||
+        is_small_float(tensor.dtype) || is_qint(tensor.dtype) ||
+        tensor.dtype == DType::i8 || tensor.dtype == DType::u8 ||
+        tensor.dtype == DType::u32 ||
         (tensor.dtype == DType::i32 && (tensor.name.ends_with("qweight") ||
                                         tensor.name.ends_with("_packed")));
     return fits && may_be_codes(catalog, tensor);
@@ -183,6 +195,7 @@ std::vector<LogicalWeight> logical_weights(const Catalog& catalog,
 }
 
 void dequantize(Catalog& catalog, DType dtype) {
+  add_quantizers(catalog);
   std::vector<LogicalWeight> weights = logical_weights(catalog, true);
   if (weights.empty()) return;
   const QuantizationConfig config = quantization_config(catalog);

@@ -64,6 +64,13 @@ WeightFinder::WeightFinder(const Catalog& catalog, bool contents)
     }
   for (const Object& object : catalog.objects) {
     if (object.name != "__metadata__" || !object.document) continue;
+    const auto pairs = object.document->as_pairs(object.node);
+    for (size_t i = 0; pairs && i + 1 < pairs->size(); i += 2) {
+      const std::string_view text = object.document->text((*pairs)[i + 1]);
+      if (text.find("\"_tensor_data_names\"") != text.npos)
+        torchao_.emplace_back(object.document->text((*pairs)[i]),
+                              text::parse_json(text, catalog.path));
+    }
     const pickle::Id said =
         object.document->find(object.node, "_quantization_metadata");
     if (said == pickle::kNoId) continue;
@@ -76,9 +83,11 @@ WeightFinder::WeightFinder(const Catalog& catalog, bool contents)
 
 std::vector<LogicalWeight> WeightFinder::find() {
   for (const Object& object : catalog_.objects) torchao(object);
+  for (const auto& [name, said] : torchao_) torchao_header(name, said);
   for (const Tensor& tensor : catalog_.tensors)
     if (may_be_codes(catalog_, tensor)) look_at(tensor);
   check_neighbours();
+  quantized_by_torch();  // whatever is beside them, they say all themselves
   return std::move(found_);
 }
 

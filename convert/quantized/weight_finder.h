@@ -12,6 +12,7 @@
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "convert/quantized/config.h"
@@ -74,8 +75,14 @@ class WeightFinder {
 
   // weights_torchao.cc
   void torchao(const Object& object);
+  void torchao_header(const std::string& name, const nlohmann::json& said);
+  void torchao_parts(LogicalWeight& weight, const std::string& stem,
+                     const std::string& kind, const nlohmann::json& block);
   void set_torchao(LogicalWeight& weight, const Tensor& codes,
                    const Tensor& scales, const nlohmann::json& block);
+  void quantized_by_torch();
+  void set_affine(LogicalWeight& weight, const Tensor& codes,
+                  const Object& object);
 
   const Catalog& catalog_;
   const bool contents_;
@@ -84,6 +91,8 @@ class WeightFinder {
   nlohmann::json layers_;             // of _quantization_metadata
   std::vector<std::string> markers_;  // scaled_fp8: ComfyUI's, of a file
   bool markers_taken_ = false;
+  // Of torchao's safetensors: a weight and what the header says of it.
+  std::vector<std::pair<std::string, nlohmann::json>> torchao_;
   std::vector<LogicalWeight> found_;
 };
 
@@ -92,6 +101,10 @@ inline uint64_t up(uint64_t count, uint64_t by) {
 }
 // Rank 3, batch first; a tensor of one element is [1, 1, 1].
 Shape in_three(const Shape& shape);
+bool is_qint(DType dtype);
+// What quantized_by_torch() counts on: tensors of scales and zeros, which a
+// pickle has beside each of torch's quantized tensors as a value.
+void add_quantizers(Catalog& catalog);
 bool is_scale_dtype(DType dtype);
 std::string block_text(const Decoding& made);
 

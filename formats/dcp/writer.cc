@@ -260,7 +260,6 @@ class Builder {
                                       mesh_.tp);
       cutters.emplace_back(tensor, rule, !is_whole_on_ranks(tensor, source_),
                            mesh_);
-      note_quantized(tensor);
     }
     return cutters;
   }
@@ -279,14 +278,6 @@ class Builder {
         else if (rank == 0)
           add_value(save, *entry.value);
       }
-  }
-
-  void note_quantized(const Tensor& tensor) {
-    const DType plain = torch::plain_type(tensor.dtype);
-    if (plain != tensor.dtype)
-      warn(Severity::kWarning, "quantization_left_out", tensor.name,
-           fmt::format("{} is written as {}, without scale and zero point",
-                       ckpt::name(tensor.dtype), ckpt::name(plain)));
   }
 
   void add_box(Save& save, const Cutter& cutter, uint32_t t, const Box& box,

@@ -167,7 +167,6 @@ class Builder {
         throw families::no_rule_error(source_.path, tensor, source_.family,
                                       mesh_.tp);
       add_tensor(save, t, Cutter(tensor, rule, !is_whole(tensor), mesh_));
-      note_quantized(tensor);
     }
   }
 
@@ -182,15 +181,6 @@ class Builder {
         if (volume(box) != 0) save.add_piece(t, box, rank);
       });
     }
-  }
-
-  void note_quantized(const Tensor& tensor) {
-    const DType plain = torch::plain_type(tensor.dtype);
-    if (plain != tensor.dtype)
-      target_.problems.push_back(
-          warning("quantization_left_out", {{}, printable(tensor.name)},
-                  "{} is written as {}, without scale and zero point",
-                  ckpt::name(tensor.dtype), ckpt::name(plain)));
   }
 
   void add_sidecars() {
@@ -272,6 +262,7 @@ class OlmoWriter final : public formats::Writer {
     return review_names(std::move(source));
   }
   Target lay_out(const Catalog& source, const Layout& layout) const override {
+    formats::refuse_quantized(source, kFormat);
     return Builder(source, layout).build();
   }
 };

@@ -21,10 +21,6 @@ namespace {
 // transformers and huggingface_hub cut at this size.
 constexpr uint64_t kDefaultShard = 5'000'000'000;
 
-bool is_quantized(DType dtype) {
-  return dtype == DType::qi8 || dtype == DType::qu8 || dtype == DType::qi32;
-}
-
 // The tensors of each file, by number in the catalog and in its order, with a
 // new file when the next one does not fit. A tensor that never fits gets its
 // own file, and the file before continues to be filled (as in huggingface_hub).
@@ -136,14 +132,8 @@ class Builder {
 
   void note_tensors() {
     std::map<uint32_t, uint32_t> ties;
-    for (const Tensor& tensor : source_.tensors) {
+    for (const Tensor& tensor : source_.tensors)
       if (tensor.tie) ++ties[tensor.tie];
-      if (is_quantized(tensor.dtype))
-        warn(Problem::Severity::kWarning, "quantization_left_out", tensor.name,
-             fmt::format("{} is written as {}: scale and zero point have no "
-                         "place in safetensors",
-                         name(tensor.dtype), stored_as(tensor.dtype)));
-    }
     const auto shared = std::ranges::count_if(
         ties, [](const auto& tie) { return tie.second > 1; });
     if (shared > 0)

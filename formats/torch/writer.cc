@@ -179,17 +179,12 @@ class Builder {
   // {"name": tensor, …}
   void add_flat(const std::vector<size_t>& ids, const std::string& path,
                 const std::string& root) {
+    formats::refuse_quantized(source_, "a flat file of tensors");
     Document document;
     const Id dict = document.add_container(Type::kDict);
     std::vector<TensorSlot> slots;
     for (const size_t id : ids) {
       const TensorSlot& slot = slots_[id];
-      const DType plain = plain_type(slot.dtype);
-      if (plain != slot.dtype)
-        warn(Severity::kWarning, "quantization_left_out",
-             source_.tensors[id].name,
-             fmt::format("{} is written as {}, without scale and zero point",
-                         name(slot.dtype), name(plain)));
       document.set(dict, document.add_string(source_.tensors[id].name),
                    add_placeholder(document, slots.size()));
       slots.push_back(slot);

@@ -183,6 +183,103 @@ def test_torchao(folder, config):
         check_numbers(out, {kinds.NAME: number}, dtype, config)
 
 
+def test_torchao_header(folder, config):
+    """The same classes as torchao's own safetensors have them."""
+    import torch
+    with kinds.peer("torchao", "torchao"):
+        from torchao import quantization
+        from torchao.prototype.safetensors.safetensors_support import \
+            flatten_tensor_state_dict
+        layer = torch.nn.Sequential(torch.nn.Linear(128, 64, bias=False))
+        layer.bfloat16()
+        quantization.quantize_(layer, getattr(quantization, config)())
+        flat, header = flatten_tensor_state_dict(
+            {kinds.NAME: layer[0].weight.detach(),
+             "model.norm.weight": torch.ones(8).bfloat16()})
+        number = layer[0].weight.dequantize()
+    from safetensors.torch import save_file
+    source = folder / "model.safetensors"
+    save_file(flat, source, metadata=header)
+    shown = CKPT.ok("inspect", source, "--json").json()
+    check_equal(shown["parameters"], 128 * 64 + 8, "parameters")
+    for dtype in DTYPES:
+        out = folder / dtype
+        run(source, out, dtype).want(0)
+        check_numbers(out, {kinds.NAME: number}, dtype, config)
+        check(b"_tensor_data_names" not in
+              (out / "model.safetensors").read_bytes(), "the header stays")
+    save_file(flat, source, metadata={
+        **header, kinds.NAME: header[kinds.NAME].replace(
+            '"block_size"', '"rotated": true, "block_size"')})
+    said = run(source, folder / "refused", "bf16").want(5)
+    check("rotated" in said.err, said)
+    shown = CKPT.ok("inspect", source, "--json").json()
+    check_equal(shown["parameters"], 128 * 64 + 8, "parameters")
+
+
+def torch_quantized():
+    """A tensor of each of torch's schemes, and what --dtype says of those that
+    no rule makes numbers of."""
+    import torch
+
+    torch.manual_seed(5)
+    flat, deep = torch.randn(64, 48), torch.randn(6, 5, 4, 3)
+    one, some = torch.quantize_per_tensor, torch.quantize_per_channel
+    counts = torch.arange(64) % 7 - 3
+    numbers = {
+        "a.weight": one(flat, 0.0173, 3, torch.quint8),
+        "b.weight": one(flat, 0.0173, -5, torch.qint8),
+        "c.weight": some(flat, torch.rand(64) / 9 + 0.01, counts, 0,
+                         torch.qint8),
+        "d.weight": some(deep, torch.rand(5) / 9 + 0.01, torch.arange(5), 1,
+                         torch.quint8),
+        "e.weight": some(flat, torch.rand(64) + 0.1, torch.rand(64), 0,
+                         torch.quint8),
+        "f": some(torch.randn(7), torch.rand(7) + 0.01, torch.zeros(7).long(),
+                  0, torch.qint8),
+        "g": one(torch.tensor(1.5), 0.1, 3, torch.quint8)}
+    others = {
+        "torch's .dequantize() does": one(flat, 0.001, 0, torch.qint32),
+        "not exact in f32": some(
+            flat, torch.rand(64).double() / 9 + 0.01, counts, 0, torch.qint8)}
+    return numbers, others
+
+
+def test_torch(folder):
+    """torch's quantized tensors: numbers with --dtype, a pickle as they are,
+    and nothing that would lose their scales."""
+    import torch
+
+    numbers, others = torch_quantized()
+    norm = {"model.norm.weight": torch.ones(8)}
+    source = folder / "model.pt"
+    torch.save(numbers | norm, source)
+    for dtype in DTYPES:
+        run(source, folder / dtype, dtype).want(0)
+        check_numbers(folder / dtype,
+                      {n: t.dequantize() for n, t in numbers.items()}, dtype,
+                      dtype)
+    CKPT.ok("verify", source, folder / "f32")
+    for to in ("safetensors", "dcp", "meta", "fairseq2", "olmo_core",
+               "megatron_torch_dist", "modelopt"):
+        said = CKPT.run("convert", source, folder / "lost", "--to", to).want(5)
+        check("scale and the zero point" in said.err and "--dtype" in said.err,
+              f"{to}: {said}")
+    sizes = ("--to", "torch", "--max-shard-size", "1KB")
+    CKPT.run("convert", source, folder / "lost", *sizes).want(5)
+    CKPT.ok("convert", source, folder / "again.pt")
+    again = torch.load(folder / "again.pt", weights_only=True)
+    for name, tensor in numbers.items():
+        check(torch.equal(again[name], tensor)
+              and again[name].qscheme() == tensor.qscheme(), name)
+    for why, tensor in others.items():
+        torch.save({"a": tensor} | norm, source)
+        said = run(source, folder / "lost", "f32").want(5)
+        check(why in said.err, f"{why}: {said}")
+        CKPT.run("convert", source, folder / "lost", "--to", "dcp").want(5)
+    check(not (folder / "lost").exists(), "written")
+
+
 def test_comfy(folder, marker, words):
     """ComfyUI's int8: its marker goes, or says what no rule knows."""
     import torch
@@ -271,6 +368,9 @@ def prepare(suite, ckpt):
     for config in ("Int8WeightOnlyConfig", "Float8WeightOnlyConfig",
                    "IntxWeightOnlyConfig"):
         suite.add(f"torchao {config}", test_torchao, config)
+        suite.add(f"torchao's safetensors, {config}", test_torchao_header,
+                  config)
+    suite.add("torch's own", test_torch)
     plain = {"format": "int8_tensorwise", "per_row": True}
     for name, *row in (
             ("marked", plain, None), ("not marked", None, "says how"),

@@ -247,7 +247,6 @@ TEST_CASE("torch writer: dtypes that torch names otherwise, or lacks") {
       {DType::f4, {2, 6}, DType::f4x2, {2, 3}},
       {DType::f8_e8m0, {3}, DType::f8_e8m0, {3}},
       {DType::u32, {2, 2}, DType::u32, {2, 2}},
-      {DType::qu8, {4}, DType::u8, {4}},
       {DType::bf16, {0, 4}, DType::bf16, {0, 4}},
   };
   for (const Row& row : rows) {
