@@ -67,9 +67,12 @@ WeightFinder::WeightFinder(const Catalog& catalog, bool contents)
     const auto pairs = object.document->as_pairs(object.node);
     for (size_t i = 0; pairs && i + 1 < pairs->size(); i += 2) {
       const std::string_view text = object.document->text((*pairs)[i + 1]);
-      if (text.find("\"_tensor_data_names\"") != text.npos)
+      if (text.find("\"_tensor_data_names\"") == text.npos) continue;
+      try {
         torchao_.emplace_back(object.document->text((*pairs)[i]),
                               text::parse_json(text, catalog.path));
+      } catch (const Error&) {  // a note of someone's, about such files
+      }
     }
     const pickle::Id said =
         object.document->find(object.node, "_quantization_metadata");

@@ -126,15 +126,15 @@ void WeightFinder::torchao_header(const std::string& name,
   const std::string kind = type.get<std::string>();
   weight.method = "torchao " + kind;
   weight.block = "group";
-  for (const char* part : {"qdata", "scale", "zero_point"})
+  constexpr std::string_view kParts[] = {"qdata", "scale", "zero_point"};
+  for (const std::string_view part : kParts)
+    add_part(weight, stem + std::string(part));
+  for (const nlohmann::json& one : said.value("_tensor_data_names", empty)) {
+    const std::string part = one.is_string() ? one.get<std::string>() : "";
+    if (std::ranges::count(kParts, part)) continue;
     add_part(weight, stem + part);
-  const size_t known = weight.parts.size();
-  for (const Tensor& tensor : catalog_.tensors)
-    if (tensor.name.starts_with(stem) &&
-        std::ranges::find(weight.parts, tensor.name) == weight.parts.end())
-      weight.parts.push_back(tensor.name);
-  if (weight.parts.size() > known)
-    open(weight, "no rule knows what " + weight.parts[known] + " is for");
+    open(weight, "no rule knows what " + stem + part + " is for");
+  }
   // Classes that pack several codes to an element say their shape.
   if (const auto shape = data.find("shape");
       shape != data.end() && shape->is_array() &&
@@ -145,8 +145,9 @@ void WeightFinder::torchao_header(const std::string& name,
         !text::has_word(kOfKernels, key))
       open(weight, "no rule knows what its " + key + " is for");
   torchao_parts(weight, stem, kind, data.value("block_size", empty));
-  const auto dtype =
-      data.value(nlohmann::json::json_pointer("/dtype/_data"), std::string());
+  const auto made_of = data.value("dtype", empty);
+  const auto word = made_of.is_object() ? made_of.value("_data", empty) : empty;
+  const std::string dtype = word.is_string() ? word.get<std::string>() : "";
   const auto rounds = dtype_from_torch(dtype);
   if (!rounds) open(weight, "its dtype is not known: " + dtype);
   if (weight.open.empty() && *rounds != DType::f32)

@@ -2,7 +2,6 @@
 #include "formats/runs/write/compose.h"
 
 #include <algorithm>
-#include <ranges>
 
 #include "ckpt/error.h"
 #include "formats/format.h"
@@ -56,8 +55,10 @@ void Composing::check_own() const {
   if (form_.one_file) return;
   const Trainer& trainer = find_trainer(form_.trainer);
   const auto is_written = [&](std::string_view alternatives) {
-    for (const auto one : alternatives | std::views::split('|')) {
-      const std::string_view pattern(one.begin(), one.end());
+    while (!alternatives.empty()) {
+      const size_t end = std::min(alternatives.find('|'), alternatives.size());
+      const std::string_view pattern = alternatives.substr(0, end);
+      alternatives.remove_prefix(std::min(end + 1, alternatives.size()));
       for (const TargetFile& file : target_.files)
         if (match(pattern, file.path) ||
             (pattern.ends_with('/') && file.path.starts_with(pattern)))

@@ -6,6 +6,7 @@ numbers that the library makes of the damaged files, or ckpt refuses."""
 
 import copy
 import json
+import struct
 
 import quantized_kinds as kinds
 from json_test import faults, schema_of
@@ -217,6 +218,47 @@ def test_torchao_header(folder, config):
     check_equal(shown["parameters"], 128 * 64 + 8, "parameters")
 
 
+def places(value, path=()):
+    yield path
+    for key, one in (value.items() if isinstance(value, dict) else
+                     enumerate(value) if isinstance(value, list) else ()):
+        yield from places(one, (*path, key))
+
+
+def test_torchao_hostile(folder):
+    """Each value of torchao's header is something else, or the text is cut."""
+    said = {"_type": "Int8Tensor", "_tensor_data_names": ["qdata", "scale"],
+            "_data": {"block_size": [1, 4], "shape": [2, 4], "dtype": {
+                "_type": "torch.dtype", "_data": "bfloat16"}}}
+    tensors = {"a._weight_qdata": ("I8", [2, 4], 8),
+               "a._weight_scale": ("BF16", [2, 1], 4)}
+    source = folder / "model.safetensors"
+
+    def look(text):
+        header, end = {"__metadata__": {"a.weight": text}}, 0
+        for name, (dtype, shape, size) in tensors.items():
+            header[name] = {"dtype": dtype, "shape": shape,
+                            "data_offsets": [end, end := end + size]}
+        head = json.dumps(header).encode()
+        source.write_bytes(struct.pack("<Q", len(head)) + head + bytes(end))
+        done = CKPT.run("inspect", source)
+        check(done.code == 0, f"{text}: {done}")
+        return done.out
+
+    text = json.dumps(said)
+    check("torchao" in look(text), "known")
+    for path in list(places(said))[1:]:
+        for other in (None, 5, -1, "x", [], {}, [1] * 3, True, {"_data": 7}):
+            one = copy.deepcopy(said)
+            parent = one
+            for key in path[:-1]:
+                parent = parent[key]
+            parent[path[-1]] = other
+            look(json.dumps(one))
+    for end in range(len(text)):
+        look(text[:end] + ' "_tensor_data_names"')
+
+
 def torch_quantized():
     """A tensor of each of torch's schemes, and what --dtype says of those that
     no rule makes numbers of."""
@@ -365,6 +407,7 @@ def prepare(suite, ckpt):
                  "ct nvfp4", "modelopt nvfp4", "mlx 4", "quanto qint8"):
         suite.add(f"keys {name}", test_keys, name)
         suite.add(f"names {name}", test_names, name)
+    suite.add("torchao's safetensors, hostile", test_torchao_hostile)
     for config in ("Int8WeightOnlyConfig", "Float8WeightOnlyConfig",
                    "IntxWeightOnlyConfig"):
         suite.add(f"torchao {config}", test_torchao, config)
