@@ -130,8 +130,8 @@ budgets='
 lib: 33327
 containers: 11577
 models: 6682
-formats: 78854
-convert: 18842
+formats: 78855
+convert: 18846
 reshard: 24120
 api: 31446
 app: 17802
