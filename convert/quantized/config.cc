@@ -26,7 +26,7 @@ struct Method {
 
 // Keys that say which modules are quantized, how activations are, or how
 // kernels work: what tensors show, or what goes with the configuration.
-constexpr std::string_view kAny =
+constexpr std::string_view kOfEveryMethod =
     "quant_method modules_to_not_convert ignore ignored_layers exclude_modules "
     "modules_to_convert kv_cache_scheme kv_cache_quant_algo producer backend "
     "dequantize run_compressed packed_modules_mapping config_groups "
@@ -158,7 +158,8 @@ std::string unknown_in_config(const Value& config, const std::string& method) {
     if (is_silent(value)) continue;
     const bool of_module =
         method == "mlx" && (value.is_object() || value.is_boolean());
-    if (!has_word(kAny, key) && !has_word(known->keys, key) && !of_module)
+    if (!has_word(kOfEveryMethod, key) && !has_word(known->keys, key) &&
+        !of_module)
       return unknown(key);
     if (std::ranges::find(kTurning, key) != std::end(kTurning))
       return fmt::format("\"{}\" changes what the codes are", key);

@@ -15,7 +15,6 @@ namespace {
 
 using Json = nlohmann::json;
 using text::printable;
-using Severity = Problem::Severity;
 
 struct Component {
   std::string folder;

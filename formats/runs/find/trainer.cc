@@ -379,7 +379,8 @@ std::vector<Trainer> read_trainers() {
   for (const std::string& path : files)
     add_trainers(path, io::read_file(path, kMostBytes), all);
   // The user's signatures are looked for first.
-  std::ranges::rotate(all, all.begin() + static_cast<ptrdiff_t>(known));
+  std::rotate(all.begin(), all.begin() + static_cast<ptrdiff_t>(known),
+              all.end());
   return all;
 }
 
