@@ -254,7 +254,8 @@ def test_empty(folder):
 
 # Options that take a path: what they name, and what stands before them.
 READ = {"--shard-dims": "file", "--flat-params": "file", "--rename": "file",
-        "--family-file": "file", "--assume-order": "order",
+        "--family-file": "file", "--trainer-file": "file",
+        "--assume-order": "order",
         "--config-from": "directory", "--adapter": "directory",
         "--like": "either", "--against": "file", "--base": "either",
         "--tokenizer-from": "either"}
