@@ -131,7 +131,7 @@ lib: 33327
 containers: 11577
 models: 6682
 formats: 78855
-convert: 18846
+convert: 18847
 reshard: 24120
 api: 31446
 app: 17802
