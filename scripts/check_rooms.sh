@@ -133,7 +133,7 @@ models: 6682
 formats: 78855
 convert: 18847
 reshard: 24120
-api: 31446
+api: 31449
 app: 17802
 '
 while IFS=: read -r room most; do

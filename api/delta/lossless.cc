@@ -2,6 +2,7 @@
 #include "api/delta/lossless.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <optional>
 #include <unordered_map>
 #include <utility>
@@ -25,6 +26,8 @@
 
 namespace ckpt::library {
 namespace {
+
+namespace fs = std::filesystem;
 
 // --- what the files of B are made of ---
 

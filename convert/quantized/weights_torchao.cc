@@ -133,7 +133,7 @@ void WeightFinder::torchao_header(const std::string& name,
     const std::string part = one.is_string() ? one.get<std::string>() : "";
     if (std::ranges::count(kParts, part)) continue;
     add_part(weight, stem + part);
-    open(weight, "no rule knows what " + stem + part + " is for");
+    open(weight, fmt::format("no rule knows what {}{} is for", stem, part));
   }
   // Classes that pack several codes to an element say their shape.
   if (const auto shape = data.find("shape");
